@@ -1,0 +1,47 @@
+# The same targets serve people and CI. `make help` lists them.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install run demo test check bench generate crash clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rpcsvc needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## make .venv with everything that the other targets need
+
+run: install ## serve on 127.0.0.1:8080 with the sandbox engine
+	$(BIN)/rpcsvc serve
+
+demo: install ## run a whole swap each way and print every step
+	$(BIN)/rpcsvc demo
+
+test: install ## the quick tests
+	$(BIN)/python -m pytest -m 'not slow'
+
+crash: install ## the long tests: kill -9 under load, many times
+	$(BIN)/python -m pytest -m slow
+
+check: install ## lint, types, import direction, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.generate --check
+
+generate: install ## write the generated files anew
+	$(BIN)/python -m tools.generate
+
+bench: install ## measure speed against the yardsticks (about six minutes)
+	$(BIN)/python -m tests.bench
+
+clean: ## remove what make made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis bench-results

@@ -1,0 +1,266 @@
+"""The composition root: the one place where the parts of the service are put together.
+
+    running(settings)   everything but the network: store, engine, worker, operations
+    serve(settings)     that, listening, until SIGTERM or SIGINT
+
+What does not live here: anything that decides or computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from rpcsvc.clock import Clock, OffsetClock, SystemClock
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import USDC, XMR, parse_amount
+from rpcsvc.domain.order import Timeouts
+from rpcsvc.ids import RandomBytes, system_random
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.service import Policy, Service
+from rpcsvc.operations.table import operations_for
+from rpcsvc.orders.deposits import DepositWatcher
+from rpcsvc.orders.effects import EffectRunner
+from rpcsvc.orders.idempotency import Idempotency
+from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.worker import Worker
+from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
+from rpcsvc.settlement.sandbox.controls import SandboxControls
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sandbox import SqliteSandboxLedger
+from rpcsvc.store.sqlite import Database, OwnerLock
+from rpcsvc.transport.agent_http import AgentHttp
+from rpcsvc.transport.gate import Gate
+from rpcsvc.transport.health import HealthRoutes
+from rpcsvc.transport.http import catch_all
+from rpcsvc.transport.rpc_http import RpcHttp
+
+log = structlog.get_logger(__name__)
+
+SOCKET_NAME = "rpcsvc.sock"
+LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less its final NUL
+TICK_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A service that is up, without its network side."""
+
+    settings: Settings
+    service: Service
+    dispatcher: Dispatcher
+    worker: Worker
+    effects: EffectRunner
+    database: Database
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, *, clock: Clock | None = None, random: RandomBytes = system_random
+) -> AsyncIterator[Running]:
+    """The service on its data directory, owned exclusively, until the block ends.
+
+    The worker is made, not started. Raises DataDirInUse, NewerDatabase and SettingsError.
+    """
+    if settings.engine != "sandbox":
+        raise SettingsError(
+            [f"engine: {settings.engine} is not built in yet; this version settles with: sandbox"]
+        )
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = OwnerLock(settings.data_dir)
+    lock.acquire()
+    try:
+        database = await Database.open(settings.data_dir)
+        try:
+            yield await _compose(settings, database, clock or SystemClock(), random)
+        finally:
+            await database.close()
+    finally:
+        lock.release()
+
+
+async def _compose(
+    settings: Settings, database: Database, base_clock: Clock, random: RandomBytes
+) -> Running:
+    chains = load_chains(_chains_toml(settings.chains_file))
+    clock = OffsetClock(base_clock)
+    ledger = SqliteSandboxLedger(database)
+    engine = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
+    await engine.start()
+    store = SqliteOrderStore(database)
+    processor = OrderProcessor(store, clock)
+    payouts = Payouts(store, engine, processor)
+    effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
+    worker = Worker(
+        store,
+        processor,
+        DepositWatcher(store, engine, processor),
+        effects,
+        clock,
+        tick_ms=TICK_MS,
+        keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
+    )
+    service = Service(
+        network=engine.name,
+        store=store,
+        engine=engine,
+        rates=engine,
+        processor=processor,
+        idempotency=Idempotency(store),
+        chains=chains,
+        monero_networks=frozenset(MoneroNetwork),
+        policy=_policy(settings),
+        clock=clock,
+        random=random,
+        wake=worker.wake,
+        sandbox=SandboxControls(ledger, engine, clock, random),
+    )
+    return Running(settings, service, Dispatcher(service), worker, effects, database)
+
+
+def _chains_toml(configured: Path | None) -> str:
+    if configured is not None:
+        return configured.read_text(encoding="utf-8")
+    packaged = resources.files("rpcsvc") / "config" / "chains.toml"
+    if packaged.is_file():
+        return packaged.read_text(encoding="utf-8")
+    # An editable install keeps the file where it is edited.
+    checkout = Path(__file__).parent.parent / "config" / "chains.toml"
+    return checkout.read_text(encoding="utf-8")
+
+
+def _sandbox_options(sandbox: SandboxSettings) -> SandboxOptions:
+    def units(xmr: str, usdc: str) -> dict[str, int]:
+        return {
+            asset.symbol: parse_amount(text, asset).units
+            for asset, text in ((XMR, xmr), (USDC, usdc))
+        }
+
+    return SandboxOptions(
+        block_ms={"XMR": sandbox.xmr_block_ms, "USDC": sandbox.usdc_block_ms},
+        confirmations={"XMR": sandbox.xmr_confirmations, "USDC": sandbox.usdc_confirmations},
+        fees=units(sandbox.xmr_payout_fee, sandbox.usdc_payout_fee),
+        inventory=units(sandbox.xmr_float, sandbox.usdc_float),
+        usdc_per_xmr=parse_amount(sandbox.usdc_per_xmr, USDC).units,
+    )
+
+
+def _policy(settings: Settings) -> Policy:
+    orders = settings.orders
+    return Policy(
+        spread_bps=orders.spread_bps,
+        min_received_bps=orders.min_received_bps,
+        max_swap_usd=orders.max_swap_usd,
+        deposit_window=orders.deposit_window_seconds * 1000,
+        timeouts=Timeouts(
+            late_window=orders.effective_late_window_seconds * 1000,
+            confirm=orders.confirm_timeout_seconds * 1000,
+            prepare=orders.prepare_timeout_seconds * 1000,
+            payout_check=orders.payout_check_seconds * 1000,
+            refund_reminder=orders.refund_reminder_seconds * 1000,
+        ),
+    )
+
+
+def web_app(up: Running) -> web.Application:
+    """All HTTP surfaces over a running service."""
+    settings = up.settings
+    gate = Gate(settings, up.service.random, time.monotonic)
+    limits = settings.limits
+    operations = operations_for(up.service)
+    rpc = RpcHttp(
+        gate,
+        up.dispatcher,
+        operations,
+        slug=settings.brand.slug,
+        body_bytes=limits.body_bytes,
+        max_batch=limits.batch,
+        max_depth=limits.depth,
+    )
+    agent = AgentHttp(gate, up.dispatcher, body_bytes=limits.body_bytes, max_depth=limits.depth)
+    app = web.Application(
+        middlewares=[catch_all(gate, up.dispatcher)], client_max_size=limits.body_bytes
+    )
+    app.add_routes([web.post("/rpc", rpc.handle)])
+    app.add_routes(agent.routes(operations))
+    app.add_routes(HealthRoutes(gate, up.service, up.worker, up.database).routes())
+    return app
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; then finish what is in hand and close.
+
+    Raises SettingsError, DataDirInUse, and OSError when the address can't be bound.
+    """
+    check_bind(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings) as up, _listening(up):
+        beat = asyncio.create_task(up.worker.run(), name="worker")
+        beat.add_done_callback(lambda _task: stop.set())
+        await stop.wait()
+        log.info("stopping")
+        await up.worker.stop()
+        await beat
+    log.info("stopped")
+
+
+@asynccontextmanager
+async def _listening(up: Running) -> AsyncIterator[None]:
+    settings = up.settings
+    runner = web.AppRunner(web_app(up), access_log=None, shutdown_timeout=settings.graceful_seconds)
+    await runner.setup()
+    try:
+        context = _tls(settings)
+        await web.TCPSite(runner, settings.host, settings.port, ssl_context=context).start()
+        await _listen_on_socket(runner, settings.data_dir / SOCKET_NAME)
+        log.info(
+            "serving",
+            url=settings.effective_site_url,
+            engine=settings.engine,
+            data_dir=str(settings.data_dir),
+        )
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        raise SettingsError([f"tls_cert, tls_key: {error.strerror or error}"]) from error
+    return context
+
+
+async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        log.warning("socket_path_too_long", path=str(path), longest=LONGEST_SOCKET_PATH)
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # the owner lock is ours: whoever left it is gone
+    before = os.umask(0o177)
+    try:
+        await web.UnixSite(runner, str(path)).start()
+    finally:
+        os.umask(before)

@@ -1,0 +1,45 @@
+"""Where time comes from: a clock is passed to everything that needs one.
+
+Wall-clock times are integers of milliseconds since the Unix epoch, everywhere inside the service;
+they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Tells the wall-clock time."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch, from the machine's clock."""
+        return time.time_ns() // 1_000_000
+
+
+class OffsetClock:
+    """A clock that runs beside another one, ``offset_ms`` ahead: the sandbox's time machine."""
+
+    def __init__(self, base: Clock, offset_ms: int = 0) -> None:
+        self._base = base
+        self.offset_ms = offset_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch, shifted."""
+        return self._base.now_ms() + self.offset_ms
+
+
+def iso8601(at_ms: int) -> str:
+    """``at_ms`` as RFC 3339 UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``."""
+    seconds, millis = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"

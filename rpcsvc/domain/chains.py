@@ -1,0 +1,140 @@
+"""The chains on which the service takes and pays USDC, and how a caller may name them.
+
+What does not live here: where the configuration comes from (app.py), Monero, which is not a
+choice: it is chain id 0 (spec 2.4) and the other side of every swap.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.errors import InvalidInput, UnsupportedChain
+
+MONERO_CHAIN_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
+
+    The ``test_*`` fields name the test network that the sandbox uses in its payment URIs.
+    """
+
+    name: str
+    display_name: str
+    chain_id: int
+    aliases: tuple[str, ...]
+    native_token: str
+    usdc_contract: str
+    min_swap_usd: int
+    confirmations: int
+    block_time_ms: int
+    test_network: str
+    test_chain_id: int
+    test_usdc_contract: str
+
+
+class ChainRegistry:
+    """All configured chains, by name, alias and number."""
+
+    def __init__(self, chains: Iterable[Chain]) -> None:
+        self._chains = tuple(chains)
+        self._by_id = _unique({}, ((c.chain_id, c) for c in self._chains))
+        names = ((n.lower(), c) for c in self._chains for n in (c.name, *c.aliases))
+        self._by_name = _unique({}, names)
+        self.token_contracts = frozenset(c.usdc_contract.lower() for c in self._chains)
+
+    def all(self) -> tuple[Chain, ...]:
+        """The chains in the order of the configuration."""
+        return self._chains
+
+    def by_id(self, chain_id: int) -> Chain | None:
+        """The chain of that number."""
+        return self._by_id.get(chain_id)
+
+    def resolve(self, value: object, *, field: str = "chain") -> Chain:
+        """The chain that a caller names: name, alias, number, or number as a string.
+
+        Raises InvalidInput for another type and UnsupportedChain for an unknown chain.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise InvalidInput(
+                f"{field} must be a chain name or number, such as arbitrum or 42161.",
+                field=field,
+                received=value,
+            )
+        chain = self._find(value)
+        if chain is None:
+            raise self._unsupported(value, field)
+        return chain
+
+    def _find(self, value: int | str) -> Chain | None:
+        if isinstance(value, int):
+            return self._by_id.get(value)
+        if len(value) <= 20 and value.isascii() and value.isdigit():
+            return self._by_id.get(int(value))
+        return self._by_name.get(value.lower())
+
+    def _unsupported(self, value: int | str, field: str) -> UnsupportedChain:
+        names = [chain.name for chain in self._chains]
+        near = difflib.get_close_matches(str(value)[:40].lower(), list(self._by_name), n=2)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        if str(value).lower() in ("0", "monero", "xmr"):
+            hint = " chain is the USDC side of the swap; the XMR side is always Monero."
+        return UnsupportedChain(
+            f"{str(value)[:40]!r} is not a supported chain.{hint} Send one of: {', '.join(names)}.",
+            field=field,
+            received=value,
+            allowed=names,
+            details={"nearest": near} if near else None,
+        )
+
+
+def load_chains(toml_text: str) -> ChainRegistry:
+    """The registry from its TOML form: a table ``[chains.<name>]`` for each chain.
+
+    Raises ValueError naming the chain and the key that is wrong.
+    """
+    document = tomllib.loads(toml_text)
+    tables = document.get("chains")
+    if set(document) != {"chains"} or not isinstance(tables, dict) or not tables:
+        raise ValueError("the chains file must hold [chains.<name>] tables and nothing else")
+    return ChainRegistry(_chain(name, table) for name, table in tables.items())
+
+
+_WANTED = {f.name: f.type for f in fields(Chain) if f.name != "name"}
+
+
+def _chain(name: str, table: dict[str, Any]) -> Chain:
+    for key in table.keys() ^ _WANTED.keys():
+        problem = "is missing" if key in _WANTED else "is not known"
+        raise ValueError(f"chains.{name}.{key} {problem}")
+    for key, value in table.items():
+        _check(f"chains.{name}.{key}", key, value)
+    return Chain(name=name, **{**table, "aliases": tuple(table["aliases"])})
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    wanted = _WANTED[key]
+    good = {
+        "int": isinstance(value, int) and not isinstance(value, bool) and value > 0,
+        "str": isinstance(value, str) and bool(value),
+        "tuple[str, ...]": isinstance(value, list) and all(isinstance(v, str) for v in value),
+    }[str(wanted)]
+    if not good:
+        raise ValueError(f"{where} must be a {wanted}, not {value!r}")
+    if key.endswith("usdc_contract") and evm_checksum(value) != value:
+        raise ValueError(f"{where} must be a checksummed address (EIP-55): {evm_checksum(value)}")
+
+
+def _unique(index: dict[Any, Chain], entries: Iterable[tuple[Any, Chain]]) -> dict[Any, Chain]:
+    for key, chain in entries:
+        if key in index:
+            raise ValueError(f"chains {index[key].name} and {chain.name} both claim {key!r}")
+        index[key] = chain
+    return index

@@ -1,0 +1,107 @@
+"""What can happen to an order. Facts in the past tense, found by the engine, the clock or a caller.
+
+What does not live here: what follows from them (transition.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcsvc.domain.order import DepositKey
+
+
+@dataclass(frozen=True, slots=True)
+class DepositSeen:
+    """The chain or its pool shows a deposit that was not there at the last look."""
+
+    key: DepositKey
+    units: int
+    sender: str | None
+    first_seen_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class DepositConfirmed:
+    """A deposit has as many confirmations as its network asks for."""
+
+    key: DepositKey
+
+
+@dataclass(frozen=True, slots=True)
+class DepositRemoved:
+    """A deposit is gone from the chain and its pool: reorganised away, dropped or double-spent."""
+
+    key: DepositKey
+
+
+@dataclass(frozen=True, slots=True)
+class Repriced:
+    """A fresh rate for a late deposit, in USDC units per XMR."""
+
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """The order's ``deadline_at`` is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefundAddressGiven:
+    """The order's owner named where refunds go. The address is validated before."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPrepared:
+    """A transfer was signed; its bytes and id exist, and nothing was published."""
+
+    transfer_id: str
+    txid: str
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPublished:
+    """The network has taken the transfer; it is not final yet."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferUnknown:
+    """Publishing gave no answer that can be relied on; the network may have the transfer."""
+
+    transfer_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettled:
+    """The transfer is final on the network."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailed:
+    """The network says that the transfer failed and can never be carried out."""
+
+    transfer_id: str
+    reason: str
+
+
+Event = (
+    DepositSeen
+    | DepositConfirmed
+    | DepositRemoved
+    | Repriced
+    | DeadlinePassed
+    | RefundAddressGiven
+    | TransferPrepared
+    | TransferPublished
+    | TransferUnknown
+    | TransferSettled
+    | TransferFailed
+)

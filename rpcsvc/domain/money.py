@@ -1,0 +1,163 @@
+"""Money: integers of atomic units with their asset. No float comes near it.
+
+Decimal strings exist at the edges only: ``parse_amount`` reads them, ``format_units`` writes them.
+What does not live here: rates and fees (pricing.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
+
+# What SQLite's INTEGER holds. 9.2 million XMR: more than any order, less than all XMR there is.
+MAX_UNITS = 2**63 - 1
+LONGEST_AMOUNT = 40
+
+_AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A currency; one whole of it is ``10**decimals`` atomic units."""
+
+    symbol: str
+    decimals: int
+
+
+XMR = Asset("XMR", 12)
+USDC = Asset("USDC", 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """``units`` atomic units of ``asset``. Raises TypeError for anything but an integer."""
+
+    units: int
+    asset: Asset
+
+    def __post_init__(self) -> None:
+        if type(self.units) is not int:
+            raise TypeError(f"money is an integer of atomic units, not {type(self.units).__name__}")
+
+    def __add__(self, other: Money) -> Money:
+        self._require_same(other)
+        return Money(self.units + other.units, self.asset)
+
+    def __sub__(self, other: Money) -> Money:
+        self._require_same(other)
+        return Money(self.units - other.units, self.asset)
+
+    def __lt__(self, other: Money) -> bool:
+        self._require_same(other)
+        return self.units < other.units
+
+    def __le__(self, other: Money) -> bool:
+        self._require_same(other)
+        return self.units <= other.units
+
+    def text(self) -> str:
+        """The amount as a decimal string, such as ``0.8``."""
+        return format_units(self.units, self.asset)
+
+    def display(self) -> str:
+        """The amount with its asset, such as ``0.8 XMR``."""
+        return f"{self.text()} {self.asset.symbol}"
+
+    def _require_same(self, other: Money) -> None:
+        if not isinstance(other, Money):
+            raise TypeError(f"money can't be combined with {type(other).__name__}")
+        if other.asset != self.asset:
+            raise ValueError(f"{self.asset.symbol} can't be combined with {other.asset.symbol}")
+
+
+def parse_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:
+    """A positive amount from a decimal string (design part 3 "Inputs").
+
+    Raises InvalidInput, and AmountAboveMaximum beyond what can be stored.
+    """
+    if not isinstance(text, str):
+        raise _not_a_string(text, field)
+    if len(text) > LONGEST_AMOUNT:
+        raise _refuse(field, text, f"is too long: send at most {LONGEST_AMOUNT} characters")
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise _refuse(field, text, _what_is_wrong(text))
+    return Money(_units(match[1], match[2] or "", asset, field, text), asset)
+
+
+def _units(whole: str, fraction: str, asset: Asset, field: str, text: str) -> int:
+    if len(fraction) > asset.decimals:
+        raise _refuse(
+            field, text, f"has {len(fraction)} decimals; {asset.symbol} has {asset.decimals}"
+        )
+    units = int(whole + fraction.ljust(asset.decimals, "0"))
+    if units == 0:
+        raise _refuse(field, text, "is zero: send an amount above 0")
+    if units > MAX_UNITS:
+        raise AmountAboveMaximum(
+            f"{field} {text} is more than any order can be.",
+            field=field,
+            received=text,
+            details={"maximum": format_units(MAX_UNITS, asset), "asset": asset.symbol},
+        )
+    return units
+
+
+def _not_a_string(value: object, field: str) -> InputError:
+    shown = f', such as "{value}"' if isinstance(value, int | float) and value is not True else ""
+    return InvalidInput(
+        f"{field} must be a string{shown}: a JSON number loses digits on its way.",
+        field=field,
+        received=value,
+    )
+
+
+_COMPLAINTS: tuple[tuple[str, str], ...] = (
+    (r"", "is empty: send a decimal string"),
+    (r".*[^\x00-\x7f].*", "has characters other than the ASCII digits 0 to 9"),
+    (r"\s.*|.*\s", "has spaces around it: leave them out"),
+    (r"[+-].*", "has a sign: send a positive amount without one"),
+    (r".*,.*", 'has a comma: use a point for decimals, as in "1.5", and no thousands separators'),
+    (r"[0-9.]+[eE].*", "has an exponent: write the number out"),
+    (r".*_.*", "has an underscore: send digits only"),
+    (r"0[0-9].*", "has a leading zero: leave it out"),
+    (r"\.[0-9]+", 'starts with a point: write "0" before it'),
+    (r"[0-9]+\.", "ends with a point: leave it out"),
+)
+
+
+def _what_is_wrong(text: str) -> str:
+    for pattern, complaint in _COMPLAINTS:
+        if re.fullmatch(pattern, text, re.DOTALL):
+            return complaint
+    return "is not a decimal number"
+
+
+def _refuse(field: str, text: str, complaint: str) -> InvalidInput:
+    shown = text if len(text) <= 48 else text[:45] + "..."
+    return InvalidInput(
+        f'{field} "{shown}" {complaint}. Send a decimal string such as "0.8".',
+        field=field,
+        received=text,
+    )
+
+
+def format_units(units: int, asset: Asset) -> str:
+    """Atomic units as a canonical decimal string: no exponent, no trailing zeros."""
+    sign = "-" if units < 0 else ""
+    whole, fraction = divmod(abs(units), 10**asset.decimals)
+    if fraction == 0:
+        return f"{sign}{whole}"
+    return f"{sign}{whole}.{fraction:0{asset.decimals}d}".rstrip("0")
+
+
+def mul_div_floor(a: int, b: int, c: int) -> int:
+    """``a * b / c`` rounded down, for non-negative ``a`` and ``b`` and positive ``c``."""
+    return a * b // c
+
+
+def mul_div_ceil(a: int, b: int, c: int) -> int:
+    """``a * b / c`` rounded up, for non-negative ``a`` and ``b`` and positive ``c``."""
+    return -(-a * b // c)

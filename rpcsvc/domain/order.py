@@ -1,0 +1,207 @@
+"""The order: what was agreed, what arrived, what was sent. Immutable values; no rules, no I/O.
+
+What does not live here: how an order changes (transition.py), how it is stored (store/).
+Amounts are integers of atomic units of the asset named beside them; times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rpcsvc.domain.money import Asset
+from rpcsvc.domain.pricing import Price, deposit_asset, payout_asset
+from rpcsvc.domain.states import (
+    DepositState,
+    Direction,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+
+REFUND_ADDRESS = "refund_address"
+
+
+class DepositKey(NamedTuple):
+    """What makes a deposit one: it is credited once under this key."""
+
+    network: str
+    txid: str
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deposit:
+    """Money that the user sent to the order's deposit address.
+
+    ``transfer_id`` names the payout or refund that this deposit was spent on; None while it is
+    undecided. ``is_dust``: not worth the fee of sending it back; held for the operator.
+    """
+
+    key: DepositKey
+    units: int
+    sender: str | None
+    first_seen_at: int
+    state: DepositState = DepositState.SEEN
+    transfer_id: str | None = None
+    is_dust: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """True while the chain holds it, confirmed or not."""
+        return self.state is not DepositState.REMOVED
+
+    @property
+    def is_unspent(self) -> bool:
+        """True when it is confirmed and neither swapped, sent back, nor written off as dust."""
+        return (
+            self.state is DepositState.CONFIRMED and self.transfer_id is None and not self.is_dust
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Money that the service sends: a payout or a refund.
+
+    ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
+    signed bytes, hex, from PREPARED on: the very same are published again, never others.
+    """
+
+    transfer_id: str
+    kind: TransferKind
+    network: str
+    asset: Asset
+    address: str
+    units: int
+    fee: int
+    state: TransferState = TransferState.PLANNED
+    txid: str | None = None
+    raw: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long an order may stay in each status, in milliseconds."""
+
+    late_window: int
+    confirm: int
+    prepare: int
+    payout_check: int
+    refund_reminder: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What was agreed when the order was made. Never changes.
+
+    ``chain_id`` and ``chain`` are the USDC side. ``deposit_amount``, ``min_deposit`` and
+    ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
+    """
+
+    order_id: str
+    session_id: str
+    direction: Direction
+    chain: str
+    chain_id: int
+    deposit_network: str
+    payout_network: str
+    deposit_address: str
+    to_address: str
+    deposit_amount: int
+    expected_output: int
+    min_received: int
+    min_deposit: int
+    max_deposit: int
+    price: Price
+    refund_fee: int
+    created_at: int
+    expires_at: int
+    timeouts: Timeouts
+
+    @property
+    def deposit_asset(self) -> Asset:
+        """The asset that the user sends."""
+        return deposit_asset(self.direction)
+
+    @property
+    def payout_asset(self) -> Asset:
+        """The asset that is paid out."""
+        return payout_asset(self.direction)
+
+    @property
+    def senders_can_be_refunded(self) -> bool:
+        """True when a deposit names its sender: USDC does, XMR hides it."""
+        return self.direction is Direction.USDC_TO_XMR
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order as it stands.
+
+    ``version`` counts its events from 1. ``deadline_at`` and ``on_deadline`` are set on every
+    status that is not terminal: no order waits forever.
+    """
+
+    terms: Terms
+    status: OrderStatus
+    status_at: int
+    version: int
+    deadline_at: int | None
+    on_deadline: OnDeadline | None
+    deposits: tuple[Deposit, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    refund_address: str | None = None
+    action_required: str | None = None
+    error_message: str | None = None
+    completed_at: int | None = None
+
+    @property
+    def order_id(self) -> str:
+        """The order's public id, ``ord_...``."""
+        return self.terms.order_id
+
+    @property
+    def unspent(self) -> tuple[Deposit, ...]:
+        """Confirmed deposits that no payout or refund has taken up yet."""
+        return tuple(d for d in self.deposits if d.is_unspent)
+
+    @property
+    def pending_units(self) -> int:
+        """Deposits, confirmed or not, that count towards the swap so far, in deposit units."""
+        return sum(
+            d.units
+            for d in self.deposits
+            if d.is_active and d.transfer_id is None and not d.is_dust
+        )
+
+    @property
+    def due_units(self) -> int:
+        """What the user still has to send, in deposit units."""
+        return max(0, self.terms.deposit_amount - self.pending_units)
+
+    @property
+    def payout(self) -> Transfer | None:
+        """The payout that counts: the last one that was not taken back."""
+        return next(
+            (
+                t
+                for t in reversed(self.transfers)
+                if t.kind is TransferKind.PAYOUT and t.state is not TransferState.CANCELLED
+            ),
+            None,
+        )
+
+    @property
+    def refunds(self) -> tuple[Transfer, ...]:
+        """All refunds, in the order in which they were planned."""
+        return tuple(t for t in self.transfers if t.kind is TransferKind.REFUND)
+
+    def deposit(self, key: DepositKey) -> Deposit | None:
+        """The deposit under ``key``, if this order knows it."""
+        return next((d for d in self.deposits if d.key == key), None)
+
+    def transfer(self, transfer_id: str) -> Transfer | None:
+        """The transfer of that id, if this order has it."""
+        return next((t for t in self.transfers if t.transfer_id == transfer_id), None)

@@ -1,0 +1,89 @@
+"""What a deposit is worth: rates, fees, limits. Integer arithmetic only, rounded for the books.
+
+A rate is an integer of USDC units (10^-6 USDC) per whole XMR. Outputs are rounded down and fees
+up, so that no more is ever paid out than was quoted. One USDC is taken as one USD.
+What does not live here: where a rate comes from (rates/), which deposits count (transition.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcsvc.domain.money import USDC, XMR, Asset, mul_div_ceil, mul_div_floor
+from rpcsvc.domain.states import Direction
+
+ONE_XMR: int = 10**XMR.decimals
+ONE_USDC: int = 10**USDC.decimals
+BPS = 10_000
+
+
+def deposit_asset(direction: Direction) -> Asset:
+    """The asset that the user sends."""
+    return XMR if direction is Direction.XMR_TO_USDC else USDC
+
+
+def payout_asset(direction: Direction) -> Asset:
+    """The asset that the service sends to the destination."""
+    return USDC if direction is Direction.XMR_TO_USDC else XMR
+
+
+def convert_floor(direction: Direction, units: int, rate: int) -> int:
+    """Payout units for ``units`` of deposit at ``rate``, before fees, rounded down."""
+    if direction is Direction.XMR_TO_USDC:
+        return mul_div_floor(units, rate, ONE_XMR)
+    return mul_div_floor(units, ONE_XMR, rate)
+
+
+def usd_to_deposit_ceil(direction: Direction, usd: int, rate: int) -> int:
+    """The least deposit, in deposit units, that is worth ``usd`` whole dollars or more."""
+    if direction is Direction.XMR_TO_USDC:
+        return mul_div_ceil(usd * ONE_USDC, ONE_XMR, rate)
+    return usd * ONE_USDC
+
+
+def usd_to_deposit_floor(direction: Direction, usd: int, rate: int) -> int:
+    """The largest deposit, in deposit units, that is worth no more than ``usd`` whole dollars."""
+    if direction is Direction.XMR_TO_USDC:
+        return mul_div_floor(usd * ONE_USDC, ONE_XMR, rate)
+    return usd * ONE_USDC
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The terms of exchange of one quote.
+
+    ``rate`` in USDC units per XMR; ``spread_bps`` in 1/10,000 of the output; ``payout_fee`` in
+    payout units, the network fee of sending the payout; ``min_received_bps`` in 1/10,000.
+    """
+
+    rate: int
+    spread_bps: int
+    payout_fee: int
+    min_received_bps: int
+
+    def spread(self, direction: Direction, units: int) -> int:
+        """The service's own fee for a deposit of ``units``, in payout units, rounded up."""
+        return mul_div_ceil(convert_floor(direction, units, self.rate), self.spread_bps, BPS)
+
+    def output(self, direction: Direction, units: int) -> int:
+        """What is paid out for a deposit of ``units``, in payout units; 0 if fees eat it all."""
+        gross = convert_floor(direction, units, self.rate)
+        return max(0, gross - self.spread(direction, units) - self.payout_fee)
+
+    def min_received(self, direction: Direction, units: int) -> int:
+        """The least that a re-priced deposit of ``units`` may bring, in payout units."""
+        return mul_div_floor(self.output(direction, units), self.min_received_bps, BPS)
+
+    def at(self, rate: int) -> Price:
+        """The same fees at another rate."""
+        return Price(rate, self.spread_bps, self.payout_fee, self.min_received_bps)
+
+
+def keeps_proportion(
+    *, output: int, deposited: int, min_received: int, deposit_amount: int
+) -> bool:
+    """True when ``output`` for ``deposited`` is no worse than the order's ``min_received``.
+
+    Compared as output / deposited >= min_received / deposit_amount, without division.
+    """
+    return output > 0 and output * deposit_amount >= min_received * deposited

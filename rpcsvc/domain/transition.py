@@ -1,0 +1,496 @@
+"""The order machine: everything that decides what becomes of an order lives here.
+
+``transition(order, event, now)`` gives the next order and the effects that follow. It is pure:
+no I/O, no clock, no randomness. ``TRANSITIONS`` is the one table of what may happen in which
+status; a pair that is not in it raises ``ImpossibleTransition`` and changes nothing. The
+diagram in docs/lifecycle.md is generated from the table.
+
+The rules about deposits, in the order in which they are asked (design part 3):
+  1. Confirmed deposits reach ``deposit_amount``: all of them are swapped at the locked rate,
+     or refunded if they are over ``max_deposit``.
+  2. Until ``expires_at``, and while a deposit is still confirming, the order waits.
+  3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
+  4. A sum with a deposit first seen after ``expires_at`` is re-priced before it is swapped.
+  5. What is confirmed after the decision goes back as a refund of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
+from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Transfer
+from rpcsvc.domain.pricing import keeps_proportion
+from rpcsvc.domain.refunds import next_transfer_id, plan_refunds, release
+from rpcsvc.domain.states import (
+    DepositState,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+
+
+class ImpossibleTransition(Exception):
+    """The event can't happen to the order as it stands; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an event makes of an order, and the work that follows."""
+
+    order: Order
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an event is decided in a status, and every status that this may lead to."""
+
+    decide: Callable[[Order, Any, int], Transition]
+    targets: tuple[OrderStatus, ...]
+
+
+def open_order(terms: Terms) -> Order:
+    """A fresh order that waits for its deposit. Its first event is its creation."""
+    order = Order(
+        terms=terms,
+        status=OrderStatus.AWAITING_DEPOSIT,
+        status_at=terms.created_at,
+        version=1,
+        deadline_at=None,
+        on_deadline=None,
+    )
+    return _with_deadline(order, terms.created_at)
+
+
+def transition(order: Order, event: ev.Event, now: int) -> Transition:
+    """The order after ``event`` at ``now`` (ms since the epoch), and the effects to carry out.
+
+    Raises ImpossibleTransition when the table does not know the pair, or the event does not fit
+    the order's deposits and transfers.
+    """
+    rule = TRANSITIONS[order.status].get(type(event))
+    if rule is None:
+        raise ImpossibleTransition(f"{type(event).__name__} in {order.status}")
+    result = rule.decide(order, event, now)
+    if result.order.status not in rule.targets:
+        raise ImpossibleTransition(
+            f"{type(event).__name__} led from {order.status} to {result.order.status}"
+        )
+    return Transition(_stamp(order, result.order, now), result.effects)
+
+
+# --- bookkeeping of every transition ---------------------------------------------------------
+
+
+def _stamp(before: Order, after: Order, now: int) -> Order:
+    after = replace(after, version=before.version + 1)
+    if after.status is not before.status:
+        after = replace(after, status_at=now)
+        if after.status.is_terminal:
+            after = replace(after, completed_at=now)
+    return _with_deadline(after, now)
+
+
+def _with_deadline(order: Order, now: int) -> Order:
+    deadline = _DEADLINES.get(order.status)
+    at, action = deadline(order, now) if deadline else (None, None)
+    return replace(order, deadline_at=at, on_deadline=action)
+
+
+def _awaiting_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    late_window = order.terms.timeouts.late_window
+    return max(order.terms.expires_at, now) + late_window, OnDeadline.EXPIRE
+
+
+def _detected_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if now < order.terms.expires_at and order.due_units > 0:
+        return order.terms.expires_at, OnDeadline.SWAP_OR_REFUND
+    return _confirmation_deadline(order), OnDeadline.SWAP_OR_REFUND
+
+
+def _confirmation_deadline(order: Order) -> int:
+    last_seen = max((d.first_seen_at for d in order.deposits if d.is_active), default=0)
+    return last_seen + order.terms.timeouts.confirm
+
+
+def _confirmed_deadline(order: Order, _now: int) -> tuple[int, OnDeadline]:
+    return order.status_at + order.terms.timeouts.prepare, OnDeadline.REFUND
+
+
+def _executing_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if order.on_deadline is OnDeadline.REPUBLISH and (order.deadline_at or 0) > now:
+        return order.deadline_at or now, OnDeadline.REPUBLISH
+    return now + order.terms.timeouts.payout_check, OnDeadline.REPUBLISH
+
+
+def _refunding_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if _open_transfers(order):
+        return _executing_deadline(order, now)
+    return now + order.terms.timeouts.refund_reminder, OnDeadline.REMIND
+
+
+_DEADLINES: dict[OrderStatus, Callable[[Order, int], tuple[int, OnDeadline]]] = {
+    OrderStatus.AWAITING_DEPOSIT: _awaiting_deadline,
+    OrderStatus.DEPOSIT_DETECTED: _detected_deadline,
+    OrderStatus.DEPOSIT_CONFIRMED: _confirmed_deadline,
+    OrderStatus.EXECUTING_SWAP: _executing_deadline,
+    OrderStatus.REFUNDING: _refunding_deadline,
+}
+
+
+# --- deposits --------------------------------------------------------------------------------
+
+
+def _record_seen(order: Order, event: ev.DepositSeen) -> Order:
+    known = order.deposit(event.key)
+    if known is None:
+        fresh = Deposit(event.key, event.units, event.sender, event.first_seen_at)
+        return replace(order, deposits=(*order.deposits, fresh))
+    if known.is_active:
+        raise ImpossibleTransition(f"deposit {event.key.txid} is known already")
+    # It came back after a reorganisation: the first sight of it is what counts for expires_at.
+    return _set_deposit(order, event.key, DepositState.SEEN)
+
+
+def _set_deposit(order: Order, key: DepositKey, state: DepositState) -> Order:
+    known = order.deposit(key)
+    if known is None or known.state is state:
+        raise ImpossibleTransition(f"deposit {key.txid} can't become {state}")
+    return replace(
+        order,
+        deposits=tuple(replace(d, state=state) if d.key == key else d for d in order.deposits),
+    )
+
+
+def _record_confirmed(order: Order, event: ev.DepositConfirmed) -> Order:
+    known = order.deposit(event.key)
+    if known is None or known.state is not DepositState.SEEN:
+        raise ImpossibleTransition(f"deposit {event.key.txid} is not waiting to be confirmed")
+    return _set_deposit(order, event.key, DepositState.CONFIRMED)
+
+
+def _seen_first(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
+    order = _record_seen(order, event)
+    return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
+
+
+def _seen_more(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
+    return Transition(_record_seen(order, event))
+
+
+def _confirmed_in_detected(order: Order, event: ev.DepositConfirmed, now: int) -> Transition:
+    return _decide(_record_confirmed(order, event), now)
+
+
+def _removed_in_detected(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
+    return _decide(_set_deposit(order, event.key, DepositState.REMOVED), now)
+
+
+def _deadline_in_detected(order: Order, _event: ev.DeadlinePassed, now: int) -> Transition:
+    return _decide(order, now, waited_enough=now >= _confirmation_deadline(order))
+
+
+def _decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition:
+    """Swap, refund, wait or expire: the rules of the module's docstring, top to bottom."""
+    if not any(d.is_active for d in order.deposits):
+        return Transition(replace(order, status=OrderStatus.AWAITING_DEPOSIT))
+    total = sum(d.units for d in order.unspent)
+    if total >= order.terms.deposit_amount:
+        return _swap(order, total)
+    confirming = any(d.state is DepositState.SEEN for d in order.deposits)
+    if not waited_enough and (now < order.terms.expires_at or confirming):
+        return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
+    if total >= order.terms.min_deposit:
+        return _swap(order, total)
+    if total == 0:
+        return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_UNCONFIRMED))
+    return _refund(order, "The deposits stayed below the minimum until the order expired.")
+
+
+def _swap(order: Order, total: int) -> Transition:
+    if total > order.terms.max_deposit:
+        return _refund(order, "The deposits are above the maximum.")
+    confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
+    if any(d.first_seen_at > order.terms.expires_at for d in order.unspent):
+        return Transition(confirmed, (PriceLateDeposit(),))
+    return _plan_payout(confirmed, order.terms.price.output(order.terms.direction, total))
+
+
+def _plan_payout(order: Order, units: int) -> Transition:
+    terms = order.terms
+    payout = Transfer(
+        transfer_id=next_transfer_id(order, TransferKind.PAYOUT),
+        kind=TransferKind.PAYOUT,
+        network=terms.payout_network,
+        asset=terms.payout_asset,
+        address=terms.to_address,
+        units=units,
+        fee=terms.price.payout_fee,
+    )
+    taken = {d.key for d in order.unspent}
+    deposits = tuple(
+        replace(d, transfer_id=payout.transfer_id) if d.key in taken else d for d in order.deposits
+    )
+    planned = replace(order, deposits=deposits, transfers=(*order.transfers, payout))
+    return Transition(planned, (AdvanceTransfer(payout.transfer_id),))
+
+
+def _repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
+    if _planned_payout(order) is not None:
+        raise ImpossibleTransition("the payout is planned already")
+    terms = order.terms
+    total = sum(d.units for d in order.unspent)
+    output = terms.price.at(event.rate).output(terms.direction, total)
+    fair = keeps_proportion(
+        output=output,
+        deposited=total,
+        min_received=terms.min_received,
+        deposit_amount=terms.deposit_amount,
+    )
+    if not fair or total > terms.max_deposit:
+        return _refund(order, "The deposit came late and the rate has moved too far since.")
+    return _plan_payout(order, output)
+
+
+def _confirmed_before_payout(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
+    order = _record_confirmed(order, event)
+    if _planned_payout(order) is None:
+        return Transition(order)  # still waiting for its price: this deposit is priced with it
+    return _refund_extra(order)
+
+
+def _removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
+    """A counted deposit went away before anything was signed: take the payout back."""
+    payout = _planned_payout(order)
+    spent_on = (order.deposit(event.key) or _unknown(event.key)).transfer_id
+    order = _withdraw(order, event)
+    if payout is None:
+        return _decide(order, now)
+    if spent_on != payout.transfer_id:
+        return Transition(order)
+    return _decide(_cancel(order, payout), now)
+
+
+def _extra_confirmed(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
+    return _refund_extra(_record_confirmed(order, event))
+
+
+def _removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
+    return Transition(_withdraw(order, event))
+
+
+def _removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
+    return Transition(_finish_refunding(_withdraw(order, event)))
+
+
+def _withdraw(order: Order, event: ev.DepositRemoved) -> Order:
+    """Mark the deposit removed, and take back a refund of it that was not signed yet."""
+    deposit = order.deposit(event.key) or _unknown(event.key)
+    order = _set_deposit(order, event.key, DepositState.REMOVED)
+    refund = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+    if refund and refund.kind is TransferKind.REFUND and refund.state is TransferState.PLANNED:
+        return _cancel(order, refund)
+    return order
+
+
+def _unknown(key: DepositKey) -> Deposit:
+    raise ImpossibleTransition(f"deposit {key.txid} is not known")
+
+
+# --- transfers -------------------------------------------------------------------------------
+
+
+def _transfer(order: Order, transfer_id: str, *allowed: TransferState) -> Transfer:
+    transfer = order.transfer(transfer_id)
+    if transfer is None or transfer.state not in allowed:
+        state = transfer.state if transfer else "absent"
+        raise ImpossibleTransition(f"transfer {transfer_id} is {state}")
+    return transfer
+
+
+def _put(order: Order, transfer: Transfer) -> Order:
+    same = transfer.transfer_id
+    return replace(
+        order,
+        transfers=tuple(transfer if t.transfer_id == same else t for t in order.transfers),
+    )
+
+
+def _cancel(order: Order, transfer: Transfer) -> Order:
+    cancelled = replace(transfer, state=TransferState.CANCELLED)
+    return release(_put(order, cancelled), transfer.transfer_id)
+
+
+def _planned_payout(order: Order) -> Transfer | None:
+    payout = order.payout
+    return payout if payout and payout.state is TransferState.PLANNED else None
+
+
+def _open_transfers(order: Order) -> tuple[Transfer, ...]:
+    return tuple(t for t in order.transfers if not t.state.is_final)
+
+
+def _prepared(order: Order, event: ev.TransferPrepared, _now: int) -> Transition:
+    transfer = _transfer(order, event.transfer_id, TransferState.PLANNED)
+    signed = replace(transfer, state=TransferState.PREPARED, txid=event.txid, raw=event.raw)
+    order = _put(order, signed)
+    if transfer.kind is TransferKind.PAYOUT:
+        order = replace(order, status=OrderStatus.EXECUTING_SWAP)
+    return Transition(order)
+
+
+def _published(order: Order, event: ev.TransferPublished, _now: int) -> Transition:
+    transfer = _transfer(order, event.transfer_id, TransferState.PREPARED, TransferState.UNKNOWN)
+    return Transition(_put(order, replace(transfer, state=TransferState.PUBLISHED, reason=None)))
+
+
+def _outcome_unknown(order: Order, event: ev.TransferUnknown, _now: int) -> Transition:
+    transfer = _transfer(order, event.transfer_id, TransferState.PREPARED, TransferState.PUBLISHED)
+    unknown = replace(transfer, state=TransferState.UNKNOWN, reason=event.reason)
+    return Transition(_put(order, unknown))
+
+
+_MAY_END = (
+    TransferState.PREPARED,
+    TransferState.PUBLISHED,
+    TransferState.UNKNOWN,
+)
+
+
+def _settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
+    transfer = _transfer(order, event.transfer_id, *_MAY_END)
+    order = _put(order, replace(transfer, state=TransferState.SETTLED, reason=None))
+    if transfer.kind is TransferKind.PAYOUT:
+        return Transition(replace(order, status=OrderStatus.COMPLETED))
+    return Transition(_finish_refunding(order))
+
+
+def _failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
+    transfer = _transfer(order, event.transfer_id, TransferState.PLANNED, *_MAY_END)
+    failed = replace(transfer, state=TransferState.FAILED, reason=event.reason)
+    order = release(_put(order, failed), transfer.transfer_id)
+    if transfer.kind is TransferKind.PAYOUT:
+        return _refund(order, "The payout failed on its network.")
+    return _refund_extra(order)
+
+
+def _cancel_and_refund(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
+    payout = _planned_payout(order)
+    if payout is not None:
+        order = _cancel(order, payout)
+    return _refund(order, "The payout could not be prepared in time.")
+
+
+# --- refunds ---------------------------------------------------------------------------------
+
+
+def _refund(order: Order, reason: str) -> Transition:
+    """Send everything unspent back and end the order when that is done."""
+    order = replace(order, status=OrderStatus.REFUNDING, error_message=reason)
+    order, effects = plan_refunds(order)
+    return Transition(_finish_refunding(order), effects)
+
+
+def _refund_extra(order: Order) -> Transition:
+    """Send back what the decision does not cover, whatever the order's status is."""
+    order, effects = plan_refunds(order)
+    return Transition(_finish_refunding(order), effects)
+
+
+def _finish_refunding(order: Order) -> Order:
+    """Leave ``refunding`` when nothing is left to send: refunded, or failed if all was dust."""
+    if order.status is not OrderStatus.REFUNDING or order.unspent or _open_transfers(order):
+        return order
+    if any(t.state is TransferState.SETTLED for t in order.refunds):
+        return replace(order, status=OrderStatus.REFUNDED)
+    return replace(order, status=OrderStatus.FAILED)
+
+
+def _refund_address_given(order: Order, event: ev.RefundAddressGiven, _now: int) -> Transition:
+    if order.action_required is None:
+        raise ImpossibleTransition("the order does not wait for a refund address")
+    return _refund_extra(replace(order, refund_address=event.address))
+
+
+# --- deadlines -------------------------------------------------------------------------------
+
+
+def _expire(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
+    return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_NO_DEPOSIT))
+
+
+def _look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
+    return Transition(order, tuple(AdvanceTransfer(t.transfer_id) for t in _open_transfers(order)))
+
+
+_NO_DEPOSIT = "No deposit came before the order expired."
+_UNCONFIRMED = "The deposit was never confirmed by its network."
+
+_S = OrderStatus
+_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.REFUNDING, _S.FAILED)
+
+
+def _stays(status: OrderStatus) -> dict[type, Rule]:
+    """Rules of every status in which the decision is made: deposits and refunds go on beside it."""
+    return {
+        ev.DepositSeen: Rule(_seen_more, (status,)),
+        ev.DepositConfirmed: Rule(_extra_confirmed, (status,)),
+        ev.DepositRemoved: Rule(_removed_later, (status,)),
+        ev.TransferPrepared: Rule(_prepared, (status,)),
+        ev.TransferPublished: Rule(_published, (status,)),
+        ev.TransferUnknown: Rule(_outcome_unknown, (status,)),
+        ev.TransferSettled: Rule(_settled, (status,)),
+        ev.TransferFailed: Rule(_failed, (status,)),
+        ev.RefundAddressGiven: Rule(_refund_address_given, (status,)),
+    }
+
+
+TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
+    _S.AWAITING_DEPOSIT: {
+        ev.DepositSeen: Rule(_seen_first, (_S.DEPOSIT_DETECTED,)),
+        ev.DeadlinePassed: Rule(_expire, (_S.EXPIRED,)),
+    },
+    _S.DEPOSIT_DETECTED: {
+        ev.DepositSeen: Rule(_seen_more, (_S.DEPOSIT_DETECTED,)),
+        ev.DepositConfirmed: Rule(_confirmed_in_detected, (_S.DEPOSIT_DETECTED, *_FUNDED)),
+        ev.DepositRemoved: Rule(
+            _removed_in_detected, (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED)
+        ),
+        ev.DeadlinePassed: Rule(_deadline_in_detected, (_S.DEPOSIT_DETECTED, *_FUNDED, _S.EXPIRED)),
+    },
+    _S.DEPOSIT_CONFIRMED: {
+        **_stays(_S.DEPOSIT_CONFIRMED),
+        ev.DepositConfirmed: Rule(_confirmed_before_payout, (_S.DEPOSIT_CONFIRMED,)),
+        ev.DepositRemoved: Rule(
+            _removed_before_payout, (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED)
+        ),
+        ev.Repriced: Rule(_repriced, _FUNDED),
+        ev.TransferPrepared: Rule(_prepared, (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP)),
+        ev.TransferFailed: Rule(_failed, _FUNDED),
+        ev.DeadlinePassed: Rule(_cancel_and_refund, (_S.REFUNDING, _S.FAILED)),
+    },
+    _S.EXECUTING_SWAP: {
+        **_stays(_S.EXECUTING_SWAP),
+        ev.TransferSettled: Rule(_settled, (_S.EXECUTING_SWAP, _S.COMPLETED)),
+        ev.TransferFailed: Rule(_failed, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)),
+        ev.DeadlinePassed: Rule(_look_again, (_S.EXECUTING_SWAP,)),
+    },
+    _S.REFUNDING: {
+        **_stays(_S.REFUNDING),
+        ev.DepositConfirmed: Rule(_extra_confirmed, (_S.REFUNDING,)),
+        ev.DepositRemoved: Rule(_removed_in_refunding, (_S.REFUNDING, _S.REFUNDED, _S.FAILED)),
+        ev.TransferSettled: Rule(_settled, (_S.REFUNDING, _S.REFUNDED)),
+        ev.TransferFailed: Rule(_failed, (_S.REFUNDING,)),
+        ev.RefundAddressGiven: Rule(_refund_address_given, (_S.REFUNDING, _S.REFUNDED, _S.FAILED)),
+        ev.DeadlinePassed: Rule(_look_again, (_S.REFUNDING,)),
+    },
+    _S.COMPLETED: _stays(_S.COMPLETED),
+    _S.REFUNDED: _stays(_S.REFUNDED),
+    _S.FAILED: _stays(_S.FAILED),
+    _S.EXPIRED: _stays(_S.EXPIRED),
+}

@@ -1,0 +1,293 @@
+"""The one error tree: every failure that a caller can meet, with its code, status and retry rule.
+
+    ServiceError
+    +-- ProtocolError          the message could not be read or admitted; no operation ran
+    |   +-- InvalidJson            body is not JSON as RFC 8259 and this service's limits have it
+    |   +-- InvalidRequest         JSON, but not a request
+    |   +-- InvalidParams          JSON-RPC ``params`` is not an object
+    |   +-- UnknownMethod          no operation of that name or path
+    |   +-- MethodNotAllowed       a path of this service, but not with that HTTP method
+    |   +-- PayloadTooLarge        body or batch over its limit
+    |   +-- UnsupportedMediaType   body is not declared as application/json
+    |   +-- Unauthorized           RPC token missing or wrong
+    |   +-- TlsRequired            plain HTTP through a trusted proxy
+    |   +-- RateLimited            the caller's budget is used up
+    +-- InputError             one field of a call is missing or wrong
+    |   +-- MissingInput
+    |   +-- InvalidInput
+    |   +-- AmountBelowMinimum / AmountAboveMaximum
+    |   +-- UnsupportedChain / UnsupportedDirection / UnsupportedToken
+    |   +-- InvalidDestination
+    +-- InputErrors            several of them at once
+    +-- OperationError         the call was good; the operation could not do it
+        +-- VerificationFailed
+        +-- OrderNotFound
+        +-- IdempotencyConflict
+        +-- Unavailable            an engine, node, store or rate source is down
+        +-- InternalError          a fault of the service; its message never says which
+
+What does not live here: how an error looks on a wire (transport/, operations/envelope.py).
+Codes, HTTP statuses and JSON-RPC codes are binding: clients are tested against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+
+class ServiceError(Exception):
+    """A failure with everything a transport needs to report it.
+
+    ``message`` is safe to show to a caller. ``details`` must hold JSON values only.
+    ``retry_after`` is in whole seconds.
+    """
+
+    code: ClassVar[str]
+    state: ClassVar[str]
+    http_status: ClassVar[int]
+    rpc_code: ClassVar[int | None] = None
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = dict(details) if details else None
+        self.retry_after = retry_after
+
+
+class ProtocolError(ServiceError):
+    """The message could not be read or admitted; no operation ran."""
+
+    state = "invalid_input"
+
+
+class InvalidJson(ProtocolError):
+    """The body is not JSON: duplicate keys, NaN, Infinity, bad UTF-8 and depth over 32 included."""
+
+    code = "invalid_json"
+    http_status = 400
+    rpc_code = -32700
+
+
+class InvalidRequest(ProtocolError):
+    """The body is JSON but not a JSON-RPC request, or not a JSON object."""
+
+    code = "invalid_request"
+    http_status = 400
+    rpc_code = -32600
+
+
+class InvalidParams(ProtocolError):
+    """JSON-RPC ``params`` is not an object (the only form that this service takes)."""
+
+    code = "invalid_request"
+    http_status = 400
+    rpc_code = -32602
+
+
+class UnknownMethod(ProtocolError):
+    """No operation has that JSON-RPC method name or HTTP path."""
+
+    code = "unknown_method"
+    state = "not_found"
+    http_status = 404
+    rpc_code = -32601
+
+
+class MethodNotAllowed(ProtocolError):
+    """The path exists, but not with that HTTP method."""
+
+    code = "invalid_request"
+    http_status = 405
+
+
+class PayloadTooLarge(ProtocolError):
+    """The body is over 64 KiB or the batch has over 50 elements."""
+
+    code = "payload_too_large"
+    http_status = 413
+    rpc_code = -32600
+
+
+class UnsupportedMediaType(ProtocolError):
+    """A body was sent that is not declared as ``application/json``."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+    rpc_code = -32600
+
+
+class Unauthorized(ProtocolError):
+    """The RPC token is missing or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+    rpc_code = -32001
+
+
+class TlsRequired(ProtocolError):
+    """A request came over plain HTTP where TLS is required."""
+
+    code = "tls_required"
+    http_status = 403
+    rpc_code = -32001
+
+
+class RateLimited(ProtocolError):
+    """The caller's request budget is used up; ``retry_after`` says when to come back."""
+
+    code = "rate_limited"
+    state = "rate_limited"
+    http_status = 429
+    rpc_code = -32029
+    retryable = True
+
+
+class InputError(ServiceError):
+    """One field of a call is missing or wrong.
+
+    ``received`` and ``allowed`` are JSON values for the caller; ``field`` is the wire name.
+    """
+
+    state = "invalid_input"
+    http_status = 400
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str,
+        received: Any = None,
+        allowed: Any = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, details=details)
+        self.field = field
+        self.received = received
+        self.allowed = allowed
+
+
+class MissingInput(InputError):
+    """A required field was not sent."""
+
+    code = "missing_input"
+    state = "needs_input"
+
+
+class InvalidInput(InputError):
+    """A field has the wrong type or form, or its name is not known."""
+
+    code = "invalid_input"
+
+
+class AmountBelowMinimum(InputError):
+    """The amount is under the least that this pair swaps; ``details`` name the limit."""
+
+    code = "amount_below_minimum"
+
+
+class AmountAboveMaximum(InputError):
+    """The amount is over the most that this pair swaps; ``details`` name the limit."""
+
+    code = "amount_above_maximum"
+
+
+class UnsupportedChain(InputError):
+    """The chain is not one of the configured networks."""
+
+    code = "unsupported_chain"
+
+
+class UnsupportedDirection(InputError):
+    """The direction is neither ``x2u`` nor ``u2x``."""
+
+    code = "unsupported_direction"
+
+
+class UnsupportedToken(InputError):
+    """The token is neither XMR nor the chain's USDC."""
+
+    code = "unsupported_token"
+
+
+class InvalidDestination(InputError):
+    """The destination address can't or must not be paid."""
+
+    code = "invalid_destination"
+
+
+class InputErrors(ServiceError):
+    """Several fields are missing or wrong; reported together, so that one retry can mend all."""
+
+    code = "invalid_input"
+    state = "invalid_input"
+    http_status = 400
+
+    def __init__(self, problems: Sequence[InputError]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = tuple(problems)
+
+
+class OperationError(ServiceError):
+    """The call was good, but the operation could not do what it asks."""
+
+
+class VerificationFailed(OperationError):
+    """``verify`` is not the order's destination address."""
+
+    code = "verification_failed"
+    state = "verification_failed"
+    http_status = 403
+
+
+class OrderNotFound(OperationError):
+    """No order has that id."""
+
+    code = "order_not_found"
+    state = "not_found"
+    http_status = 404
+
+
+class IdempotencyConflict(OperationError):
+    """The idempotency key was used before with another payload; ``details`` name the fields."""
+
+    code = "idempotency_conflict"
+    state = "idempotency_conflict"
+    http_status = 409
+
+
+class Unavailable(OperationError):
+    """An engine, node, store or rate source is down for now; nothing was done."""
+
+    code = "unavailable"
+    state = "unavailable"
+    http_status = 503
+    retryable = True
+
+    def __init__(
+        self, message: str, *, details: Mapping[str, Any] | None = None, retry_after: int = 5
+    ) -> None:
+        super().__init__(message, details=details, retry_after=retry_after)
+
+
+class InternalError(OperationError):
+    """A fault of the service itself. The fixed text is all that a caller learns."""
+
+    code = "internal_error"
+    state = "internal_error"
+    http_status = 500
+    rpc_code = -32603
+    retryable = True
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            "The service failed to answer this request. Repeat it with the same idempotency key,"
+            f" or give this request id to the operator: {request_id}"
+        )

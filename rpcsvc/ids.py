@@ -1,0 +1,41 @@
+"""Random ids: orders, tickets, sessions, requests. Randomness is passed in.
+
+``ord_`` + 26 characters of Crockford base32 (128 random bits): an order id is half of its owner's
+secret, so it can't be guessed or counted.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+
+RandomBytes = Callable[[int], bytes]
+system_random: RandomBytes = os.urandom
+
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = tuple(a + b for a in _CROCKFORD for b in _CROCKFORD)
+
+
+def _base32(value: int, pairs: int) -> str:
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(10 * pairs - 10, -1, -10)])
+
+
+def order_id(random: RandomBytes) -> str:
+    """A new order id."""
+    return "ord_" + _base32(int.from_bytes(random(16)), 13)
+
+
+def ticket_id(random: RandomBytes) -> str:
+    """A new support ticket id."""
+    return "tkt_" + _base32(int.from_bytes(random(16)), 13)
+
+
+def request_id(random: RandomBytes) -> str:
+    """A new request id."""
+    return "req_" + _base32(int.from_bytes(random(10)), 8)
+
+
+def session_id(random: RandomBytes) -> str:
+    """A new session id: a UUID v4 (RFC 9562)."""
+    return str(uuid.UUID(bytes=random(16), version=4))

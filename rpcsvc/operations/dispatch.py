@@ -1,0 +1,77 @@
+"""Running an operation: params in, one finished envelope out, whatever happens.
+
+Every transport comes through here. What does not live here: protocols (transport/).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+
+from rpcsvc.errors import InternalError, ServiceError
+from rpcsvc.operations.envelope import Answer, Reply, failure, finish, head
+from rpcsvc.operations.inputs import parse_params, read_key
+from rpcsvc.operations.results import NO_SESSION, Stored, with_session
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.table import Effect, Operation
+
+log = structlog.get_logger(__name__)
+
+
+class Dispatcher:
+    """Runs operations on a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
+        """The reply to a call. Raises nothing but CancelledError."""
+        started = time.perf_counter_ns()
+        try:
+            reply = await self._run(operation, params, call)
+        except ServiceError as error:
+            reply = self.refuse(operation.name, error, call)
+        except Exception:
+            log.exception("operation_failed", operation=operation.name, request_id=call.request_id)
+            reply = self.refuse(operation.name, InternalError(call.request_id), call)
+        if reply.error is not None or operation.effect is not Effect.READ:
+            _log(operation, reply, call, started)
+        return reply
+
+    def refuse(self, operation: str, error: ServiceError, call: Call) -> Reply:
+        """The reply that says why a call failed."""
+        data = with_session(self._service, {}, NO_SESSION)
+        body = failure(operation, error, call.request_id, data)
+        return Reply(body, error.http_status, error=error)
+
+    async def _run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
+        if call.idempotency_key is not None:
+            read_key(call.idempotency_key)
+        parsed = parse_params(operation.params, params)
+        result = await operation.handler(self._service, parsed, call)
+        if isinstance(result, Stored):
+            return Reply(finish(result.head, call.request_id), replayed=result.replayed)
+        return Reply(finish(head(operation.name, self._complete(result)), call.request_id))
+
+    def _complete(self, answer: Answer) -> Answer:
+        if "sessionSource" not in answer.data:
+            data = with_session(self._service, answer.data, NO_SESSION)
+            return Answer(
+                answer.state, data, answer.next_actions, answer.missing_inputs,
+                answer.validation_errors, answer.ok,
+            )  # fmt: skip
+        return answer
+
+
+def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
+    log.info(
+        "operation",
+        operation=operation.name,
+        request_id=call.request_id,
+        status=reply.http_status,
+        code=reply.error.code if reply.error else None,
+        replayed=reply.replayed,
+        ms=round((time.perf_counter_ns() - started) / 1e6, 2),
+    )

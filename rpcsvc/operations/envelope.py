@@ -1,0 +1,171 @@
+"""The agent envelope: one shape for every answer (spec 2.1, design part 3 "Envelope").
+
+An answer is written once, as JSON bytes without its request id (the *head*); the request id and
+the error are appended when it is sent. So the stored answer of an idempotent call is replayed
+byte for byte, under the request id of the retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from rpcsvc.domain.states import AgentState
+from rpcsvc.errors import InputError, InputErrors, MissingInput, ServiceError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an operation found. ``next_actions`` hold calls that can be sent as they stand."""
+
+    state: AgentState
+    data: Json
+    next_actions: list[Json] = field(default_factory=list)
+    missing_inputs: list[str] = field(default_factory=list)
+    validation_errors: list[Json] = field(default_factory=list)
+    ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer ready to send: the envelope's JSON bytes and what the transport adds."""
+
+    body: bytes
+    http_status: int = 200
+    replayed: bool = False
+    error: ServiceError | None = None
+
+
+def action(
+    name: str, description: str, operation: str | None = None, params: Json | None = None
+) -> Json:
+    """One next action; with an operation, a call that can be sent as it stands."""
+    step: Json = {"action": name, "description": description}
+    if operation is not None:
+        step |= {"operation": operation, "params": params or {}}
+    return step
+
+
+def head(operation: str, answer: Answer) -> bytes:
+    """The envelope without its request id."""
+    return orjson.dumps(
+        {
+            "ok": answer.ok,
+            "operation": operation,
+            "state": answer.state.value,
+            "missingInputs": answer.missing_inputs,
+            "validationErrors": answer.validation_errors,
+            "nextActions": answer.next_actions,
+            "data": answer.data,
+        }
+    )
+
+
+def finish(head_bytes: bytes, request_id: str) -> bytes:
+    """The whole envelope of a good answer."""
+    # Request ids are [A-Za-z0-9._:-]: they need no escaping.
+    return b'%b,"requestId":"%b"}' % (head_bytes[:-1], request_id.encode())
+
+
+def failure(operation: str, error: ServiceError, request_id: str, data: Json) -> bytes:
+    """The whole envelope of a failed call: an ErrorEnvelope (spec 2.3) and an envelope at once."""
+    answer = Answer(
+        state=state_of(error),
+        data=data,
+        next_actions=_remedies(error),
+        missing_inputs=[p.field for p in _problems(error) if isinstance(p, MissingInput)],
+        validation_errors=[
+            describe(p) for p in _problems(error) if not isinstance(p, MissingInput)
+        ],
+        ok=False,
+    )
+    whole = finish(head(operation, answer), request_id)
+    return b'%b,"error":%b}' % (whole[:-1], orjson.dumps(error_object(error)))
+
+
+def error_object(error: ServiceError) -> Json:
+    """``{code, message, retryable, details?}``; details name the limit or the allowed values."""
+    described: Json = {
+        "code": code_of(error),
+        "message": error.message,
+        "retryable": error.retryable,
+    }
+    details = dict(error.details or {})
+    for problem in _problems(error):
+        details |= problem.details or {}
+        if problem.allowed is not None:
+            details.setdefault("allowed", problem.allowed)
+    if details:
+        described["details"] = details
+    return described
+
+
+def code_of(error: ServiceError) -> str:
+    """The error's code; of several problems, that of the first which is not just missing."""
+    if isinstance(error, InputErrors):
+        return _leading(error.problems).code
+    return error.code
+
+
+def state_of(error: ServiceError) -> AgentState:
+    """The envelope's state for an error."""
+    problems = _problems(error)
+    if problems and all(isinstance(p, MissingInput) for p in problems):
+        return missing_state([p.field for p in problems])
+    return AgentState(_leading(problems).state if problems else error.state)
+
+
+def missing_state(fields: Sequence[str]) -> AgentState:
+    """``needs_destination`` when only ``to`` is missing, else ``needs_input``."""
+    return AgentState.NEEDS_DESTINATION if list(fields) == ["to"] else AgentState.NEEDS_INPUT
+
+
+def describe(problem: InputError) -> Json:
+    """One entry of ``validationErrors``."""
+    entry: Json = {"field": problem.field, "code": problem.code, "message": problem.message}
+    if problem.allowed is not None:
+        entry["allowed"] = problem.allowed
+    entry["received"] = showable(problem.received)
+    return entry
+
+
+def showable(value: Any) -> Any:
+    """A caller's value as it may be sent back: short, and within what JSON parsers agree on."""
+    if isinstance(value, str):
+        return value if len(value) <= 128 else value[:125] + "..."
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value if abs(value) < 2**53 else str(value)[:128]
+    return "an array" if isinstance(value, list) else "an object"
+
+
+def _problems(error: ServiceError) -> tuple[InputError, ...]:
+    if isinstance(error, InputErrors):
+        return error.problems
+    return (error,) if isinstance(error, InputError) else ()
+
+
+def _leading(problems: Iterable[InputError]) -> InputError:
+    ordered = list(problems)
+    return next((p for p in ordered if not isinstance(p, MissingInput)), ordered[0])
+
+
+def _remedies(error: ServiceError) -> list[Json]:
+    problems = _problems(error)
+    if problems:
+        return [_remedy(p) for p in problems]
+    if error.retryable:
+        return [action("retry", "Send the same call again later, with the same idempotency key.")]
+    return []
+
+
+def _remedy(problem: InputError) -> Json:
+    if isinstance(problem, MissingInput):
+        return action(f"provide_{problem.field}", problem.message)
+    return action(f"correct_{problem.field}", problem.message)

@@ -1,0 +1,33 @@
+"""The deposit policy in words, as every quote states it (design part 3).
+
+What does not live here: the rules themselves (domain/transition.py).
+"""
+
+from __future__ import annotations
+
+DEPOSIT_POLICY = [
+    {"case": "exact", "action": "Paid out at the quoted rate once it is confirmed."},
+    {"case": "over", "action": "All of it is swapped at the quoted rate, up to the maximum."},
+    {"case": "above_maximum", "action": "All of it is refunded."},
+    {
+        "case": "under",
+        "action": "More may follow until expiresAt. Then a sum of at least the minimum is swapped"
+        " at the quoted rate, a smaller one refunded.",
+    },
+    {"case": "several", "action": "Deposits are summed."},
+    {
+        "case": "late",
+        "action": "Re-priced when first seen after expiresAt; swapped if the result is within"
+        " minReceived in proportion, otherwise refunded.",
+    },
+    {
+        "case": "after_terminal",
+        "action": "Recorded, shown on the order, and refunded when worth more than the fee.",
+    },
+    {
+        "case": "refund_address_unknown",
+        "action": "An XMR refund waits for an address (actionRequired: refund_address); a USDC"
+        " refund goes to the sender unless a refund address was set.",
+    },
+    {"case": "reorganised_away", "action": "The order steps back to awaiting_deposit."},
+]

@@ -1,0 +1,145 @@
+"""What an amount is worth now, within which limits, and on which terms it is locked.
+
+What does not live here: the arithmetic (domain/pricing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
+from rpcsvc.domain.pricing import (
+    Price,
+    deposit_asset,
+    payout_asset,
+    usd_to_deposit_ceil,
+    usd_to_deposit_floor,
+)
+from rpcsvc.domain.states import Direction
+from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum
+from rpcsvc.operations.policy_text import DEPOSIT_POLICY
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.ports import Fees, Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A price for one amount; units are atomic, of the deposit's and the payout's asset."""
+
+    direction: Direction
+    chain: Chain
+    deposit: Money
+    price: Price
+    rate: Rate
+    fees: Fees
+    minimum: int
+    maximum: int
+    expected_output: int
+    min_received: int
+
+    @property
+    def deposit_asset(self) -> Asset:
+        """The asset that the user sends."""
+        return self.deposit.asset
+
+    @property
+    def payout_asset(self) -> Asset:
+        """The asset that is paid out."""
+        return payout_asset(self.direction)
+
+
+def limits(service: Service, direction: Direction, chain: Chain, rate: Rate) -> tuple[int, int]:
+    """The least and the most that can be swapped, in deposit units."""
+    usdc_per_xmr = rate.usdc_per_xmr
+    return (
+        usd_to_deposit_ceil(direction, chain.min_swap_usd, usdc_per_xmr),
+        usd_to_deposit_floor(direction, service.policy.max_swap_usd, usdc_per_xmr),
+    )
+
+
+def require_within_limits(
+    service: Service, direction: Direction, chain: Chain, amount: Money, rate: Rate
+) -> tuple[int, int]:
+    """The limits. Raises AmountBelowMinimum or AmountAboveMaximum when the amount is outside."""
+    minimum, maximum = limits(service, direction, chain, rate)
+    asset = amount.asset
+    shown = {
+        "minimum": format_units(minimum, asset),
+        "maximum": format_units(maximum, asset),
+        "asset": asset.symbol,
+    }
+    if amount.units < minimum:
+        raise AmountBelowMinimum(
+            f"{amount.display()} is below the minimum of {shown['minimum']} {asset.symbol}"
+            f" ({chain.min_swap_usd} USD) on {chain.name}.",
+            field="amount",
+            received=format_units(amount.units, asset),
+            details=shown,
+        )
+    if amount.units > maximum:
+        raise AmountAboveMaximum(
+            f"{amount.display()} is above the maximum of {shown['maximum']} {asset.symbol}"
+            f" ({service.policy.max_swap_usd} USD). Split it into several orders.",
+            field="amount",
+            received=format_units(amount.units, asset),
+            details=shown,
+        )
+    return minimum, maximum
+
+
+def make_quote(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
+    """A quote at the current rate. Raises errors.Unavailable and the limits' errors."""
+    service.engine.require_ready()
+    rate = service.rates.rate()
+    minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
+    policy = service.policy
+    fees = service.engine.fees(deposit_asset(direction), payout_asset(direction))
+    price = Price(rate.usdc_per_xmr, policy.spread_bps, fees.payout, policy.min_received_bps)
+    return Quote(
+        direction=direction,
+        chain=chain,
+        deposit=amount,
+        price=price,
+        rate=rate,
+        fees=fees,
+        minimum=minimum,
+        maximum=maximum,
+        expected_output=price.output(direction, amount.units),
+        min_received=price.min_received(direction, amount.units),
+    )
+
+
+def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
+    """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
+    payout = quote.payout_asset
+    spread = quote.price.spread(quote.direction, quote.deposit.units)
+    return {
+        "direction": quote.direction.value,
+        "chain": quote.chain.name,
+        "chainId": quote.chain.chain_id,
+        "depositAsset": quote.deposit_asset.symbol,
+        "depositAmount": format_units(quote.deposit.units, quote.deposit_asset),
+        "payoutAsset": payout.symbol,
+        "expectedOutput": format_units(quote.expected_output, payout),
+        "minReceived": format_units(quote.min_received, payout),
+        "rate": format_units(quote.rate.usdc_per_xmr, USDC),
+        "rateAsOf": iso8601(quote.rate.as_of),
+        "fees": {
+            "asset": payout.symbol,
+            "spread": format_units(spread, payout),
+            "network": format_units(quote.price.payout_fee, payout),
+            "refundNetwork": format_units(quote.fees.refund, quote.deposit_asset),
+            "refundAsset": quote.deposit_asset.symbol,
+        },
+        "estimatedTimeSeconds": service.engine.estimated_seconds(
+            quote.deposit_asset, quote.chain.name
+        ),
+        "depositWindowSeconds": service.policy.deposit_window // 1000,
+        "depositPolicy": DEPOSIT_POLICY,
+    }
+
+
+ASSETS = (XMR, USDC)

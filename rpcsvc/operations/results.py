@@ -1,0 +1,29 @@
+"""What handlers return: a fresh Answer, or a Stored one whose bytes are already written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.service import Service
+
+NO_SESSION = (None, "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The head of an envelope as it was committed; ``replayed`` when it answers a retry."""
+
+    head: bytes
+    replayed: bool = False
+
+
+def with_session(service: Service, data: Json, session: tuple[str | None, str]) -> Json:
+    """``data`` with the fields that every result has: network, sessionId, sessionSource."""
+    session_id, source = session
+    return {
+        "network": service.network,
+        "sessionId": session_id,
+        "sessionSource": source,
+        **data,
+    }

@@ -1,0 +1,70 @@
+"""sandbox.fund and sandbox.fault: there only while the sandbox engine runs."""
+
+from __future__ import annotations
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.money import Money, parse_amount
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import AgentState
+from rpcsvc.errors import InvalidInput, Unavailable
+from rpcsvc.operations.envelope import Answer, action
+from rpcsvc.operations.inputs import missing
+from rpcsvc.operations.models import FaultParams, FundParams
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.swap import find_order
+from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxControls
+
+
+async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
+    """Send a simulated deposit; by default what is still due."""
+    order = find_order(service, params.order_id)
+    money = _amount(order, params.amount)
+    tx = await _controls(service).fund(order, money.units)
+    service.wake()
+    data = {
+        "transaction": {
+            "txid": tx.txid,
+            "network": tx.network,
+            "to": tx.recipient,
+            "amount": money.text(),
+            "asset": money.asset.symbol,
+        }
+    }
+    poll = action(
+        "poll_status",
+        "Watch the order until it is completed or has failed.",
+        "swap.status",
+        {"orderId": order.order_id},
+    )
+    return Answer(AgentState.READY, data, [poll])
+
+
+async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
+    """Provoke a fault, move the clock, or change the rate."""
+    kind = FaultKind(params.fault)
+    controls = _controls(service)
+    if kind in NEEDS_ORDER:
+        if params.order_id is None:
+            raise missing("orderId")
+        await controls.fault_on_order(kind, find_order(service, params.order_id))
+    else:
+        await controls.fault(kind, seconds=params.seconds, rate=params.rate)
+    service.wake()
+    return Answer(AgentState.READY, {"fault": kind.value, "now": iso8601(service.clock.now_ms())})
+
+
+def _amount(order: Order, amount: str | None) -> Money:
+    asset = order.terms.deposit_asset
+    if amount is not None:
+        return parse_amount(amount, asset)
+    if order.due_units == 0 or order.status.is_terminal:
+        raise InvalidInput(
+            "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
+        )
+    return Money(order.due_units, asset)
+
+
+def _controls(service: Service) -> SandboxControls:
+    if service.sandbox is None:
+        raise Unavailable("The sandbox engine is not running.")
+    return service.sandbox

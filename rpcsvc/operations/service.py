@@ -1,0 +1,67 @@
+"""What an operation works with: the parts of the running service, and the call at hand.
+
+What does not live here: putting the parts together (app.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.order import Timeouts
+from rpcsvc.errors import Unavailable
+from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.idempotency import Idempotency
+from rpcsvc.orders.ports import Health, OrderStore, RateSource, SettlementEngine
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.sandbox.controls import SandboxControls
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The operator's terms: fees and limits in bps and whole USD, times in milliseconds."""
+
+    spread_bps: int
+    min_received_bps: int
+    max_swap_usd: int
+    deposit_window: int
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The running service as operations see it. ``sandbox`` is there only with that engine."""
+
+    network: str
+    store: OrderStore
+    engine: SettlementEngine
+    rates: RateSource
+    processor: OrderProcessor
+    idempotency: Idempotency
+    chains: ChainRegistry
+    monero_networks: frozenset[MoneroNetwork]
+    policy: Policy
+    clock: Clock
+    random: RandomBytes
+    wake: Callable[[], None]
+    sandbox: SandboxControls | None
+
+    def rates_health(self) -> Health:
+        """Whether there is a fresh rate."""
+        try:
+            self.rates.rate()
+        except Unavailable as error:
+            return Health(False, error.message)
+        return Health(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: who asks, and under which idempotency key."""
+
+    request_id: str
+    namespace: str = "public"
+    idempotency_key: str | None = None

@@ -1,0 +1,238 @@
+"""plan, quote, create, execute and status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpcsvc import ids
+from rpcsvc.domain.addresses import same_address
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.order import Order, Terms
+from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, Direction
+from rpcsvc.domain.transition import open_order
+from rpcsvc.errors import OrderNotFound, Unavailable, VerificationFailed
+from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
+from rpcsvc.operations.inputs import (
+    HINTS,
+    Intent,
+    combined,
+    missing,
+    read_intent,
+    read_order_id,
+    read_session,
+)
+from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
+from rpcsvc.operations.quoting import Quote, make_quote, quote_view, require_within_limits
+from rpcsvc.operations.results import Stored, with_session
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.views import funding_view, order_view, status_actions, status_data
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports import StoredResponse
+
+MONERO_NETWORK = "monero"
+
+
+async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
+    """What is known of a swap, normalised, and what is still missing. Promises nothing."""
+    intent, problems = read_intent(params, service)
+    if not problems:
+        problems = _limit_problems(service, intent)
+    if problems:
+        raise combined(problems)
+    data = {"intent": _intent_view(intent, has_funds=params.has_funds)}
+    if intent.missing:
+        actions = [action(f"provide_{name}", HINTS[name]) for name in intent.missing]
+        return Answer(missing_state(intent.missing), data, actions, missing_inputs=intent.missing)
+    return Answer(AgentState.READY, data, _ready_actions(intent, has_funds=params.has_funds))
+
+
+async def quote(service: Service, params: QuoteParams, _call: Call) -> Answer:
+    """A price for the amount at the current rate."""
+    intent, problems = read_intent(params, service)
+    if problems:
+        raise combined(problems)
+    found = make_quote(service, *_swap_of(intent))
+    create = action(
+        "provide_to",
+        f"{HINTS['to']} Then call swap.execute with the same inputs, to, and an idempotency key.",
+    )
+    return Answer(AgentState.QUOTED, {"quote": quote_view(service, found)}, [create])
+
+
+async def create(service: Service, params: SwapParams, call: Call) -> Stored:
+    """A new order at the current rate, or the same one again under its idempotency key."""
+    return await _open(service, params, call, "swap.create")
+
+
+async def execute(service: Service, params: SwapParams, call: Call) -> Stored:
+    """Quote and create in one call."""
+    return await _open(service, params, call, "swap.execute")
+
+
+async def status(service: Service, params: StatusParams, _call: Call) -> Answer:
+    """An order as it stands. Raises OrderNotFound and VerificationFailed."""
+    order = find_order(service, params.order_id)
+    if params.verify is not None and not same_address(params.verify, order.terms.to_address):
+        raise VerificationFailed(
+            "verify is not the destination address of this order. Check that the orderId is the"
+            " one you were given, and send the destination exactly as it was ordered."
+        )
+    actions = status_actions(service, order, service.clock.now_ms())
+    return Answer(AGENT_STATE_OF[order.status], status_data(service, order), actions)
+
+
+def find_order(service: Service, order_id: str) -> Order:
+    """The order. Raises InvalidInput and OrderNotFound."""
+    order = service.store.order(read_order_id(order_id))
+    if order is None:
+        raise OrderNotFound(
+            f"There is no order {order_id}. Send the orderId that create or execute answered."
+        )
+    return order
+
+
+# --- plan ---
+
+
+def _limit_problems(service: Service, intent: Intent) -> list[Any]:
+    """An amount outside the limits; none while there is no rate to tell them by."""
+    if intent.direction is None or intent.chain is None or intent.amount is None:
+        return []
+    try:
+        rate = service.rates.rate()
+    except Unavailable:
+        return []
+    require_within_limits(service, intent.direction, intent.chain, intent.amount, rate)
+    return []
+
+
+def _intent_view(intent: Intent, *, has_funds: bool | None) -> Json:
+    direction, chain, amount = intent.direction, intent.chain, intent.amount
+    return {
+        "direction": direction.value if direction else None,
+        "chain": chain.name if chain else None,
+        "chainId": chain.chain_id if chain else None,
+        "amount": amount.text() if amount else None,
+        "send": deposit_asset(direction).symbol if direction else None,
+        "receive": payout_asset(direction).symbol if direction else None,
+        "to": intent.to,
+        "hasFunds": has_funds,
+    }
+
+
+def _ready_actions(intent: Intent, *, has_funds: bool | None) -> list[Json]:
+    direction, chain, amount = _swap_of(intent)
+    base = {"direction": direction.value, "chain": chain.name, "amount": amount.text()}
+    actions = [
+        action("quote", "See the price before deciding.", "swap.quote", base),
+        action(
+            "execute",
+            "Create the order; add an idempotency key so that a retry is safe.",
+            "swap.execute",
+            {**base, "to": intent.to},
+        ),
+    ]
+    if has_funds is False:
+        sent = deposit_asset(direction).symbol
+        first = action("obtain_funds", f"The user needs {amount.display()} before the deposit"
+                       f" window starts: get {sent} first.")  # fmt: skip
+        actions.insert(0, first)
+    return actions
+
+
+# --- create and execute ---
+
+
+def _swap_of(intent: Intent) -> tuple[Direction, Chain, Money]:
+    """Direction, chain and amount, which the params model has required."""
+    if intent.direction is None or intent.chain is None or intent.amount is None:
+        raise combined([missing(name) for name in intent.missing if name != "to"])
+    return intent.direction, intent.chain, intent.amount
+
+
+async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
+    intent, problems = read_intent(params, service)
+    session = read_session(params.session_id)
+    if problems:
+        raise combined(problems)
+    if call.idempotency_key is None:
+        return Stored(await _make(service, intent, session, operation, None))
+    claim = Claim(call.namespace, call.idempotency_key, operation, _fingerprint(intent, session))
+    body, replayed = await service.idempotency.once(
+        claim, lambda: _make(service, intent, session, operation, claim)
+    )
+    return Stored(body, replayed)
+
+
+def _fingerprint(intent: Intent, session: str | None) -> Json:
+    direction, chain, amount = _swap_of(intent)
+    return {
+        "direction": direction.value,
+        "chain": chain.chain_id,
+        "amount": str(amount.units),
+        "to": intent.to,
+        "sessionId": session,
+    }
+
+
+async def _make(
+    service: Service, intent: Intent, session: str | None, operation: str, claim: Claim | None
+) -> bytes:
+    """Make the order; commit it together with the answer that its key replays."""
+    found = make_quote(service, *_swap_of(intent))
+    session_id = session or ids.session_id(service.random)
+    order = open_order(_terms(service, found, intent.to or "", session_id))
+    source = "request" if session else "generated"
+    body = _answer(service, order, found, operation, (session_id, source))
+    await service.processor.open(order, _response(claim, body, order.terms.created_at))
+    return body
+
+
+def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:
+    if claim is None:
+        return None
+    return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
+
+
+def _network(asset: Asset, chain: Chain) -> str:
+    return MONERO_NETWORK if asset is XMR else chain.name
+
+
+def _terms(service: Service, found: Quote, to: str, session_id: str) -> Terms:
+    now = service.clock.now_ms()
+    return Terms(
+        order_id=ids.order_id(service.random),
+        session_id=session_id,
+        direction=found.direction,
+        chain=found.chain.name,
+        chain_id=found.chain.chain_id,
+        deposit_network=_network(found.deposit_asset, found.chain),
+        payout_network=_network(found.payout_asset, found.chain),
+        deposit_address=service.engine.deposit_address(found.deposit_asset),
+        to_address=to,
+        deposit_amount=found.deposit.units,
+        expected_output=found.expected_output,
+        min_received=found.min_received,
+        min_deposit=found.minimum,
+        max_deposit=found.maximum,
+        price=found.price,
+        refund_fee=found.fees.refund,
+        created_at=now,
+        expires_at=now + service.policy.deposit_window,
+        timeouts=service.policy.timeouts,
+    )
+
+
+def _answer(
+    service: Service, order: Order, found: Quote, operation: str, session: tuple[str, str]
+) -> bytes:
+    data = {
+        "order": order_view(order),
+        "fundingInstructions": funding_view(service, order),
+        "quote": quote_view(service, found),
+    }
+    actions = status_actions(service, order, order.terms.created_at)
+    answer = Answer(AgentState.WAITING_FOR_FUNDING, with_session(service, data, session), actions)
+    return head(operation, answer)

@@ -1,0 +1,234 @@
+"""The operation table: each operation declared once.
+
+JSON-RPC methods, HTTP routes, CLI commands, schemas and documents are loops over it. What does
+not live here: what the operations do (the handlers), how a call arrives (transport/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rpcsvc.operations import discovery, models, sandbox, support, swap
+from rpcsvc.operations.envelope import Answer, Json
+from rpcsvc.operations.results import Stored
+from rpcsvc.operations.service import Call, Service
+
+Handler = Callable[[Service, Any, Call], Awaitable[Answer | Stored]]
+
+
+class Effect(StrEnum):
+    """What an operation does to the world."""
+
+    READ = "read"
+    WRITE = "write"
+    MOVES_MONEY = "moves_money"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Params that work as they stand. ``"$orderId"`` stands for an order made just before."""
+
+    name: str
+    params: Json
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation. ``path`` is under /api/v1, or None when HTTPS does not offer it.
+
+    ``errors`` are the codes that it can answer besides those of its transport.
+    ``creates``: the answer tells what was made, so it does not run as a notification.
+    """
+
+    name: str
+    summary: str
+    params: type[models.Params]
+    result: type[models.Result]
+    handler: Handler
+    effect: Effect
+    method: str
+    path: str | None
+    examples: tuple[Example, ...]
+    errors: tuple[str, ...] = ()
+    idempotent: bool = False
+    creates: bool = False
+    sandbox_only: bool = False
+
+    @property
+    def command(self) -> str:
+        """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
+        name = self.name.replace(".", ":")
+        return name if self.sandbox_only else f"agent:{name}"
+
+
+_EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
+_MONERO = (
+    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
+    "9dhwMVgN5S9cQUiyoogDavup3H"
+)
+_X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
+_U2X: Json = {"direction": "u2x", "chain": 42161, "amount": "150"}
+_SWAP_ERRORS = (
+    "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
+    "amount_below_minimum", "amount_above_maximum", "unavailable",
+)  # fmt: skip
+_ORDER_ERRORS = (*_SWAP_ERRORS, "invalid_destination", "idempotency_conflict")
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        name="capabilities",
+        summary="What the service can do: chains, directions, limits, policy.",
+        params=models.NoParams,
+        result=models.CapabilitiesResult,
+        handler=discovery.capabilities,
+        effect=Effect.READ,
+        method="GET",
+        path="/agent/capabilities",
+        examples=(Example("all", {}),),
+    ),
+    Operation(
+        name="schemas",
+        summary="JSON Schemas of every operation's params and result.",
+        params=models.NoParams,
+        result=models.SchemasResult,
+        handler=discovery.schemas,
+        effect=Effect.READ,
+        method="GET",
+        path=None,
+        examples=(Example("all", {}),),
+    ),
+    Operation(
+        name="swap.plan",
+        summary="Validate what is known of a swap and name what is missing.",
+        params=models.PlanParams,
+        result=models.PlanResult,
+        handler=swap.plan,
+        effect=Effect.READ,
+        method="POST",
+        path="/agent/swap/plan",
+        examples=(
+            Example("nothing known", {}),
+            Example("destination missing", {**_X2U, "hasFunds": True}),
+            Example("ready", {**_X2U, "to": _EVM, "hasFunds": True}),
+            Example("ready the other way", {**_U2X, "to": _MONERO, "hasFunds": False}),
+        ),
+        errors=(*_SWAP_ERRORS, "invalid_destination"),
+    ),
+    Operation(
+        name="swap.quote",
+        summary="Price an amount at the current rate.",
+        params=models.QuoteParams,
+        result=models.QuoteResult,
+        handler=swap.quote,
+        effect=Effect.READ,
+        method="POST",
+        path="/agent/swap/quote",
+        examples=(Example("XMR to USDC", _X2U), Example("USDC to XMR", _U2X)),
+        errors=_SWAP_ERRORS,
+    ),
+    Operation(
+        name="swap.create",
+        summary="Create an order and get its funding instructions.",
+        params=models.SwapParams,
+        result=models.OrderResult,
+        handler=swap.create,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/agent/swap/create",
+        examples=(
+            Example("XMR to USDC", {**_X2U, "to": _EVM}),
+            Example("USDC to XMR", {**_U2X, "to": _MONERO}),
+        ),
+        errors=_ORDER_ERRORS,
+        idempotent=True,
+        creates=True,
+    ),
+    Operation(
+        name="swap.execute",
+        summary="Quote and create in one call.",
+        params=models.SwapParams,
+        result=models.OrderResult,
+        handler=swap.execute,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/agent/swap/execute",
+        examples=(
+            Example("XMR to USDC", {**_X2U, "to": _EVM}),
+            Example(
+                "with a session",
+                {**_U2X, "to": _MONERO, "sessionId": "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"},
+            ),
+        ),
+        errors=_ORDER_ERRORS,
+        idempotent=True,
+        creates=True,
+    ),
+    Operation(
+        name="swap.status",
+        summary="An order as it stands.",
+        params=models.StatusParams,
+        result=models.StatusResult,
+        handler=swap.status,
+        effect=Effect.READ,
+        method="GET",
+        path="/agent/swap/status/{orderId}",
+        examples=(
+            Example("by id", {"orderId": "$orderId"}),
+            Example("verified", {"orderId": "$orderId", "verify": _EVM}),
+        ),
+        errors=("missing_input", "invalid_input", "order_not_found", "verification_failed"),
+    ),
+    Operation(
+        name="support.create",
+        summary="Open a support ticket, or give a refund address.",
+        params=models.SupportParams,
+        result=models.SupportResult,
+        handler=support.create_ticket,
+        effect=Effect.WRITE,
+        method="POST",
+        path="/agent/support/tickets",
+        examples=(
+            Example("a question", {"message": "How long does a swap take?"}),
+            Example("about an order", {"message": "Where is my payout?", "orderId": "$orderId"}),
+        ),
+        errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
+        creates=True,
+    ),
+    Operation(
+        name="sandbox.fund",
+        summary="Sandbox: send a simulated deposit to an order.",
+        params=models.FundParams,
+        result=models.FundResult,
+        handler=sandbox.fund,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/sandbox/fund",
+        examples=(Example("part of it", {"orderId": "$orderId", "amount": "0.1"}),),
+        errors=("missing_input", "invalid_input", "order_not_found"),
+        sandbox_only=True,
+    ),
+    Operation(
+        name="sandbox.fault",
+        summary="Sandbox: provoke a fault, move the clock, change the rate.",
+        params=models.FaultParams,
+        result=models.FaultResult,
+        handler=sandbox.fault,
+        effect=Effect.WRITE,
+        method="POST",
+        path="/sandbox/fault",
+        examples=(
+            Example("a failing payout", {"fault": "payout_fails", "orderId": "$orderId"}),
+            Example("a new rate", {"fault": "set_rate", "rate": "165"}),
+        ),
+        errors=("missing_input", "invalid_input", "order_not_found"),
+        sandbox_only=True,
+    ),
+)
+
+
+def operations_for(service: Service) -> list[Operation]:
+    """The operations that a service offers: the sandbox's only with that engine."""
+    return [op for op in OPERATIONS if service.sandbox is not None or not op.sandbox_only]

@@ -1,0 +1,209 @@
+"""Orders as callers see them: ``data`` of create, execute and status.
+
+``data.order`` has the draft order fields of spec 2.4 with amounts in atomic units, the same as
+over the BFF; everything for people beside it is in decimal strings.
+"""
+
+from __future__ import annotations
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.money import XMR, format_units
+from rpcsvc.domain.order import Deposit, Order, Transfer
+from rpcsvc.domain.states import (
+    AGENT_STATE_OF,
+    AgentState,
+    OrderStatus,
+    TransferState,
+)
+from rpcsvc.operations.envelope import Json, action
+from rpcsvc.operations.service import Service
+
+_AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
+_EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
+
+
+def order_view(order: Order) -> Json:
+    """``data.order``."""
+    terms = order.terms
+    payout = order.payout
+    refund = next((t for t in reversed(order.refunds) if t.txid), None)
+    deposit = next((d for d in order.deposits if d.is_active), None)
+    view: Json = {
+        "orderId": terms.order_id,
+        "status": order.status.value,
+        "depositAddress": terms.deposit_address,
+        "depositTokenSymbol": terms.deposit_asset.symbol,
+        "depositAmount": str(terms.deposit_amount),
+        "toAddress": terms.to_address,
+        "expectedOutput": str(terms.expected_output),
+        "depositChainId": 0 if terms.deposit_asset is XMR else terms.chain_id,
+        "depositTxHash": deposit.key.txid if deposit else None,
+        "actualOutput": _actual_output(payout),
+        "errorMessage": order.error_message,
+        "refundTxHash": refund.txid if refund else None,
+        "createdAt": iso8601(terms.created_at),
+        "expiresAt": iso8601(terms.expires_at),
+        "completedAt": iso8601(order.completed_at) if order.completed_at else None,
+    }
+    if order.deadline_at is not None and order.on_deadline is not None:
+        view["deadlineAt"] = iso8601(order.deadline_at)
+        view["onDeadline"] = order.on_deadline.value
+    return view
+
+
+def _actual_output(payout: Transfer | None) -> str | None:
+    settled = payout is not None and payout.state is TransferState.SETTLED
+    return str(payout.units) if payout and settled else None
+
+
+def funding_view(service: Service, order: Order) -> Json:
+    """``data.fundingInstructions``: what to send, where and until when."""
+    terms = order.terms
+    names = service.engine.names(terms.deposit_asset, terms.chain)
+    amount = format_units(terms.deposit_amount, terms.deposit_asset)
+    return {
+        "depositAddress": terms.deposit_address,
+        "amount": amount,
+        "amountDisplay": f"{amount} {terms.deposit_asset.symbol}",
+        "asset": terms.deposit_asset.symbol,
+        "network": names.network,
+        "chainId": names.chain_id,
+        "expiresAt": iso8601(terms.expires_at),
+        "paymentUri": _payment_uri(order, names.chain_id, names.token),
+        "warnings": _warnings(service, order, names.network),
+    }
+
+
+def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
+    """A ``monero:`` URI, or an ``ethereum:`` one for an ERC-20 transfer (EIP-681)."""
+    terms = order.terms
+    if token is None:
+        amount = format_units(terms.deposit_amount, terms.deposit_asset)
+        return f"monero:{terms.deposit_address}?tx_amount={amount}"
+    return (
+        f"ethereum:{token}@{chain_id}/transfer"
+        f"?address={terms.deposit_address}&uint256={terms.deposit_amount}"
+    )
+
+
+def _warnings(service: Service, order: Order, network: str) -> list[str]:
+    asset = order.terms.deposit_asset.symbol
+    warnings = [
+        f"Send exactly this amount of {asset}, on {network} only, before expiresAt.",
+        "The address is for this order alone: don't send to it again later.",
+    ]
+    if service.network == "sandbox":
+        warnings.insert(0, "Sandbox: simulated money. Never send real funds to this address.")
+    return warnings
+
+
+def deposit_view(order: Order, deposit: Deposit) -> Json:
+    """One entry of ``data.deposits``."""
+    return {
+        "txid": deposit.key.txid,
+        "amount": format_units(deposit.units, order.terms.deposit_asset),
+        "status": deposit.state.value,
+        "firstSeenAt": iso8601(deposit.first_seen_at),
+        "use": _use(order, deposit),
+    }
+
+
+def _use(order: Order, deposit: Deposit) -> str:
+    if deposit.is_dust:
+        return "dust"
+    transfer = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+    return transfer.kind.value if transfer else "undecided"
+
+
+def transfer_view(transfer: Transfer) -> Json:
+    """One entry of ``data.transfers``."""
+    return {
+        "kind": transfer.kind.value,
+        "address": transfer.address,
+        "amount": format_units(transfer.units, transfer.asset),
+        "asset": transfer.asset.symbol,
+        "status": transfer.state.value,
+        "txid": transfer.txid,
+    }
+
+
+def status_data(service: Service, order: Order) -> Json:
+    """``data`` of status, without the fields that every result has."""
+    awaits = order.status in _AWAITS_MONEY and order.due_units > 0
+    due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
+    return {
+        "order": order_view(order),
+        "fundingInstructions": funding_view(service, order) if awaits else None,
+        "amountDue": due,
+        "deposits": [deposit_view(order, d) for d in order.deposits],
+        "transfers": [
+            transfer_view(t) for t in order.transfers if t.state is not TransferState.CANCELLED
+        ],
+        "outcome": order.status.value if order.status.is_terminal else None,
+        "actionRequired": order.action_required,
+    }
+
+
+def status_actions(service: Service, order: Order, now: int) -> list[Json]:
+    """``nextActions`` for an order as it stands."""
+    state = AGENT_STATE_OF[order.status]
+    actions = _actions_of_state(service, order, state, now)
+    if order.action_required:
+        actions.insert(0, _give_refund_address(order))
+    return actions
+
+
+def _actions_of_state(service: Service, order: Order, state: AgentState, now: int) -> list[Json]:
+    poll = action(
+        "poll_status",
+        "Ask again until the state is completed or terminal_failure.",
+        "swap.status",
+        {"orderId": order.order_id},
+    )
+    if state is AgentState.COMPLETED:
+        return [action("report_completed", "Tell the user that the payout has settled.")]
+    if state is AgentState.TERMINAL_FAILURE:
+        return [_open_ticket(order)]
+    if order.status in _AWAITS_MONEY and order.due_units > 0:
+        return [*_funding_actions(service, order, now), poll]
+    return [poll]
+
+
+def _funding_actions(service: Service, order: Order, now: int) -> list[Json]:
+    if now >= order.terms.expires_at:
+        return [action("stop_funding", _EXPIRED_WINDOW)]
+    due = format_units(order.due_units, order.terms.deposit_asset)
+    ask = action(
+        "ask_user_to_fund",
+        f"Ask the user to send {due} {order.terms.deposit_asset.symbol} to"
+        f" {order.terms.deposit_address} before {iso8601(order.terms.expires_at)}.",
+    )
+    if service.sandbox is None:
+        return [ask]
+    simulate = action(
+        "simulate_deposit",
+        "Sandbox only: send the amount that is due from a simulated user.",
+        "sandbox.fund",
+        {"orderId": order.order_id},
+    )
+    return [ask, simulate]
+
+
+def _open_ticket(order: Order) -> Json:
+    why = order.error_message or f"The order is {order.status.value}."
+    return action(
+        "create_support_ticket",
+        f"Tell the user what happened, and open a ticket if they need help: {why}",
+        "support.create",
+        {"message": f"Order {order.order_id} is {order.status.value}. {why}",
+         "orderId": order.order_id},
+    )  # fmt: skip
+
+
+def _give_refund_address(order: Order) -> Json:
+    return action(
+        "provide_refund_address",
+        f"Ask the user for a {order.terms.deposit_asset.symbol} address for the refund and send it"
+        " with support.create as walletAddress, together with message, orderId and the order's"
+        " sessionId.",
+    )

@@ -1,0 +1,1 @@
+"""Carrying orders through: commit what happened, then act, and find it again after a crash."""

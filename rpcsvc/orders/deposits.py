@@ -1,0 +1,78 @@
+"""Reconciling deposits: what the chain shows now against what the order has on record.
+
+Each pass takes the deposits that may have changed and turns the difference into events, so a
+restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
+deposit, never per open order.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.orders.ports import DepositSighting, OrderStore, SettlementEngine
+from rpcsvc.orders.processor import OrderProcessor
+
+log = structlog.get_logger(__name__)
+
+DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
+
+
+def events_of(order: Order, sighting: DepositSighting) -> list[DepositEvent]:
+    """The events that bring the order's record of a deposit up to what the chain shows."""
+    known = order.deposit(sighting.key)
+    before = known.state if known else DepositState.REMOVED
+    if before is sighting.state:
+        return []
+    events: list[DepositEvent] = []
+    if before is not DepositState.REMOVED and sighting.state is not DepositState.CONFIRMED:
+        events.append(DepositRemoved(sighting.key))
+        before = DepositState.REMOVED
+    if before is DepositState.REMOVED and sighting.state is not DepositState.REMOVED:
+        events.append(
+            DepositSeen(sighting.key, sighting.units, sighting.sender, sighting.first_seen_at)
+        )
+    if sighting.state is DepositState.CONFIRMED:
+        events.append(DepositConfirmed(sighting.key))
+    return events
+
+
+class DepositWatcher:
+    """Turns what the engine sees into events of orders."""
+
+    def __init__(
+        self, store: OrderStore, engine: SettlementEngine, processor: OrderProcessor
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._processor = processor
+
+    async def reconcile(self) -> int:
+        """One pass; returns how many events it found. Safe to repeat at any time."""
+        sightings = await self._engine.observe()
+        count = 0
+        for sighting in sightings:
+            count += await self._reconcile_one(sighting)
+        # Only now may the engine forget them: every event above is committed.
+        await self._engine.acknowledge(sightings)
+        return count
+
+    async def _reconcile_one(self, sighting: DepositSighting) -> int:
+        network = sighting.key.network
+        order_id = self._store.order_id_of_deposit_address(network, sighting.address)
+        order = self._store.order(order_id) if order_id else None
+        if order is None:
+            log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
+            return 0
+        events = events_of(order, sighting)
+        for event in events:
+            try:
+                await self._processor.apply(order.order_id, event)
+            except ImpossibleTransition as refused:
+                # Another event came between; the next pass looks again with fresh eyes.
+                log.warning("deposit_not_applied", order_id=order.order_id, reason=str(refused))
+                break
+        return len(events)

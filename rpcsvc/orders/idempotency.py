@@ -1,0 +1,80 @@
+"""The same call twice makes one order: idempotency keys (design part 3 "Idempotency").
+
+A key is claimed by the call that first passes validation, for as long as it runs; copies that
+arrive meanwhile wait for it. What it answered is committed together with the order, so a retry
+after a crash finds both or neither. What does not live here: making the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rpcsvc.errors import IdempotencyConflict
+from rpcsvc.orders.ports import OrderStore, StoredResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A key with the call that it stands for; ``params`` are normalised JSON values."""
+
+    namespace: str
+    key: str
+    operation: str
+    params: dict[str, Any]
+
+
+class Idempotency:
+    """Runs a call once per (namespace, key)."""
+
+    def __init__(self, store: OrderStore) -> None:
+        self._store = store
+        self._running: dict[tuple[str, str], asyncio.Task[bytes]] = {}
+
+    async def once(self, claim: Claim, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
+        """The answer to the call, and whether it is a replay.
+
+        ``make`` must commit its answer under the claim's key. It runs to its end even if the
+        caller goes away. Raises IdempotencyConflict, and whatever ``make`` raises (the key is
+        free again then).
+        """
+        slot = (claim.namespace, claim.key)
+        while True:
+            stored = self._store.response(*slot)
+            if stored is not None:
+                _require_same(stored, claim)
+                return stored.body, True
+            running = self._running.get(slot)
+            if running is None:
+                break
+            await asyncio.wait([running])
+        return await asyncio.shield(self._start(slot, make)), False
+
+    def _start(
+        self, slot: tuple[str, str], make: Callable[[], Awaitable[bytes]]
+    ) -> asyncio.Task[bytes]:
+        async def run() -> bytes:
+            try:
+                return await make()
+            finally:
+                del self._running[slot]
+
+        task = asyncio.create_task(run(), name="idempotent call")
+        self._running[slot] = task
+        return task
+
+
+def _require_same(stored: StoredResponse, claim: Claim) -> None:
+    before = {"operation": stored.operation, **stored.params}
+    now = {"operation": claim.operation, **claim.params}
+    differing = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
+    if differing:
+        raise IdempotencyConflict(
+            f"This idempotency key was used before with another {', '.join(differing)}."
+            " Send the same call again to get its answer, or use a new key for a new order.",
+            details={"fields": differing},
+        )

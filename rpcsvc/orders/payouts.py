@@ -1,0 +1,143 @@
+"""Bringing a transfer to its end: prepare, commit, publish, confirm. Exactly once.
+
+The order of the steps is the whole point. The signed bytes and their transaction id are
+committed before anything is published; whoever resumes asks the network for that id first and
+publishes the same bytes again; nothing is ever signed anew while the first may live. One writer
+per wallet holds from prepare to publish. An exception means that the outcome is not known: only
+the network's own word that a transfer failed lets its money go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.events import (
+    Event,
+    TransferFailed,
+    TransferPrepared,
+    TransferPublished,
+    TransferSettled,
+    TransferUnknown,
+)
+from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.orders.locks import KeyedLocks
+from rpcsvc.orders.ports import (
+    OrderStore,
+    Outcome,
+    SettlementEngine,
+    TransferRejected,
+    Verdict,
+)
+from rpcsvc.orders.processor import OrderProcessor
+
+log = structlog.get_logger(__name__)
+
+ENGINE_TIMEOUT_SECONDS = 30
+
+
+class Payouts:
+    """Carries out ``AdvanceTransfer``."""
+
+    def __init__(
+        self, store: OrderStore, engine: SettlementEngine, processor: OrderProcessor
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._processor = processor
+        self._wallets = KeyedLocks()
+
+    async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
+        """Take the transfer as far as it goes now; True when it has reached its end.
+
+        Raises errors.Unavailable when the store can't record a step: then nothing further was
+        done, and the effect is still pending.
+        """
+        network = self._find(order_id, effect)[1].network
+        async with self._wallets.hold(network):
+            order, transfer = self._find(order_id, effect)
+            if transfer.state.is_final:
+                await self._processor.discard(order_id, effect)
+                return True
+            if transfer.state is TransferState.PLANNED:
+                prepared = await self._prepare(order, transfer, effect)
+                if prepared is None:
+                    return self._find(order_id, effect)[1].state.is_final
+                transfer = prepared
+            return await self._publish_and_record(order_id, transfer, effect)
+
+    def _find(self, order_id: str, effect: AdvanceTransfer) -> tuple[Order, Transfer]:
+        order = self._store.order(order_id)
+        transfer = order.transfer(effect.transfer_id) if order else None
+        if order is None or transfer is None:
+            raise LookupError(f"effect for {effect.transfer_id}, which is not in the store")
+        return order, transfer
+
+    async def _prepare(
+        self, order: Order, transfer: Transfer, effect: AdvanceTransfer
+    ) -> Transfer | None:
+        """Sign and commit; None when the transfer could not be, or may no longer be, prepared."""
+        try:
+            async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
+                signed = await self._engine.prepare(transfer)
+        except TransferRejected as refused:
+            event = TransferFailed(transfer.transfer_id, str(refused))
+            await self._processor.apply(order.order_id, event, done=(effect,))
+            return None
+        except Exception:
+            log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)
+            return None
+        return await self._commit_prepared(order.order_id, transfer, signed.txid, signed.raw)
+
+    async def _commit_prepared(
+        self, order_id: str, transfer: Transfer, txid: str, raw: str
+    ) -> Transfer | None:
+        event = TransferPrepared(transfer.transfer_id, txid, raw)
+        try:
+            order = await self._processor.apply(order_id, event)
+        except ImpossibleTransition as refused:
+            # Taken back while it was being signed. The bytes were never published: drop them.
+            log.info("transfer_withdrawn", transfer_id=transfer.transfer_id, reason=str(refused))
+            return None
+        return order.transfer(transfer.transfer_id)
+
+    async def _publish_and_record(
+        self, order_id: str, transfer: Transfer, effect: AdvanceTransfer
+    ) -> bool:
+        verdict = await self._ask(transfer)
+        event = _event_of(transfer, verdict)
+        ended = verdict.outcome in (Outcome.SETTLED, Outcome.FAILED)
+        if event is not None:
+            await self._processor.apply(order_id, event, done=(effect,) if ended else ())
+        return ended
+
+    async def _ask(self, transfer: Transfer) -> Verdict:
+        """Look for our own transaction id first; publish the same bytes if it is not there."""
+        try:
+            async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
+                verdict = await self._engine.look_up(transfer)
+                if verdict.outcome is Outcome.ABSENT:
+                    verdict = await self._engine.publish(transfer)
+        except Exception as error:
+            log.warning("transfer_outcome_unknown", transfer_id=transfer.transfer_id, exc_info=True)
+            return Verdict(Outcome.UNKNOWN, type(error).__name__)
+        return verdict
+
+
+def _event_of(transfer: Transfer, verdict: Verdict) -> Event | None:
+    """The event that records a verdict; None when it is on record already."""
+    transfer_id = transfer.transfer_id
+    match verdict.outcome:
+        case Outcome.SETTLED:
+            return TransferSettled(transfer_id)
+        case Outcome.FAILED:
+            return TransferFailed(transfer_id, verdict.reason)
+        case Outcome.PENDING if transfer.state is not TransferState.PUBLISHED:
+            return TransferPublished(transfer_id)
+        case Outcome.UNKNOWN | Outcome.ABSENT if transfer.state is not TransferState.UNKNOWN:
+            return TransferUnknown(transfer_id, verdict.reason)
+    return None

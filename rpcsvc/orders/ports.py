@@ -1,0 +1,274 @@
+"""What the order layer asks of a store, a settlement engine and a rate source.
+
+The protocols are declared by their user; ``store`` and ``settlement`` implement them and
+``orders`` imports neither. What does not live here: any implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+from rpcsvc.domain.effects import Effect
+from rpcsvc.domain.money import Asset
+from rpcsvc.domain.order import DepositKey, Order, Transfer
+from rpcsvc.domain.states import DepositState
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One line of an order's append-only history. ``version`` is the order's after the event."""
+
+    version: int
+    at: int
+    event: str
+    status: str
+    details: dict[str, Any]
+
+
+class PendingEffect(NamedTuple):
+    """An effect that is committed and not yet done."""
+
+    order_id: str
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """The first answer to an idempotent call, kept so that a retry gets the same bytes.
+
+    ``params`` are the normalised params (JSON values) that the key was first used with;
+    ``body`` is the envelope without its request id, as JSON bytes.
+    """
+
+    namespace: str
+    key: str
+    operation: str
+    params: dict[str, Any]
+    body: bytes
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A support ticket."""
+
+    ticket_id: str
+    created_at: int
+    category: str
+    message: str
+    order_id: str | None
+    session_id: str | None
+    wallet_address: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Everything that one event changes: committed whole or not at all.
+
+    ``is_new`` tells an insert from an update of ``order``. ``done`` are effects that the event
+    finished.
+    """
+
+    order: Order | None = None
+    is_new: bool = False
+    history: HistoryEntry | None = None
+    effects: tuple[Effect, ...] = ()
+    done: tuple[PendingEffect, ...] = ()
+    response: StoredResponse | None = None
+    ticket: Ticket | None = None
+
+
+class OrderStore(Protocol):
+    """Holds orders, their history, pending effects, idempotency keys and tickets.
+
+    Reads are synchronous point look-ups of committed state; ``commit`` returns once the change
+    is durable. Both raise ``errors.Unavailable`` when the database can't serve them.
+    """
+
+    def order(self, order_id: str) -> Order | None:
+        """The order as last committed."""
+        ...
+
+    def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
+        """Which order an address was given to."""
+        ...
+
+    def is_deposit_address(self, address: str) -> bool:
+        """Whether the address was given to an order to pay to, on whatever network."""
+        ...
+
+    def history(self, order_id: str) -> list[HistoryEntry]:
+        """All events of an order, oldest first."""
+        ...
+
+    def overdue(self, now: int, limit: int) -> list[str]:
+        """Ids of orders whose deadline is at or before ``now``, oldest deadline first."""
+        ...
+
+    def pending_effects(self) -> list[PendingEffect]:
+        """Every effect that is committed and not done; prepared transfers first."""
+        ...
+
+    def response(self, namespace: str, key: str) -> StoredResponse | None:
+        """The stored answer under an idempotency key."""
+        ...
+
+    async def commit(self, change: Change) -> None:
+        """Make the change durable, whole or not at all."""
+        ...
+
+    async def forget_responses(self, before: int) -> int:
+        """Drop idempotency keys made before that time; returns how many."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DepositSighting:
+    """A deposit as the chain shows it at this moment. ``state`` REMOVED: it is gone."""
+
+    key: DepositKey
+    address: str
+    units: int
+    sender: str | None
+    first_seen_at: int
+    state: DepositState
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransfer:
+    """A signed transfer that is not published: its transaction id and its bytes, hex."""
+
+    txid: str
+    raw: str
+
+
+class Outcome(StrEnum):
+    """What the network says of a transfer.
+
+    ABSENT: it does not know it now, which proves nothing about later. FAILED is said only when
+    the transfer can never be carried out. An exception is UNKNOWN.
+    """
+
+    SETTLED = "settled"
+    PENDING = "pending"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome with the reason, in words for the operator."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """Network fees in atomic units of the asset that is sent."""
+
+    payout: int
+    refund: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkNames:
+    """How the deposit side of an order is named to the one who funds it.
+
+    ``chain_id`` and ``token`` are those that a wallet must use: in the sandbox, a test network's.
+    """
+
+    network: str
+    chain_id: int
+    token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether something works; ``detail`` says what is wrong when it does not."""
+
+    ok: bool
+    detail: str | None = None
+
+
+class TransferRejected(Exception):
+    """The engine can never prepare this transfer: the network refuses it for good."""
+
+
+class SettlementEngine(Protocol):
+    """Moves money: makes deposit addresses, sees deposits, sends transfers.
+
+    Any exception other than TransferRejected means that the outcome is not known.
+    """
+
+    name: str
+    poll_ms: int
+
+    async def start(self) -> None:
+        """Connect, load, catch up."""
+        ...
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when orders can't be taken now."""
+        ...
+
+    def deposit_address(self, asset: Asset) -> str:
+        """A fresh deposit address that no other order has or will have."""
+        ...
+
+    def fees(self, deposit: Asset, payout: Asset) -> Fees:
+        """Network fees: of the payout in payout units, of a refund in deposit units."""
+        ...
+
+    def names(self, asset: Asset, chain: str) -> NetworkNames:
+        """What to call the network that a deposit of ``asset`` is made on."""
+        ...
+
+    def estimated_seconds(self, deposit: Asset, chain: str) -> int:
+        """How long a swap takes from deposit to settled payout, typically, in seconds."""
+        ...
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits that may have changed since they were last acknowledged, recomputed."""
+        ...
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: final ones need not be shown again."""
+        ...
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign without publishing. Raises TransferRejected; anything else may be retried."""
+        ...
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the transfer's own bytes to the network; the same bytes may be handed over again."""
+        ...
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer's transaction id."""
+        ...
+
+    def health(self) -> Health:
+        """Whether the engine can settle now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A price: USDC units (10^-6) per whole XMR, as of a time, from a named source."""
+
+    usdc_per_xmr: int
+    as_of: int
+    source: str
+
+
+class RateSource(Protocol):
+    """Gives the current rate. Raises errors.Unavailable when there is no fresh one."""
+
+    def rate(self) -> Rate:
+        """The current rate."""
+        ...

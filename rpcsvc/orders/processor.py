@@ -1,0 +1,106 @@
+"""Commit, then act: one event of one order at a time.
+
+``OrderProcessor.apply`` loads the order, asks the pure machine what the event makes of it,
+commits order, history and effects in one transaction, and only then hands the effects over to
+be carried out. What does not live here: the decisions (domain/transition.py), the carrying out
+(effects.py, payouts.py), the finding of events (deposits.py, worker.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.effects import Effect
+from rpcsvc.domain.events import Event
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.transition import transition
+from rpcsvc.errors import OrderNotFound
+from rpcsvc.orders.locks import KeyedLocks
+from rpcsvc.orders.ports import Change, HistoryEntry, OrderStore, PendingEffect, StoredResponse
+
+log = structlog.get_logger(__name__)
+
+EffectSink = Callable[[str, Iterable[Effect]], None]
+# Bytes and addresses are on the order already; the history keeps what happened, not copies.
+_NOT_IN_HISTORY = frozenset({"raw", "address"})
+
+
+class OrderProcessor:
+    """The only writer of orders."""
+
+    def __init__(self, store: OrderStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._locks = KeyedLocks()
+        self._sinks: list[EffectSink] = []
+
+    def on_effects(self, sink: EffectSink) -> None:
+        """Have ``sink`` called with the effects of each transition, after its commit."""
+        self._sinks.append(sink)
+
+    async def open(self, order: Order, response: StoredResponse | None) -> None:
+        """Commit a new order together with the answer that its idempotency key replays."""
+        entry = HistoryEntry(
+            order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
+        )
+        await self._store.commit(Change(order=order, is_new=True, history=entry, response=response))
+
+    async def apply(self, order_id: str, event: Event, *, done: tuple[Effect, ...] = ()) -> Order:
+        """Let ``event`` happen to the order; returns the order as committed.
+
+        ``done`` are effects of the order that this event finishes. Raises OrderNotFound,
+        ImpossibleTransition (nothing was changed) and errors.Unavailable (nothing was changed).
+        """
+        async with self._locks.hold(order_id):
+            before = self._store.order(order_id)
+            if before is None:
+                raise OrderNotFound(f"There is no order {order_id}.")
+            now = self._clock.now_ms()
+            after, effects = _next(before, event, now)
+            entry = _history_entry(after, event, now)
+            finished = tuple(PendingEffect(order_id, effect) for effect in done)
+            await self._store.commit(
+                Change(order=after, history=entry, effects=effects, done=finished)
+            )
+        _log_transition(before, after, event)
+        for sink in self._sinks:
+            sink(order_id, effects)
+        return after
+
+    async def discard(self, order_id: str, effect: Effect) -> None:
+        """Drop an effect that has nothing left to do."""
+        await self._store.commit(Change(done=(PendingEffect(order_id, effect),)))
+
+
+def _next(before: Order, event: Event, now: int) -> tuple[Order, tuple[Effect, ...]]:
+    result = transition(before, event, now)
+    return result.order, result.effects
+
+
+def _history_entry(after: Order, event: Event, now: int) -> HistoryEntry:
+    details = {k: v for k, v in asdict(event).items() if k not in _NOT_IN_HISTORY}
+    return HistoryEntry(after.version, now, type(event).__name__, after.status.value, details)
+
+
+def _log_transition(before: Order, after: Order, event: Event) -> None:
+    write = log.warning if after.action_required or _lost_money(after) else log.info
+    write(
+        "order_transition",
+        order_id=after.order_id,
+        transition=type(event).__name__,
+        before=before.status.value,
+        status=after.status.value,
+        **({"action_required": after.action_required} if after.action_required else {}),
+    )
+
+
+def _lost_money(order: Order) -> bool:
+    """True when a deposit went away after it had been paid out: only the operator can mend it."""
+    payout = order.payout
+    return payout is not None and any(
+        d.transfer_id == payout.transfer_id and not d.is_active for d in order.deposits
+    )

@@ -1,0 +1,348 @@
+"""The settings of the service: which exist, their defaults and bounds, and loading them.
+
+Layers, each winning over the one before: defaults, TOML file, environment, flags. Every value
+keeps the name of the source that gave it.
+What does not live here: reading the sources and the forms of values (settings_sources.py), the
+options of the CLI client, and what is done with a setting (app.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import ErrorDetails
+
+from rpcsvc.settings_sources import (
+    BLANK_IS_NONE,
+    CONFIG_VARIABLE,
+    LOWER_CASE,
+    TOKENS_KEY,
+    Contact,
+    FilePath,
+    Flag,
+    Given,
+    Host,
+    Network,
+    Networks,
+    SiteUrl,
+    Tokens,
+    decimal,
+    line,
+    nested,
+    parse_address,
+    read_environment,
+    read_file,
+    read_flags,
+    whole,
+)
+
+HOUR: Final = 3_600
+DAY: Final = 86_400
+MASK: Final = "********"
+
+Xmr = Annotated[str, decimal(12)]
+XmrFee = Annotated[str, decimal(12, positive=False)]
+Usdc = Annotated[str, decimal(6)]
+UsdcFee = Annotated[str, decimal(6, positive=False)]
+PerMinute = Annotated[int, whole(1, 1_000_000)]
+Seconds = Annotated[int, whole(1, 30 * DAY)]
+BlockMs = Annotated[int, whole(10, HOUR * 1000)]
+Confirmations = Annotated[int, whole(1, 1000)]
+
+
+class SettingsError(Exception):
+    """The settings can't be used; ``problems`` holds one line for each thing to mend."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class Group(BaseModel):
+    """Settings that belong together: immutable, of known names only, silent about their input."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+
+class BrandSettings(Group):
+    """How the service names itself. ``slug`` is the word in ``service.*`` and ``x-service-*``."""
+
+    slug: str = Field(default="service", pattern=r"^[a-z][a-z0-9-]{0,30}$")
+    name: Annotated[str, line(1, 64)] = "rpcsvc"
+    motto: Annotated[str, line(0, 200)] = "XMR and USDC swaps for software agents"
+    domain: Annotated[str, line(0, 253)] = ""
+
+
+class RateLimitSettings(Group):
+    """Requests a minute: per client address, ``rpc_requests_per_minute`` per token."""
+
+    enabled: Flag = True
+    orders_per_minute: PerMinute = 30
+    requests_per_minute: PerMinute = 300
+    rpc_requests_per_minute: PerMinute = 6_000
+    max_clients: Annotated[int, whole(1, 1_000_000)] = 10_000
+
+
+class LimitSettings(Group):
+    """The largest body in bytes, elements of a batch, and depth of JSON nesting."""
+
+    body_bytes: Annotated[int, whole(1_024, 16 * 1024 * 1024)] = 65_536
+    batch: Annotated[int, whole(1, 1_000)] = 50
+    depth: Annotated[int, whole(4, 256)] = 32
+
+
+class OrderSettings(Group):
+    """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars."""
+
+    deposit_window_seconds: Seconds = HOUR
+    late_window_seconds: Annotated[Seconds | None, BLANK_IS_NONE] = None
+    idempotency_days: Annotated[int, whole(1, 3_650)] = 30
+    min_received_bps: Annotated[int, whole(1, 10_000)] = 9_900
+    spread_bps: Annotated[int, whole(0, 5_000)] = 50
+    max_swap_usd: Annotated[int, whole(1, 100_000_000)] = 50_000
+    confirm_timeout_seconds: Seconds = DAY
+    prepare_timeout_seconds: Seconds = 900
+    payout_check_seconds: Seconds = 600
+    refund_reminder_seconds: Seconds = 7 * DAY
+
+    @property
+    def effective_late_window_seconds(self) -> int:
+        """``late_window_seconds``, or a quarter of the deposit window where that is not set."""
+        return self.late_window_seconds or max(1, self.deposit_window_seconds // 4)
+
+
+class SandboxSettings(Group):
+    """The simulated chains. Amounts are decimal strings of whole XMR or USDC."""
+
+    usdc_per_xmr: Usdc = "165.00"
+    xmr_block_ms: BlockMs = 1_000
+    usdc_block_ms: BlockMs = 500
+    xmr_confirmations: Confirmations = 2
+    usdc_confirmations: Confirmations = 2
+    xmr_payout_fee: XmrFee = "0.0001"
+    usdc_payout_fee: UsdcFee = "0.05"
+    xmr_float: Xmr = "10000"
+    usdc_float: Usdc = "2000000"
+
+
+class RatesSettings(Group):
+    """How old, in seconds, a rate may be and still be quoted."""
+
+    max_age_seconds: Annotated[int, whole(1, DAY)] = 60
+
+
+class LogSettings(Group):
+    """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
+
+    format: Literal["auto", "json", "console"] = "auto"
+    level: Annotated[Literal["debug", "info", "warning", "error", "critical"], LOWER_CASE] = "info"
+
+
+class Settings(Group):
+    """All settings of the service. In files and variables the tokens' key is singular."""
+
+    host: Host = "127.0.0.1"
+    port: Annotated[int, whole(0, 65_535)] = 8080
+    data_dir: FilePath = Path("./var")
+    engine: Literal["sandbox", "upstream", "onchain"] = "sandbox"
+    site_url: SiteUrl = ""
+    tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None
+    tls_key: Annotated[FilePath | None, BLANK_IS_NONE] = Field(default=None, validate_default=True)
+    trusted_proxies: Networks = ()
+    agent_rpc_tokens: Tokens = Field(default=(), validation_alias=TOKENS_KEY)
+    chains_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
+    contact: Annotated[Contact | None, BLANK_IS_NONE] = None
+    graceful_seconds: Annotated[int, whole(1, HOUR)] = 10
+    brand: BrandSettings = BrandSettings()
+    rate_limit: RateLimitSettings = RateLimitSettings()
+    limits: LimitSettings = LimitSettings()
+    orders: OrderSettings = OrderSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    rates: RatesSettings = RatesSettings()
+    log: LogSettings = LogSettings()
+
+    @field_validator("tls_key")
+    @classmethod
+    def _key_goes_with_certificate(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        if "tls_cert" in info.data and (key is None) != (info.data["tls_cert"] is None):
+            raise ValueError("a path together with tls_cert; give both of them or neither")
+        return key
+
+    @property
+    def serves_tls(self) -> bool:
+        """Whether HTTPS is served directly."""
+        return self.tls_cert is not None
+
+    @property
+    def effective_site_url(self) -> str:
+        """The public site root without a trailing slash: ``site_url`` or where it listens."""
+        if self.site_url:
+            return self.site_url
+        address = parse_address(self.host)
+        host = "localhost" if address is not None and address.is_unspecified else self.host
+        host = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.serves_tls else 'http'}://{host}:{self.port}"
+
+    @property
+    def effective_domain(self) -> str:
+        """``brand.domain``, or the host of the site URL where that is empty."""
+        return self.brand.domain or urlsplit(self.effective_site_url).hostname or self.host
+
+
+class LoadedSettings(NamedTuple):
+    """Settings, and the origin of each by dotted key, such as ``env RPCSVC_HOST``."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+class ConfigRow(TypedDict):
+    """One effective setting; ``value`` is a JSON value with secrets masked."""
+
+    key: str
+    value: object
+    origin: str
+
+
+def _walk(group: Group, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every dotted key of ``group`` with its value, in the order of declaration."""
+    for name, field in type(group).model_fields.items():
+        key = f"{prefix}{field.validation_alias or name}"
+        value = getattr(group, name)
+        if isinstance(value, Group):
+            yield from _walk(value, f"{key}.")
+        else:
+            yield key, value
+
+
+KEYS: Final = tuple(key for key, _ in _walk(Settings()))
+
+
+def load_settings(
+    *, config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> LoadedSettings:
+    """The settings of all layers; ``flags`` by dotted key, ``None`` where a flag was not given.
+
+    ``config_file`` wins over ``RPCSVC_CONFIG``. Raises SettingsError with every problem found.
+    """
+    named = environ.get(CONFIG_VARIABLE)
+    path = config_file or (Path(named) if named else None)
+    layers = (read_file(path, KEYS), read_environment(environ, KEYS), read_flags(flags, KEYS))
+    given = {key: value for layer in layers for key, value in layer.values.items()}
+    problems = [problem for layer in layers for problem in layer.problems]
+    settings = _validated(given, problems)
+    if settings is None or problems:
+        raise SettingsError(problems)
+    origins = {key: given[key].origin if key in given else "default" for key in KEYS}
+    return LoadedSettings(settings, MappingProxyType(origins))
+
+
+def check_bind(settings: Settings) -> None:
+    """Raise SettingsError if plain HTTP would be served to other machines (design: TLS required).
+
+    Loopback addresses and the name ``localhost`` pass, any address with TLS or behind trusted
+    proxies does too. Other names do not: what they resolve to may change.
+    """
+    address = parse_address(settings.host)
+    loopback = settings.host.lower() == "localhost" if address is None else address.is_loopback
+    if loopback or settings.serves_tls or settings.trusted_proxies:
+        return
+    raise SettingsError(
+        [
+            f"host: received {settings.host!r}, where plain HTTP would be open to other machines;"
+            " allowed, one of: (1) serve HTTPS: set tls_cert and tls_key (--tls-cert, --tls-key);"
+            " (2) name the proxies that end TLS in front of it: set trusted_proxies"
+            " (RPCSVC_TRUSTED_PROXIES);"
+            " (3) stay on this machine: host 127.0.0.1 (RPCSVC_HOST, --host)"
+        ]
+    )
+
+
+def effective_config(loaded: LoadedSettings) -> list[ConfigRow]:
+    """Every setting with its origin, in the order of declaration, ready for JSON."""
+    return [
+        ConfigRow(key=key, value=_shown(value), origin=loaded.origins[key])
+        for key, value in _walk(loaded.settings)
+    ]
+
+
+def render_config(loaded: LoadedSettings) -> str:
+    """The effective configuration for a person: key, value and origin in aligned columns."""
+    rows = [
+        (row["key"], "unset" if row["value"] is None else json.dumps(row["value"]), row["origin"])
+        for row in effective_config(loaded)
+    ]
+    key_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return "\n".join(
+        f"{key:<{key_width}}  {value:<{value_width}}  {origin}" for key, value, origin in rows
+    )
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_shown(item) for item in value]
+    if isinstance(value, SecretStr):
+        return MASK
+    return str(value) if isinstance(value, Path | Network) else value
+
+
+def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:
+    """The settings, or None and a line in ``problems`` for each bad value.
+
+    The ValidationError holds what was received, tokens included; it must not travel on as the
+    context of another exception.
+    """
+    try:
+        return Settings.model_validate(nested(given))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    problems += [_problem(detail, given) for detail in details]
+    return None
+
+
+def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
+    location = ".".join(str(part) for part in detail["loc"])
+    key = next((key for key in KEYS if f"{location}.".startswith(f"{key}.")), location)
+    value, origin = given.get(key, Given(None, "default"))
+    received = "nothing" if value is None else repr(value)
+    if key == TOKENS_KEY:
+        received = "a value that is not shown"
+    elif len(received) > 80:
+        received = f"{received[:80]}..."
+    return f"{key} ({origin}): received {received}; allowed: {_allowed(detail)}"
+
+
+def _allowed(detail: ErrorDetails) -> str:
+    """What the setting takes, from the validator's own words or from pydantic's."""
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "string_type":
+            return "a string in quotes"
+        case "string_pattern_mismatch":
+            return f"a string that matches {context['pattern']}"
+        case "literal_error":
+            return str(context["expected"])
+        case _:
+            return detail["msg"].removeprefix("Input should be ")

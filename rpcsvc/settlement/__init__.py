@@ -1,0 +1,1 @@
+"""Settlement engines: what moves money. Each implements orders/ports.py."""

@@ -1,0 +1,168 @@
+"""What a developer may provoke in the sandbox: funding, faults, time, rates.
+
+Every row of "What happens to a deposit" can be brought about with these. They act on the
+simulated chains only, never on an order: the service finds out by itself, as it would for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any
+
+from rpcsvc.clock import OffsetClock
+from rpcsvc.domain.addresses import evm_address_from_seed
+from rpcsvc.domain.money import USDC, parse_amount
+from rpcsvc.domain.order import Order
+from rpcsvc.errors import InvalidInput, MissingInput
+from rpcsvc.ids import RandomBytes
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from rpcsvc.settlement.sandbox.ledger import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
+
+
+class FaultKind(StrEnum):
+    """The faults by their wire names."""
+
+    PAYOUT_FAILS = "payout_fails"
+    PAYOUT_UNKNOWN_SENT = "payout_unknown_sent"
+    PAYOUT_UNKNOWN_LOST = "payout_unknown_lost"
+    REFUND_FAILS = "refund_fails"
+    REORGANISE_DEPOSIT = "reorganise_deposit"
+    DROP_DEPOSIT = "drop_deposit"
+    RESTORE_DEPOSIT = "restore_deposit"
+    PAUSE_BLOCKS = "pause_blocks"
+    RESUME_BLOCKS = "resume_blocks"
+    ADVANCE_CLOCK = "advance_clock"
+    SET_RATE = "set_rate"
+    ENGINE_DOWN = "engine_down"
+    ENGINE_UP = "engine_up"
+    RATES_DOWN = "rates_down"
+    RATES_UP = "rates_up"
+
+
+NEEDS_ORDER = frozenset(
+    {
+        FaultKind.PAYOUT_FAILS,
+        FaultKind.PAYOUT_UNKNOWN_SENT,
+        FaultKind.PAYOUT_UNKNOWN_LOST,
+        FaultKind.REFUND_FAILS,
+        FaultKind.REORGANISE_DEPOSIT,
+        FaultKind.DROP_DEPOSIT,
+        FaultKind.RESTORE_DEPOSIT,
+    }
+)
+
+_SWITCHES = {
+    FaultKind.ENGINE_DOWN: (Setting.ENGINE_DOWN, 1),
+    FaultKind.ENGINE_UP: (Setting.ENGINE_DOWN, 0),
+    FaultKind.RATES_DOWN: (Setting.RATES_DOWN, 1),
+    FaultKind.RATES_UP: (Setting.RATES_DOWN, 0),
+}
+
+
+class SandboxControls:
+    """The developer's hand in the simulated chains."""
+
+    def __init__(
+        self,
+        ledger: SandboxLedger,
+        engine: SandboxEngine,
+        clock: OffsetClock,
+        random: RandomBytes,
+    ) -> None:
+        self._ledger = ledger
+        self._engine = engine
+        self._clock = clock
+        self._random = random
+        self._deposit_faults: dict[FaultKind, Callable[[Order], Awaitable[None]]] = {
+            FaultKind.REORGANISE_DEPOSIT: self._reorganise,
+            FaultKind.DROP_DEPOSIT: self._drop,
+            FaultKind.RESTORE_DEPOSIT: self._restore,
+        }
+
+    async def fund(self, order: Order, units: int) -> Tx:
+        """Send ``units`` from a simulated user to the order's deposit address."""
+        terms = order.terms
+        sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
+        tx = Tx(
+            network=terms.deposit_network,
+            txid=self._random(32).hex(),
+            kind=TxKind.DEPOSIT,
+            recipient=terms.deposit_address,
+            sender=sender,
+            units=units,
+            fee=0,
+            broadcast_at=self._clock.now_ms(),
+        )
+        await self._ledger.broadcast(tx)
+        return tx
+
+    async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
+        """Provoke a fault of one order's deposit, or of its next payout or refund."""
+        if kind in self._deposit_faults:
+            await self._deposit_faults[kind](order)
+        else:
+            await self._ledger.add_fault(order.order_id, Fault(kind.value))
+
+    async def fault(self, kind: FaultKind, *, seconds: int | None, rate: str | None) -> None:
+        """Provoke a fault of the whole sandbox."""
+        if kind is FaultKind.ADVANCE_CLOCK:
+            await self._advance(_required("seconds", seconds))
+        elif kind is FaultKind.SET_RATE:
+            money = parse_amount(_required("rate", rate), USDC, field="rate")
+            await self._set(Setting.USDC_PER_XMR, money.units)
+        elif kind in _SWITCHES:
+            await self._set(*_SWITCHES[kind])
+        else:
+            await self._pause(paused=kind is FaultKind.PAUSE_BLOCKS)
+
+    async def _set(self, setting: Setting, value: int) -> None:
+        await self._ledger.put_setting(setting, value)
+        self._engine.settings[setting] = value
+
+    async def _advance(self, seconds: int) -> None:
+        offset = self._clock.offset_ms + seconds * 1000
+        await self._set(Setting.CLOCK_OFFSET_MS, offset)
+        self._clock.offset_ms = offset
+
+    async def _pause(self, *, paused: bool) -> None:
+        now = self._clock.now_ms()
+        for chain in self._ledger.chains():
+            await self._ledger.put_chain(chain.pause(now) if paused else chain.resume(now))
+
+    async def _reorganise(self, order: Order) -> None:
+        """Take the blocks from the order's last deposit on away; their transactions are pooled."""
+        tx = self._last_deposit(order, TxState.MINED)
+        above = self._ledger.mined_above(tx.network, (tx.block_height or 0) - 1)
+        await self._ledger.unmine(above, self._clock.now_ms())
+
+    async def _drop(self, order: Order) -> None:
+        """The order's last deposit is gone for good, as if its inputs were spent elsewhere."""
+        tx = self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
+        if tx.state is TxState.MINED:
+            await self._reorganise(order)
+        await self._ledger.set_state(tx, TxState.DROPPED, self._clock.now_ms())
+
+    async def _restore(self, order: Order) -> None:
+        """A dropped deposit is in the pool again."""
+        tx = self._last_deposit(order, TxState.DROPPED)
+        await self._ledger.set_state(tx, TxState.MEMPOOL, self._clock.now_ms())
+
+    def _last_deposit(self, order: Order, *states: TxState) -> Tx:
+        terms = order.terms
+        txs = self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
+        for tx in reversed(txs):
+            if tx.state in states:
+                return tx
+        raise InvalidInput(
+            f"Order {order.order_id} has no deposit that is {' or '.join(states)}."
+            " Fund it first with sandbox.fund.",
+            field="orderId",
+            received=order.order_id,
+        )
+
+
+def _required(field: str, value: Any) -> Any:
+    if value is None:
+        raise MissingInput(f"This fault needs {field}.", field=field)
+    return value

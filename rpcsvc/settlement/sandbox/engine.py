@@ -1,0 +1,298 @@
+"""The sandbox as settlement engine and as rate source: no network, no keys, real rules.
+
+It behaves as real chains do where that matters to money: signing reserves nothing, two
+signatures of one payment are two different transactions, publishing may fail for good, or leave
+it unknown whether it was done, and blocks can be reorganised away.
+What does not live here: what a developer may provoke (controls.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rpcsvc.clock import OffsetClock
+from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.states import DepositState, TransferKind
+from rpcsvc.errors import Unavailable
+from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Fees,
+    Health,
+    NetworkNames,
+    Outcome,
+    PreparedTransfer,
+    Rate,
+    TransferRejected,
+    Verdict,
+)
+from rpcsvc.settlement.sandbox.chain import MONERO, Chain, block_hash
+from rpcsvc.settlement.sandbox.ledger import (
+    Fault,
+    Mined,
+    SandboxLedger,
+    Setting,
+    Tx,
+    TxKind,
+    TxState,
+)
+
+STAGENET = "monero-stagenet"
+
+
+class ReplyLost(Exception):
+    """The simulated node gave no answer: the transfer may have been taken, or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """Timing and amounts. Fees and inventories are atomic units by asset symbol."""
+
+    block_ms: Mapping[str, int]
+    confirmations: Mapping[str, int]
+    fees: Mapping[str, int]
+    inventory: Mapping[str, int]
+    usdc_per_xmr: int
+
+
+class SandboxEngine:
+    """Implements SettlementEngine and RateSource (orders/ports.py)."""
+
+    name = "sandbox"
+    poll_ms = 200
+
+    def __init__(
+        self,
+        ledger: SandboxLedger,
+        chains: ChainRegistry,
+        clock: OffsetClock,
+        random: RandomBytes,
+        options: SandboxOptions,
+    ) -> None:
+        self._ledger = ledger
+        self._registry = chains
+        self._clock = clock
+        self._random = random
+        self._options = options
+        self.settings: dict[Setting, int] = {}
+
+    async def start(self) -> None:
+        """Make the chains at the first start, and take up the settings of earlier runs."""
+        self.settings = self._ledger.settings()
+        self._clock.offset_ms = self.settings.get(Setting.CLOCK_OFFSET_MS, 0)
+        known = {chain.network for chain in self._ledger.chains()}
+        missing = [c for c in self._initial_chains() if c.network not in known]
+        if missing:
+            await self._ledger.add_chains(missing)
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable while the ``engine_down`` fault is on."""
+        if self.settings.get(Setting.ENGINE_DOWN):
+            raise Unavailable("The sandbox engine is down (fault engine_down). Try again later.")
+
+    def health(self) -> Health:
+        """Down only by fault."""
+        down = bool(self.settings.get(Setting.ENGINE_DOWN))
+        return Health(not down, "fault engine_down is on" if down else None)
+
+    def deposit_address(self, asset: Asset) -> str:
+        """A fresh address, valid in form: a Monero stagenet subaddress or an EVM address."""
+        if asset is XMR:
+            return stagenet_subaddress(self._random(64))
+        return evm_address_from_seed(self._random(32))
+
+    def fees(self, deposit: Asset, payout: Asset) -> Fees:
+        """The simulated network fees."""
+        return Fees(self._options.fees[payout.symbol], self._options.fees[deposit.symbol])
+
+    def names(self, asset: Asset, chain: str) -> NetworkNames:
+        """Test networks: a wallet that follows a payment URI can't send real funds."""
+        if asset is XMR:
+            return NetworkNames(STAGENET, 0, None)
+        known = self._registry.resolve(chain)
+        return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
+
+    def estimated_seconds(self, deposit: Asset, chain: str) -> int:  # noqa: ARG002 - port
+        """Confirmations of the deposit and of the payout, at the simulated block times."""
+        blocks = self._options.confirmations
+        total = sum(blocks[a.symbol] * self._options.block_ms[a.symbol] for a in (XMR, USDC))
+        return -(-(total + 2 * self.poll_ms) // 1000)
+
+    # --- rates ---
+
+    def rate(self) -> Rate:
+        """The sandbox's own price, always fresh. Raises errors.Unavailable by fault."""
+        if self.settings.get(Setting.RATES_DOWN):
+            raise Unavailable("There is no fresh rate (fault rates_down). Try again later.")
+        price = self.settings.get(Setting.USDC_PER_XMR, self._options.usdc_per_xmr)
+        return Rate(price, self._clock.now_ms(), "sandbox")
+
+    # --- deposits ---
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Mine what is due, then show every deposit that is not finished with."""
+        now = self._clock.now_ms()
+        watched = self._ledger.watched()
+        if not watched:
+            return ()
+        chains = {chain.network: chain for chain in self._ledger.chains()}
+        due = [m for tx in watched if (m := self._mine(chains[tx.network], tx, now))]
+        if due:
+            await self._ledger.mine(due)
+            watched = self._ledger.watched()
+        return [
+            self._sighting(chains[tx.network], tx, now)
+            for tx in watched
+            if tx.kind is TxKind.DEPOSIT
+        ]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """Stop watching deposits that are confirmed or gone; a reorganisation starts it again."""
+        final = [
+            tx
+            for s in sightings
+            if s.state is not DepositState.SEEN and (tx := self._final(s)) is not None
+        ]
+        if final:
+            await self._ledger.unwatch(final)
+
+    def _final(self, sighting: DepositSighting) -> Tx | None:
+        """The deposit's transaction, if the chain still says what was committed of it."""
+        tx = self._ledger.transaction(sighting.key.network, sighting.key.txid)
+        if tx is None:
+            return None
+        now = self._sighting(self._chain(tx.network), tx, self._clock.now_ms())
+        return tx if now.state is sighting.state else None
+
+    def _mine(self, chain: Chain, tx: Tx, now: int) -> Mined | None:
+        if tx.state is not TxState.MEMPOOL:
+            return None
+        height = chain.including_height(tx.broadcast_at, now)
+        if height is None:
+            return None
+        fork = self._ledger.orphaned_count(chain.network)
+        digest = block_hash(chain.network, height, fork)
+        return Mined(tx, height, digest, chain.mined_at(height))
+
+    def _sighting(self, chain: Chain, tx: Tx, now: int) -> DepositSighting:
+        state = DepositState.SEEN
+        if tx.state is TxState.DROPPED:
+            state = DepositState.REMOVED
+        elif self._confirmed(chain, tx, now):
+            state = DepositState.CONFIRMED
+        key = DepositKey(tx.network, tx.txid, 0)
+        return DepositSighting(key, tx.recipient, tx.units, tx.sender, tx.broadcast_at, state)
+
+    def _confirmed(self, chain: Chain, tx: Tx, now: int) -> bool:
+        if tx.state is not TxState.MINED or tx.block_height is None:
+            return False
+        needed = self._options.confirmations[_asset_of(tx.network).symbol]
+        return chain.height(now) - tx.block_height + 1 >= needed
+
+    # --- transfers ---
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign. A nonce makes each signature another transaction, as on a real chain."""
+        self.require_ready()
+        if self._available(transfer.network) < transfer.units + transfer.fee:
+            raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
+        if transfer.units <= 0:
+            raise TransferRejected("A transfer must carry a positive amount.")
+        body = {
+            "network": transfer.network,
+            "to": transfer.address,
+            "units": transfer.units,
+            "fee": transfer.fee,
+            "nonce": self._random(16).hex(),
+        }
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        return PreparedTransfer(hashlib.sha256(raw).hexdigest(), raw.hex())
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Put the signed bytes into the pool; the same bytes again change nothing."""
+        self.require_ready()
+        order_id = transfer.transfer_id.split("/")[0]
+        tx = _decode(transfer, self._clock.now_ms())
+        if await self._strikes(order_id, _FAILS[transfer.kind]):
+            await self._ledger.broadcast(replace(tx, state=TxState.REVERTED, watched=False))
+            return Verdict(Outcome.FAILED, "The network reverted the transaction.")
+        if transfer.kind is TransferKind.PAYOUT:
+            if await self._strikes(order_id, Fault.PAYOUT_UNKNOWN_LOST):
+                raise ReplyLost("fault payout_unknown_lost")
+            if await self._strikes(order_id, Fault.PAYOUT_UNKNOWN_SENT):
+                await self._ledger.broadcast(tx)
+                raise ReplyLost("fault payout_unknown_sent")
+        await self._ledger.broadcast(tx)
+        return Verdict(Outcome.PENDING)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the simulated chain says of the transfer's transaction id."""
+        self.require_ready()
+        tx = self._ledger.transaction(transfer.network, transfer.txid or "")
+        if tx is None or tx.state is TxState.DROPPED:
+            return Verdict(Outcome.ABSENT)
+        if tx.state is TxState.REVERTED:
+            return Verdict(Outcome.FAILED, "The network reverted the transaction.")
+        if self._confirmed(self._chain(tx.network), tx, self._clock.now_ms()):
+            return Verdict(Outcome.SETTLED)
+        return Verdict(Outcome.PENDING)
+
+    def _available(self, network: str) -> int:
+        """The wallet's balance less what it has in the pool, in atomic units."""
+        leaving = sum(
+            tx.balance_effect
+            for tx in self._ledger.watched()
+            if tx.network == network and tx.kind is TxKind.TRANSFER
+        )
+        return self._chain(network).balance + leaving
+
+    async def _strikes(self, order_id: str, fault: Fault) -> bool:
+        if not self._ledger.has_fault(order_id, fault):
+            return False
+        await self._ledger.clear_fault(order_id, fault)
+        return True
+
+    def _chain(self, network: str) -> Chain:
+        return next(c for c in self._ledger.chains() if c.network == network)
+
+    def _initial_chains(self) -> list[Chain]:
+        now = self._clock.now_ms()
+        networks = [MONERO, *(chain.name for chain in self._registry.all())]
+        return [_initial_chain(network, now, self._options) for network in networks]
+
+
+_FAILS = {
+    TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
+    TransferKind.REFUND: Fault.REFUND_FAILS,
+}
+
+
+def _asset_of(network: str) -> Asset:
+    return XMR if network == MONERO else USDC
+
+
+def _initial_chain(network: str, now: int, options: SandboxOptions) -> Chain:
+    symbol = _asset_of(network).symbol
+    inventory = options.inventory[symbol]
+    return Chain(network, 1_000, now, options.block_ms[symbol], False, inventory, inventory)
+
+
+def _decode(transfer: Transfer, now: int) -> Tx:
+    """The transaction that the signed bytes say, whatever else the transfer says."""
+    body = json.loads(bytes.fromhex(transfer.raw or ""))
+    return Tx(
+        network=body["network"],
+        txid=transfer.txid or "",
+        kind=TxKind.TRANSFER,
+        recipient=body["to"],
+        sender=None,
+        units=body["units"],
+        fee=body["fee"],
+        broadcast_at=now,
+    )

@@ -1,0 +1,1 @@
+"""SQLite: the one place where orders, keys and the sandbox's chains persist."""

@@ -1,0 +1,305 @@
+"""Orders as rows: the OrderStore port over SQLite.
+
+What does not live here: transactions and connections (sqlite.py), what the values mean (domain/).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts, Transfer
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import (
+    DepositState,
+    Direction,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.orders.ports import Change, HistoryEntry, PendingEffect, StoredResponse, Ticket
+from rpcsvc.store.sqlite import Database, Statement
+
+_ASSETS = {asset.symbol: asset for asset in (XMR, USDC)}
+
+_TERMS = (
+    "order_id", "session_id", "direction", "chain", "chain_id", "deposit_network",
+    "payout_network", "deposit_address", "to_address", "deposit_amount", "expected_output",
+    "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
+    "min_received_bps", "refund_fee", "created_at", "expires_at", "late_window",
+    "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder",
+)  # fmt: skip
+# The terms that are columns as they stand: all but direction, price and timeouts.
+_PLAIN_TERMS = (*_TERMS[:2], *_TERMS[3:14], *_TERMS[18:21])
+_STANDING = (
+    "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
+    "action_required", "error_message", "completed_at",
+)  # fmt: skip
+_DEPOSIT = (
+    "network", "txid", "output_index", "order_id", "units", "sender", "first_seen_at", "state",
+    "transfer_id", "is_dust",
+)  # fmt: skip
+_TRANSFER = (
+    "transfer_id", "order_id", "kind", "network", "asset", "address", "units", "fee", "state",
+    "txid", "raw", "reason",
+)  # fmt: skip
+
+
+def _insert(table: str, columns: tuple[str, ...]) -> str:
+    marks = ", ".join("?" for _ in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - constants
+
+
+def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
+    """Insert, or update all but the key; triggers refuse to change what must stay."""
+    updates = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in key)
+    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
+
+
+_INSERT_ORDER = _insert("orders", (*_TERMS, *_STANDING))
+_UPDATE_ORDER = f"UPDATE orders SET {', '.join(f'{c} = ?' for c in _STANDING)} WHERE order_id = ?"  # noqa: S608
+_SELECT_ORDER = f"SELECT {', '.join((*_TERMS, *_STANDING))} FROM orders WHERE order_id = ?"  # noqa: S608
+_UPSERT_DEPOSIT = _upsert("deposits", _DEPOSIT, ("network", "txid", "output_index"))
+_SELECT_DEPOSITS = f"SELECT {', '.join(_DEPOSIT)} FROM deposits WHERE order_id = ? ORDER BY rowid"  # noqa: S608
+_UPSERT_TRANSFER = _upsert("transfers", _TRANSFER, ("transfer_id",))
+_SELECT_TRANSFERS = (
+    f"SELECT {', '.join(_TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
+)
+_INSERT_EVENT = _insert("order_events", ("order_id", "version", "at", "event", "status", "details"))
+_INSERT_EFFECT = "INSERT OR IGNORE INTO effects (order_id, kind, transfer_id) VALUES (?, ?, ?)"
+_DELETE_EFFECT = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
+_RESPONSE = ("namespace", "idempotency_key", "operation", "params", "body", "created_at")
+_INSERT_RESPONSE = _insert("idempotency_keys", _RESPONSE)
+_SELECT_RESPONSE = (
+    f"SELECT {', '.join(_RESPONSE)} FROM idempotency_keys"  # noqa: S608
+    " WHERE namespace = ? AND idempotency_key = ?"
+)
+_INSERT_TICKET = _insert("tickets", tuple(f.name for f in fields(Ticket)))
+# A transfer whose bytes are committed goes before any new one: it holds its wallet's inputs.
+_SELECT_EFFECTS = """
+    SELECT e.order_id, e.kind, e.transfer_id FROM effects e
+    LEFT JOIN transfers t ON t.transfer_id = e.transfer_id
+    ORDER BY t.state IS NULL OR t.state = 'planned', e.order_id
+"""
+
+
+class SqliteOrderStore:
+    """The OrderStore port (orders/ports.py) over a Database."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def order(self, order_id: str) -> Order | None:
+        """The order as last committed."""
+        row = self._db.read_one(_SELECT_ORDER, (order_id,))
+        if row is None:
+            return None
+        order = Order(_terms_from(row), **_standing_from(row))
+        if order.version == 1:
+            return order  # only created so far: it has no deposits or transfers to look up
+        return replace(
+            order,
+            deposits=tuple(_deposit_from(r) for r in self._db.read(_SELECT_DEPOSITS, (order_id,))),
+            transfers=tuple(
+                _transfer_from(r) for r in self._db.read(_SELECT_TRANSFERS, (order_id,))
+            ),
+        )
+
+    def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
+        """Which order an address was given to."""
+        row = self._db.read_one(
+            "SELECT order_id FROM orders WHERE deposit_address = ? AND deposit_network = ?",
+            (address, network),
+        )
+        return row[0] if row else None
+
+    def is_deposit_address(self, address: str) -> bool:
+        """Whether the address was given to an order to pay to, on whatever network."""
+        sql = "SELECT 1 FROM orders WHERE deposit_address = ?"
+        return self._db.read_one(sql, (address,)) is not None
+
+    def history(self, order_id: str) -> list[HistoryEntry]:
+        """All events of an order, oldest first."""
+        rows = self._db.read(
+            "SELECT version, at, event, status, details FROM order_events"
+            " WHERE order_id = ? ORDER BY version",
+            (order_id,),
+        )
+        return [HistoryEntry(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows]
+
+    def overdue(self, now: int, limit: int) -> list[str]:
+        """Ids of orders whose deadline is at or before ``now``, oldest deadline first."""
+        rows = self._db.read(
+            "SELECT order_id FROM orders WHERE deadline_at <= ? ORDER BY deadline_at LIMIT ?",
+            (now, limit),
+        )
+        return [row[0] for row in rows]
+
+    def pending_effects(self) -> list[PendingEffect]:
+        """Every effect that is committed and not done; prepared transfers first."""
+        return [
+            PendingEffect(order_id, _effect_from(kind, transfer_id))
+            for order_id, kind, transfer_id in self._db.read(_SELECT_EFFECTS)
+        ]
+
+    def response(self, namespace: str, key: str) -> StoredResponse | None:
+        """The stored answer under an idempotency key."""
+        row = self._db.read_one(_SELECT_RESPONSE, (namespace, key))
+        if row is None:
+            return None
+        namespace, key, operation, params, body, created_at = row
+        return StoredResponse(namespace, key, operation, json.loads(params), body, created_at)
+
+    async def commit(self, change: Change) -> None:
+        """Make the change durable, whole or not at all.
+
+        Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
+        """
+        await self._db.write(_statements(change))
+
+    async def forget_responses(self, before: int) -> int:
+        """Drop idempotency keys made before that time; returns how many."""
+        (count,) = self._db.read_one(
+            "SELECT count(*) FROM idempotency_keys WHERE created_at < ?", (before,)
+        )
+        if count:
+            sql = "DELETE FROM idempotency_keys WHERE created_at < ?"
+            await self._db.write([Statement(sql, (before,))])
+        return int(count)
+
+
+def _statements(change: Change) -> list[Statement]:
+    statements = [Statement(_DELETE_EFFECT, _effect_row(*pending)) for pending in change.done]
+    if change.order is not None:
+        order_id = change.order.order_id
+        statements += _order_statements(change.order, is_new=change.is_new)
+        statements += [
+            Statement(_INSERT_EFFECT, _effect_row(order_id, effect)) for effect in change.effects
+        ]
+        if change.history is not None:
+            statements.append(_history_statement(change.order.order_id, change.history))
+    if change.response is not None:
+        statements.append(_response_statement(change.response))
+    if change.ticket is not None:
+        values = tuple(getattr(change.ticket, f.name) for f in fields(Ticket))
+        statements.append(Statement(_INSERT_TICKET, values))
+    return statements
+
+
+def _order_statements(order: Order, *, is_new: bool) -> list[Statement]:
+    if is_new:
+        return [Statement(_INSERT_ORDER, (*_terms_row(order.terms), *_standing_row(order)))]
+    order_id = order.order_id
+    return [
+        Statement(_UPDATE_ORDER, (*_standing_row(order), order_id)),
+        *(Statement(_UPSERT_DEPOSIT, _deposit_row(order_id, d)) for d in order.deposits),
+        *(Statement(_UPSERT_TRANSFER, _transfer_row(order_id, t)) for t in order.transfers),
+    ]
+
+
+def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
+    details = json.dumps(entry.details, separators=(",", ":"))
+    return Statement(
+        _INSERT_EVENT,
+        (order_id, entry.version, entry.at, entry.event, entry.status, details),
+    )
+
+
+def _response_statement(response: StoredResponse) -> Statement:
+    params = json.dumps(response.params, separators=(",", ":"))
+    return Statement(
+        _INSERT_RESPONSE,
+        (
+            response.namespace, response.key, response.operation, params, response.body,
+            response.created_at,
+        ),
+    )  # fmt: skip
+
+
+def _terms_row(terms: Terms) -> tuple[Any, ...]:
+    price, timeouts = terms.price, terms.timeouts
+    return (
+        terms.order_id, terms.session_id, terms.direction.value, terms.chain, terms.chain_id,
+        terms.deposit_network, terms.payout_network, terms.deposit_address, terms.to_address,
+        terms.deposit_amount, terms.expected_output, terms.min_received, terms.min_deposit,
+        terms.max_deposit, price.rate, price.spread_bps, price.payout_fee,
+        price.min_received_bps, terms.refund_fee, terms.created_at, terms.expires_at,
+        timeouts.late_window, timeouts.confirm, timeouts.prepare, timeouts.payout_check,
+        timeouts.refund_reminder,
+    )  # fmt: skip
+
+
+def _terms_from(row: tuple[Any, ...]) -> Terms:
+    agreed = dict(zip(_PLAIN_TERMS, (*row[:2], *row[3:14], *row[18:21]), strict=True))
+    return Terms(
+        direction=Direction(row[2]),
+        price=Price(*row[14:18]),
+        timeouts=Timeouts(*row[21:26]),
+        **agreed,
+    )
+
+
+def _standing_row(order: Order) -> tuple[Any, ...]:
+    on_deadline = order.on_deadline
+    return (
+        order.status.value, order.status_at, order.version, order.deadline_at,
+        on_deadline and on_deadline.value, order.refund_address, order.action_required,
+        order.error_message, order.completed_at,
+    )  # fmt: skip
+
+
+def _standing_from(row: tuple[Any, ...]) -> dict[str, Any]:
+    standing = dict(zip(_STANDING, row[len(_TERMS) :], strict=True))
+    standing["status"] = OrderStatus(standing["status"])
+    if standing["on_deadline"] is not None:
+        standing["on_deadline"] = OnDeadline(standing["on_deadline"])
+    return standing
+
+
+def _deposit_row(order_id: str, deposit: Deposit) -> tuple[Any, ...]:
+    return (
+        *deposit.key, order_id, deposit.units, deposit.sender, deposit.first_seen_at,
+        deposit.state.value, deposit.transfer_id, int(deposit.is_dust),
+    )  # fmt: skip
+
+
+def _deposit_from(row: tuple[Any, ...]) -> Deposit:
+    network, txid, index, _, units, sender, seen_at, state, transfer_id, is_dust = row
+    return Deposit(
+        DepositKey(network, txid, index), units, sender, seen_at, DepositState(state),
+        transfer_id, bool(is_dust),
+    )  # fmt: skip
+
+
+def _transfer_row(order_id: str, transfer: Transfer) -> tuple[Any, ...]:
+    return (
+        transfer.transfer_id, order_id, transfer.kind.value, transfer.network,
+        transfer.asset.symbol, transfer.address, transfer.units, transfer.fee,
+        transfer.state.value, transfer.txid, transfer.raw, transfer.reason,
+    )  # fmt: skip
+
+
+def _transfer_from(row: tuple[Any, ...]) -> Transfer:
+    transfer_id, _, kind, network, asset, address, units, fee, state, txid, raw, reason = row
+    return Transfer(
+        transfer_id, TransferKind(kind), network, _ASSETS[asset], address, units, fee,
+        TransferState(state), txid, raw, reason,
+    )  # fmt: skip
+
+
+def _effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
+    if isinstance(effect, AdvanceTransfer):
+        return order_id, "advance_transfer", effect.transfer_id
+    return order_id, "price_late_deposit", ""
+
+
+def _effect_from(kind: str, transfer_id: str) -> Effect:
+    if kind == "advance_transfer":
+        return AdvanceTransfer(transfer_id)
+    if kind == "price_late_deposit":
+        return PriceLateDeposit()
+    raise ValueError(f"unknown effect {kind!r} in the store")

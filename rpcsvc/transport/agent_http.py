@@ -1,0 +1,89 @@
+"""The HTTPS agent API (spec 4.1) under /api/v1: a loop over the operation table.
+
+What does not live here: what an operation does (operations/), who may come in (gate.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from rpcsvc.errors import InvalidRequest, ServiceError
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.service import Call
+from rpcsvc.operations.table import Effect, Operation
+from rpcsvc.transport import strict_json
+from rpcsvc.transport.gate import Gate, Visitor
+from rpcsvc.transport.http import (
+    Handler,
+    read_body,
+    require_json,
+    require_object,
+    respond_with,
+)
+
+API_ROOT = "/api/v1"
+
+
+class AgentHttp:
+    """Routes of the agent API."""
+
+    def __init__(
+        self, gate: Gate, dispatcher: Dispatcher, *, body_bytes: int, max_depth: int
+    ) -> None:
+        self._gate = gate
+        self._dispatcher = dispatcher
+        self._body_bytes = body_bytes
+        self._max_depth = max_depth
+
+    def routes(self, operations: list[Operation]) -> list[web.RouteDef]:
+        """One route for each operation that has a path."""
+        return [
+            web.route(op.method, API_ROOT + op.path, self._handler(op))
+            for op in operations
+            if op.path is not None
+        ]
+
+    def _handler(self, operation: Operation) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            visitor = self._gate.admit(request)
+            request["visitor"] = visitor
+            call = self._call(operation, request, visitor)
+            try:
+                self._gate.charge(visitor, _budget(operation))
+                params = await self._params(operation, request)
+            except ServiceError as error:
+                reply = self._dispatcher.refuse(operation.name, error, call)
+            else:
+                reply = await self._dispatcher.run(operation, params, call)
+            return respond_with(reply, visitor, call.request_id)
+
+        return handle
+
+    def _call(self, operation: Operation, request: web.Request, visitor: Visitor) -> Call:
+        key = request.headers.get("idempotency-key") if operation.idempotent else None
+        return Call(visitor.request_id or self._gate.new_request_id(), "public", key)
+
+    async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
+        if operation.method == "GET":
+            return _query(request)
+        require_json(request, self._body_bytes)
+        body = await read_body(request, self._body_bytes)
+        return require_object(strict_json.loads(body, max_depth=self._max_depth))
+
+
+def _budget(operation: Operation) -> str:
+    creates_order = operation.effect is Effect.MOVES_MONEY and operation.idempotent
+    return "orders" if creates_order else "requests"
+
+
+def _query(request: web.Request) -> dict[str, Any]:
+    """Path and query as params; the path can't be overridden by the query."""
+    params: dict[str, Any] = {}
+    for name, value in request.query.items():
+        if name in params or name in request.match_info:
+            raise InvalidRequest(f"The query has {name[:64]} more than once, or names the path's.")
+        params[name] = value
+    params.update(request.match_info)
+    return params

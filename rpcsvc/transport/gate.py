@@ -1,0 +1,142 @@
+"""The gate: who asks, over what, and whether they may. Nothing of a body is read here.
+
+    Gate.admit     TLS rule of proxies, client address, request id, rate limit
+    Gate.require_token   the RPC token, compared in constant time
+
+What does not live here: the counting (limits.py), the answers (agent_http.py, rpc_http.py).
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from rpcsvc import ids
+from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
+from rpcsvc.ids import RandomBytes
+from rpcsvc.settings import Settings
+from rpcsvc.transport.limits import (
+    RateLimiter,
+    client_address,
+    client_key,
+    rate_limit_headers,
+)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+SOCKET_CLIENT = "unix"
+
+
+@dataclass(slots=True)
+class Visitor:
+    """A request that was let in. ``address`` is SOCKET_CLIENT on the UNIX socket.
+
+    ``request_id`` is the caller's own, if it gave a good one. ``headers`` go onto the response.
+    """
+
+    address: str
+    request_id: str | None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """True for the UNIX socket and loopback."""
+        return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
+
+
+class Gate:
+    """Lets requests in."""
+
+    def __init__(
+        self, settings: Settings, random: RandomBytes, monotonic: Callable[[], float]
+    ) -> None:
+        limit = settings.rate_limit
+        self._random = random
+        self._trusted = settings.trusted_proxies
+        self._tokens = tuple(
+            token.get_secret_value().encode() for token in settings.agent_rpc_tokens
+        )
+        self._limiters = (
+            {
+                name: RateLimiter(per_minute, now=monotonic, max_clients=limit.max_clients)
+                for name, per_minute in (
+                    ("orders", limit.orders_per_minute),
+                    ("requests", limit.requests_per_minute),
+                    ("rpc", limit.rpc_requests_per_minute),
+                )
+            }
+            if limit.enabled
+            else {}
+        )
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a token is configured for /rpc."""
+        return bool(self._tokens)
+
+    def admit(self, request: web.Request) -> Visitor:
+        """Who asks. Raises TlsRequired."""
+        given = request.headers.get("x-request-id")
+        good = given if given and _REQUEST_ID.fullmatch(given) else None
+        return Visitor(self._address(request), good)
+
+    def new_request_id(self) -> str:
+        """A generated request id."""
+        return ids.request_id(self._random)
+
+    def charge(self, visitor: Visitor, budget: str, client: str | None = None) -> None:
+        """Take one from a budget and note it in the headers. Raises RateLimited."""
+        limiter = self._limiters.get(budget)
+        if limiter is None:
+            return
+        verdict = limiter.take(client or client_key(visitor.address))
+        visitor.headers.update(rate_limit_headers(budget, verdict))
+        if not verdict.allowed:
+            raise RateLimited(
+                f"More than {verdict.limit} {budget} a minute. Come back in"
+                f" {verdict.retry_after} s.",
+                details={"limit": verdict.limit, "windowSeconds": 60},
+                retry_after=verdict.retry_after,
+            )
+
+    def require_token(self, request: web.Request, visitor: Visitor) -> bool:
+        """True when a token let the request in, False when its place did. Raises Unauthorized."""
+        if visitor.address == SOCKET_CLIENT:
+            return False  # the socket's file mode is the gate
+        if not self._tokens:
+            if visitor.is_local:
+                return False
+            raise Unauthorized(
+                "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only."
+            )
+        given = request.headers.get("x-agent-rpc-token", "").encode("utf-8", "surrogateescape")
+        # Every token is compared, so that the time tells nothing about which one came close.
+        matches = [hmac.compare_digest(given, token) for token in self._tokens]
+        if not any(matches):
+            raise Unauthorized("Send the server's AGENT_RPC_TOKEN as header x-agent-rpc-token.")
+        return True
+
+    def _address(self, request: web.Request) -> str:
+        transport = request.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        if not isinstance(peer, tuple):
+            return SOCKET_CLIENT
+        if not self._trusted:
+            return str(peer[0])
+        return self._behind_proxies(request, str(peer[0]))
+
+    def _behind_proxies(self, request: web.Request, peer: str) -> str:
+        forwarded = ",".join(request.headers.getall("x-forwarded-for", ()))
+        address = client_address(peer, forwarded or None, self._trusted)
+        peer_ip = ipaddress.ip_address(peer)
+        by_proxy = any(peer_ip in network for network in self._trusted)
+        protocol = request.headers.get("x-forwarded-proto", "").lower() if by_proxy else ""
+        if protocol == "https" or request.secure:
+            return address
+        if peer_ip.is_loopback and not (by_proxy and forwarded):
+            return address
+        raise TlsRequired("This service is reached over HTTPS only.")

@@ -1,0 +1,100 @@
+"""Health of the process: /health, /livez, /readyz, and the agent API's /api/v1/health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from rpcsvc import __version__
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.states import AgentState
+from rpcsvc.operations.envelope import Answer, finish, head
+from rpcsvc.operations.results import NO_SESSION, with_session
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.ports import Health
+from rpcsvc.orders.worker import Worker
+from rpcsvc.store.sqlite import Database
+from rpcsvc.transport.gate import Gate
+from rpcsvc.transport.http import respond
+
+
+class HealthRoutes:
+    """The health endpoints. Each check is a look at memory or one point read."""
+
+    def __init__(self, gate: Gate, service: Service, worker: Worker, database: Database) -> None:
+        self._gate = gate
+        self._service = service
+        self._worker = worker
+        self._database = database
+
+    def routes(self) -> list[web.RouteDef]:
+        """All health routes."""
+        return [
+            web.get("/health", self.health),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get("/api/v1/health", self.agent_health),
+        ]
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """Every check by name; 503 when one is not well."""
+        checks = self._checks()
+        body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
+            name: {"status": _word(h), **({"detail": h.detail} if h.detail else {})}
+            for name, h in checks.items()
+        }}  # fmt: skip
+        return self._respond(request, orjson.dumps(body), checks)
+
+    async def livez(self, request: web.Request) -> web.StreamResponse:
+        """The process is up and its loop turns."""
+        return self._respond(request, b'{"status":"ok"}', {})
+
+    async def readyz(self, request: web.Request) -> web.StreamResponse:
+        """Whether orders can be taken."""
+        checks = self._checks()
+        return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
+
+    async def agent_health(self, request: web.Request) -> web.StreamResponse:
+        """The envelope with status, version and time beside it."""
+        checks = self._checks()
+        visitor = self._gate.admit(request)
+        request_id = visitor.request_id or self._gate.new_request_id()
+        ok = all(h.ok for h in checks.values())
+        state = AgentState.READY if ok else AgentState.UNAVAILABLE
+        data = with_session(self._service, {}, NO_SESSION)
+        envelope = finish(head("health", Answer(state, data, ok=ok)), request_id)
+        body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
+        return respond(body, request_id, status=200 if ok else 503)
+
+    def _checks(self) -> dict[str, Health]:
+        return {
+            "store": self._database.health(),
+            "engine": self._service.engine.health(),
+            "rates": self._service.rates_health(),
+            "worker": self._worker.health(),
+        }
+
+    def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:
+        return {
+            "status": _overall(checks),
+            "version": __version__,
+            "time": iso8601(self._service.clock.now_ms()),
+        }
+
+    def _respond(
+        self, request: web.Request, body: bytes, checks: dict[str, Health]
+    ) -> web.StreamResponse:
+        visitor = self._gate.admit(request)
+        status = 200 if all(h.ok for h in checks.values()) else 503
+        request_id = visitor.request_id or self._gate.new_request_id()
+        return respond(body, request_id, status=status)
+
+
+def _word(health: Health) -> str:
+    return "ok" if health.ok else "degraded"
+
+
+def _overall(checks: dict[str, Health]) -> str:
+    return "ok" if all(h.ok for h in checks.values()) else "degraded"

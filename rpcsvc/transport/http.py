@@ -1,0 +1,146 @@
+"""What the HTTP surfaces share: reading a JSON body, writing a response, the outermost catch.
+
+What does not live here: routes (agent_http.py, rpc_http.py, health.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from rpcsvc.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    ServiceError,
+    UnknownMethod,
+    UnsupportedMediaType,
+)
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Reply
+from rpcsvc.operations.service import Call
+from rpcsvc.transport.gate import Gate, Visitor
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+JSON = "application/json"
+
+
+def require_json(request: web.Request, limit: int) -> None:
+    """Judge a body by its headers. Raises UnsupportedMediaType and PayloadTooLarge."""
+    if request.content_type != JSON:
+        raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
+    if request.content_length is not None and request.content_length > limit:
+        raise _too_large(limit)
+
+
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge without reading more than the limit."""
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(limit) from None
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The body is over {limit} bytes. Send less.", details={"maximumBytes": limit}
+    )
+
+
+def require_object(value: Any) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("Send a JSON object as the body, such as {}.")
+    return value
+
+
+def respond(
+    body: bytes | None,
+    request_id: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """A response with its request id. Without a body: 204."""
+    response = web.Response(
+        body=body, status=status, content_type=JSON if body is not None else None
+    )
+    response.headers["x-request-id"] = request_id
+    if headers:
+        response.headers.update(headers)
+    return response
+
+
+def respond_with(reply: Reply, visitor: Visitor, request_id: str) -> web.Response:
+    """An operation's reply over HTTP."""
+    headers = visitor.headers
+    if reply.replayed:
+        headers["idempotent-replayed"] = "true"
+    headers.update(error_headers(reply.error))
+    return respond(reply.body, request_id, status=reply.http_status, headers=headers)
+
+
+def error_headers(error: ServiceError | None) -> dict[str, str]:
+    """``Retry-After`` where an error says when to come back."""
+    if error is None or error.retry_after is None:
+        return {}
+    return {"retry-after": str(error.retry_after)}
+
+
+def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
+    """The outermost middleware: whatever is raised becomes an envelope; nothing leaks."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ServiceError as error:
+            return _refusal(request, error)
+        except web.HTTPException as error:
+            return _refusal(request, _translate(error, request), _allow_header(error))
+        except Exception:
+            request_id = gate.new_request_id()
+            log.exception("request_failed", request_id=request_id, path=request.path[:64])
+            return _refusal(request, InternalError(request_id), request_id=request_id)
+
+    def _refusal(
+        request: web.Request,
+        error: ServiceError,
+        headers: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> web.Response:
+        visitor = request.get("visitor")
+        chosen = request_id or (visitor and visitor.request_id) or gate.new_request_id()
+        reply = dispatcher.refuse("unknown", error, Call(chosen))
+        log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
+        all_headers = {
+            **(visitor.headers if visitor else {}),
+            **error_headers(error),
+            **(headers or {}),
+        }
+        return respond(reply.body, chosen, status=error.http_status, headers=all_headers)
+
+    return middleware
+
+
+def _allow_header(error: web.HTTPException) -> dict[str, str]:
+    return {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+
+
+def _translate(error: web.HTTPException, request: web.Request) -> ServiceError:
+    if error.status == 404:
+        return UnknownMethod(
+            f"There is nothing at {request.path[:128]}. See GET /api/v1/agent/capabilities."
+        )
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return MethodNotAllowed(f"This path answers to {allowed}.", details={"allowed": allowed})
+    if error.status == 413:
+        return PayloadTooLarge("The body is too large.")
+    return InvalidRequest("The request can't be read as HTTP.")

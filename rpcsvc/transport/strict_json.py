@@ -1,0 +1,155 @@
+"""JSON in and out: what the service reads as JSON, and how it writes it.
+
+Reading is RFC 8259 narrowed to what is safe to act on. The standard parsers let through what must
+not decide over money: the last of two equal keys wins, ``1e400`` is infinity, ``NaN`` is a number,
+half a surrogate pair is a string that no encoder takes, and deep nesting ends in RecursionError.
+All of that is refused here, so that no later code has to think of it: whatever ``loads`` returns,
+``dumps`` can write, and every integer in it fits a signed 64 bit column.
+
+What does not live here: the shape of a message (jsonrpc.py and the models of operations/), and the
+limit on a body's size (the HTTP layer's, before the body is read).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from array import array
+from itertools import accumulate
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from rpcsvc.errors import InvalidJson
+
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**63 - 1
+_SAFE_INT_CHARS: Final = 18
+_LONGEST_INT_CHARS: Final = 20
+_SHOWN_CHARS: Final = 60
+
+# An unclosed string matches too, and possessively: each byte is looked at once, whatever comes.
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+# As signed bytes: an opening bracket is +1, a closing one -1.
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+
+def loads(body: bytes, *, max_depth: int = 32) -> Any:
+    """Read ``body`` as one JSON value (RFC 8259, UTF-8 without a byte order mark).
+
+    ``max_depth`` is the most arrays and objects that may be open at once; keep it well under the
+    interpreter's recursion limit. Integers are limited to signed 64 bit and floats to finite ones;
+    a larger quantity belongs in a string.
+
+    Raises InvalidJson, never anything else, and says what is wrong and where.
+    """
+    if body.count(b"[") + body.count(b"{") > max_depth:
+        _check_depth(body, max_depth)
+    try:
+        value = _DECODER.decode(body.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidJson(
+            f"The body is not UTF-8: byte {error.start} can't be decoded. Send JSON in UTF-8."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise InvalidJson(_syntax_message(body, error)) from None
+    if b"\\u" in body:
+        _check_surrogates(body)
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """Write ``value`` as compact UTF-8 JSON.
+
+    Raises orjson.JSONEncodeError (a TypeError) for what is not a JSON value: a fault of the
+    service, since nothing that ``loads`` returns can cause it.
+    """
+    return orjson.dumps(value)
+
+
+def _check_depth(body: bytes, max_depth: int) -> None:
+    """Count the open brackets exactly, up to the first place where the body stops being JSON."""
+    brackets = _STRING.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
+    if max(accumulate(array("b", brackets)), default=0) > max_depth:
+        raise InvalidJson(
+            f"The body nests arrays and objects more than {max_depth} levels deep."
+            f" Send at most {max_depth} levels."
+        )
+
+
+def _check_surrogates(body: bytes) -> None:
+    """Refuse ``\\ud800`` without its other half, in strings and in keys; orjson is strict there."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidJson(
+            "The body has a \\u escape that is half of a surrogate pair"
+            f" ({error.msg} at line {error.lineno} column {error.colno})."
+            " Send both halves, or the character itself in UTF-8."
+        ) from None
+
+
+def _syntax_message(body: bytes, error: json.JSONDecodeError) -> str:
+    if not body:
+        return "The body is empty. Send one JSON value."
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "The body begins with a byte order mark. Send UTF-8 without one."
+    place = f"line {error.lineno} column {error.colno}"
+    return f"The body is not JSON: {error.msg} ({place}). Send one JSON value as in RFC 8259."
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        _refuse_duplicate(pairs)
+    return members
+
+
+def _refuse_duplicate(pairs: list[tuple[str, Any]]) -> NoReturn:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            break
+        seen.add(key)
+    raise InvalidJson(
+        f'The key "{_shown(key)}" occurs twice in one object. Send each key once:'
+        " which of the two counts would be a guess."
+    )
+
+
+def _integer(text: str) -> int:
+    if len(text) <= _SAFE_INT_CHARS:
+        return int(text)
+    if len(text) <= _LONGEST_INT_CHARS and _INT_MIN <= (value := int(text)) <= _INT_MAX:
+        return value
+    raise InvalidJson(
+        f"The integer {_shown(text)} does not fit 64 bits (from -2^63 to 2^63-1)."
+        " Send a larger quantity as a string."
+    )
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidJson(
+            f"The number {_shown(text)} is too large for a float."
+            " Send a large quantity as a string."
+        )
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise InvalidJson(f"{name} is not a JSON value. Send a number, or null where there is none.")
+
+
+def _shown(text: str) -> str:
+    """``text`` fit for a message: short, and without the lone surrogates that no encoder takes."""
+    short = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+    return short.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
+)

@@ -1,0 +1,288 @@
+"""``make bench``: the service against its yardsticks, in one run, side by side.
+
+    python -m tests.bench [--quick] [--only NAME]... [--seconds N] [--work-dir DIR]
+
+Servers run one at a time under load, each one process on one core, the driver on another; rounds
+go forth and back (raw first and last), so that drift of the machine shows and evens out. Prints a
+table and writes ``bench-results/<time>.json``. Exit status: 0 when every request succeeded,
+whether or not the targets are met; 1 when requests failed or a server did not start.
+
+The stores are made on the disk that ``--work-dir`` is on: durable commits cost what that disk's
+fsync costs, so a memory file system there would make the figures meaningless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.bench import driver, report, seeding
+from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
+
+RESULTS = Path("bench-results")
+CONNECTIONS = (16, 64)
+ROUNDS = 2  # an even number: the order of the second round is the first's reversed
+READY_SECONDS = 120.0  # a store of a million orders may take a while to open
+START_SECONDS = 20.0
+IDLE_SECONDS = 1.0  # after the first answer, before memory is read
+STARTUP = "startup"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how large a run is."""
+
+    seconds: float
+    warm_up: float
+    small: int
+    base: int
+    large: int
+    starts: int
+
+
+FULL = Plan(seconds=4.0, warm_up=0.5, small=1_000, base=100_000, large=1_000_000, starts=5)
+QUICK = Plan(seconds=0.8, warm_up=0.2, small=1_000, base=5_000, large=20_000, starts=3)
+
+
+def side_by_side(plan: Plan) -> list[Scenario]:
+    """The work that is compared with the yardsticks. New rows go here."""
+    base = f"ours-{plan.base}"
+    return [
+        Scenario(RAW, "raw: parse and answer", RAW, lambda _: seeding.plan_requests()),
+        Scenario(
+            "status",
+            f"swap.status, random of {plan.base:,}",
+            base,
+            seeding.status_requests,
+            (Ratio(RAW, 0.45),),
+            "swap.status",
+        ),
+        Scenario(
+            "plan",
+            "swap.plan, all inputs",
+            base,
+            lambda _: seeding.plan_requests(),
+            (Ratio(RAW, 0.30),),
+            "swap.plan",
+        ),
+        Scenario(
+            "create",
+            "swap.create, durable, fresh key",
+            base,
+            lambda _: seeding.create_requests(),
+            (Ratio(RAW, 0.20), Ratio(NAIVE, 4.0), Tail(5.0, connections=64)),
+            "swap.create",
+            unique_orders=True,
+        ),
+        Scenario(NAIVE, "naive: create", NAIVE, lambda _: seeding.create_requests()),
+    ]
+
+
+def at_scale(plan: Plan) -> list[Scenario]:
+    """The same work on a small and on a large store."""
+    rows = []
+    for work, requests in (
+        ("status", seeding.status_requests),
+        ("plan", lambda _: seeding.plan_requests()),
+    ):
+        for size in (plan.small, plan.large):
+            targets = (Ratio(f"{work}-{plan.small}", 0.90),) if size == plan.large else ()
+            name, title = f"{work}-{size}", f"swap.{work} at {size:,} orders"
+            rows.append(Scenario(name, title, f"ours-{size}", requests, targets, f"swap.{work}"))
+    return rows
+
+
+class Bench:
+    """One run: its servers, its stores and its report."""
+
+    def __init__(self, plan: Plan, work_dir: Path, found: Report) -> None:
+        self._plan = plan
+        self._dir = work_dir
+        self._report = found
+        self._order_ids: dict[str, list[str]] = {}
+
+    def load(self, scenarios: Sequence[Scenario]) -> None:
+        """Run the scenarios against each other, at each number of connections."""
+        if not scenarios:
+            return
+        with self._servers({scenario.server for scenario in scenarios}) as servers:
+            streams = {s.name: s.requests(self._order_ids.get(s.server, [])) for s in scenarios}
+            for connections in CONNECTIONS:
+                for round_number in range(ROUNDS):
+                    for scenario in scenarios[:: -1 if round_number % 2 else 1]:
+                        server = servers[scenario.server]
+                        self._period(scenario, server, connections, streams[scenario.name])
+
+    def _period(
+        self,
+        scenario: Scenario,
+        server: driver.Server,
+        connections: int,
+        requests: Iterator[bytes],
+    ) -> None:
+        say(f"{scenario.title}, {connections} connections")
+        load = driver.drive(
+            server.port,
+            requests,
+            connections=connections,
+            seconds=self._plan.seconds / ROUNDS,
+            warm_up=self._plan.warm_up,
+            server_cpu=server.cpu_seconds,
+        )
+        self._report.add(scenario, connections, asyncio.run(load))
+
+    def starts(self) -> None:
+        """Start the service on new directories; take the time to /health and the idle memory."""
+        seconds, megabytes = [], []
+        for number in range(self._plan.starts):
+            say(f"start {number + 1} of {self._plan.starts}")
+            data_dir = self._dir / f"start-{number}"
+            server = seeding.service("start", data_dir, data_dir.with_suffix(".log"))
+            try:
+                seconds.append(server.wait_for("/health", START_SECONDS))
+                server.wait_for("/readyz", START_SECONDS)
+                time.sleep(IDLE_SECONDS)
+                megabytes.append(server.resident_bytes() / 1e6)
+            finally:
+                server.stop()
+        title = "process start to first /health, new data directory"
+        self._report.readings += [
+            Reading("startup", title, "s", tuple(seconds), under=1.0),
+            Reading("memory", "resident memory, idle", "MB", tuple(megabytes), under=90.0),
+        ]
+
+    @contextmanager
+    def _servers(self, names: Iterable[str]) -> Iterator[dict[str, driver.Server]]:
+        with ExitStack() as stack:
+            servers = {}
+            for name in sorted(names):
+                servers[name] = server = self._start(name)
+                stack.callback(server.stop)
+                server.wait_for("/readyz", READY_SECONDS)
+            yield servers
+
+    def _start(self, name: str) -> driver.Server:
+        log = self._dir / f"{name}.log"
+        if name in (RAW, NAIVE):
+            arguments = ["tests.bench.yardsticks", name, "--db", str(self._dir / "naive.db")]
+            return driver.Server(name, arguments, os.environ, log)
+        count = int(name.removeprefix("ours-"))
+        data_dir = self._dir / name
+        say(f"seeding {count:,} orders")
+        shutil.copytree(self._template(), data_dir, ignore=shutil.ignore_patterns("*.sock"))
+        self._order_ids[name] = seeding.clone_orders(data_dir, count)
+        return seeding.service(name, data_dir, log)
+
+    def _template(self) -> Path:
+        data_dir = self._dir / "template"
+        if not data_dir.exists():
+            say("making template orders through the service")
+            seeding.make_template(data_dir)
+        return data_dir
+
+
+def environment(work_dir: Path, plan: Plan) -> dict[str, str]:
+    """What the figures depend on."""
+    chosen = driver.cores()
+    return {
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "cores": "not pinned"
+        if chosen.server is None
+        else f"server {chosen.server}, driver {chosen.driver}",
+        "load average at start": " ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "fsync of 4 KiB, median": f"{_fsync_seconds(work_dir) * 1000:.3f} ms",
+        "measured per row": f"{plan.seconds:g} s in {ROUNDS} rounds",
+    }
+
+
+def _fsync_seconds(work_dir: Path) -> float:
+    times = []
+    with (work_dir / "fsync").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(4096))
+            started = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - started)
+    return sorted(times)[25]
+
+
+def say(what: str) -> None:
+    """Progress, apart from the report on stdout."""
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def chosen(scenarios: list[Scenario], only: list[str]) -> list[Scenario]:
+    """Those asked for, and those that they are compared with."""
+    if not only:
+        return scenarios
+    wanted = set(only)
+    for scenario in scenarios:
+        if scenario.name in only:
+            wanted |= {t.against for t in scenario.targets if isinstance(t, Ratio)}
+    return [scenario for scenario in scenarios if scenario.name in wanted]
+
+
+def run(plan: Plan, only: list[str], work_dir: Path) -> Report:
+    """The whole benchmark; a server that fails ends it and becomes a problem of the report."""
+    found = Report(environment(work_dir, plan))
+    bench = Bench(plan, work_dir, found)
+    try:
+        bench.load(chosen(side_by_side(plan), only))
+        if not only or STARTUP in only:
+            bench.starts()
+        bench.load(chosen(at_scale(plan), only))
+    except (driver.ServerFailed, seeding.SeedingFailed, OSError) as error:
+        found.problems.append(str(error))
+    found.conclude()
+    return found
+
+
+def arguments() -> tuple[Plan, list[str], Path]:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("--quick", action="store_true", help="small stores, short periods")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--seconds", type=float, help="measured seconds per row, 0.2 to 30")
+    parser.add_argument("--work-dir", type=Path, default=RESULTS, help="where stores are made")
+    args = parser.parse_args()
+    plan = QUICK if args.quick else FULL
+    if args.seconds is not None:
+        if not 0.2 <= args.seconds <= 30:
+            parser.error(f"--seconds must be from 0.2 to 30, not {args.seconds:g}")
+        plan = replace(plan, seconds=args.seconds)
+    names = [s.name for s in side_by_side(plan) + at_scale(plan)] + [STARTUP]
+    unknown = sorted(set(args.only) - set(names))
+    if unknown:
+        parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")
+    return plan, args.only, args.work_dir
+
+
+def main() -> int:
+    """Run, print the table, write the JSON; returns the exit status."""
+    plan, only, parent = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
+    driver.pin(driver.cores().driver)
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="stores-", dir=parent) as work_dir:
+        found = run(plan, only, Path(work_dir).resolve())
+    path = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    report.write_json(found, path)
+    print(report.table(found))
+    print(f"\nwritten to {path}")
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

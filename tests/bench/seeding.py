@@ -1,0 +1,392 @@
+"""What the benchmark sends and what is stored when it does.
+
+Requests are whole HTTP messages, made beforehand. Stores are grown from a template: a few real
+orders, taken through the service itself, whose rows are then copied in SQL under fresh ids, so
+that a million orders take seconds and look like those that the service writes. The copying knows
+the identity columns of the schema (``IDENTITY``) and finds everything else by content.
+
+How load is driven (driver.py) does not live here.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import itertools
+import os
+import random
+import re
+import secrets
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from monero import const
+from monero.keccak import keccak_256
+from monero.seed import Seed
+
+from tests.bench.driver import HOST, Server
+
+TOKEN = secrets.token_hex(16)
+SAMPLE = 100_000  # how many order ids a seeded store gives back at most
+IDENTITY = frozenset(
+    {"order_id", "session_id", "deposit_address", "transfer_id", "txid", "idempotency_key"}
+)
+# Shared by all orders, so never copied with one.
+SHARED_TABLES = frozenset({"sandbox_blocks", "sandbox_chains", "sandbox_settings", "tickets"})
+# A finished order has nothing left to do, even if the template's service was stopped before it
+# had noted that down.
+_NOT_OF_FINISHED = frozenset({"effects"})
+_FORCED_IN_FINISHED = {("sandbox_transactions", "watched"): 0}
+_OPEN_IN = 10  # one order in so many waits for its deposit; the others are completed
+_TEMPLATE_SECONDS = 60.0
+_BATCH = 2_000
+_DESTINATIONS = 64
+_VARIETY = 1_024
+_CROCKFORD = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+)
+_DIGITS = "123456789"  # valid in hexadecimal, base58 and base32 alike
+_SHORTEST_TOKEN = 16  # anything shorter could stand in a text by chance
+
+Params = dict[str, Any]
+
+
+def service(name: str, data_dir: Path, log: Path) -> Server:
+    """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
+    env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
+    return Server(name, ["rpcsvc", "serve", "--data-dir", str(data_dir)], env, log)
+
+
+def http_request(method: str, params: Params, request_id: str) -> bytes:
+    """One JSON-RPC call as a whole HTTP/1.1 message."""
+    call = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+    body = orjson.dumps(call)
+    head = (
+        f"POST /rpc HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+        f"x-agent-rpc-token: {TOKEN}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def status_requests(order_ids: list[str]) -> Iterator[bytes]:
+    """Status of the given orders in random order, for ever."""
+    shuffled = random.sample(order_ids, len(order_ids))
+    return itertools.cycle(
+        [
+            http_request("service.swap.status", {"orderId": order_id}, f"s{n}")
+            for n, order_id in enumerate(shuffled)
+        ]
+    )
+
+
+def plan_requests() -> Iterator[bytes]:
+    """Plans with all inputs, both directions, for ever."""
+    return itertools.cycle(
+        [
+            http_request("service.swap.plan", swap_params(n) | {"hasFunds": True}, f"p{n}")
+            for n in range(_VARIETY)
+        ]
+    )
+
+
+def create_requests() -> Iterator[bytes]:
+    """Creates of both directions, for ever, each with an idempotency key never used before."""
+    mark = secrets.token_hex(16)
+    halves = [
+        http_request("service.swap.create", swap_params(n) | {"idempotency-key": mark}, f"c{n}")
+        .split(mark.encode())
+        for n in range(_VARIETY)
+    ]  # fmt: skip
+    run = secrets.token_hex(10)
+    for number, (before, after) in enumerate(itertools.cycle(halves)):
+        yield b"%b%b%012d%b" % (before, run.encode(), number, after)
+
+
+def swap_params(number: int) -> Params:
+    """A valid swap; direction, network, amount and destination vary with ``number``."""
+    which = number // 2 % _DESTINATIONS
+    if number % 2:
+        amount, to = f"{100 + number % 400}.25", _MONERO[which]
+    else:
+        amount, to = f"1.{number % 900 + 100}", _EVM[which]
+    return {
+        "direction": "u2x" if number % 2 else "x2u",
+        "chain": ("arbitrum", "base", 10, "137")[number // 4 % 4],
+        "amount": amount,
+        "to": to,
+    }
+
+
+def _checksummed(number: int) -> str:
+    """An EVM address made from ``number``, in the mixed case of EIP-55."""
+    plain = keccak_256(b"bench destination %d" % number).hexdigest()[-40:]
+    marks = keccak_256(plain.encode()).hexdigest()
+    pairs = zip(plain, marks[:40], strict=True)
+    return "0x" + "".join(c.upper() if int(mark, 16) > 7 else c for c, mark in pairs)
+
+
+_EVM = [_checksummed(n) for n in range(_DESTINATIONS)]
+_MONERO = [str(Seed(f"{n + 1:064x}").public_address(const.NET_STAGE)) for n in range(_DESTINATIONS)]
+
+
+def seed_orders(data_dir: Path, count: int) -> list[str]:
+    """Fill a new data directory with ``count`` orders; returns a sample of their ids.
+
+    Nine of ten are completed, the tenth waits for its deposit; both directions. Raises
+    ServerFailed or SeedingFailed.
+    """
+    make_template(data_dir)
+    return clone_orders(data_dir, count)
+
+
+class SeedingFailed(Exception):
+    """The template orders could not be made or copied; the message says what came instead."""
+
+
+def make_template(data_dir: Path) -> None:
+    """Make one waiting and one completed order of each direction through the service itself."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    server = service("template", data_dir, data_dir.with_suffix(".log"))
+    try:
+        server.wait_for("/readyz", _TEMPLATE_SECONDS)
+        funded = [_create(server.port, number) for number in range(4)][:2]
+        for order_id in funded:
+            _call(server.port, "service.sandbox.fund", {"orderId": order_id})
+        for order_id in funded:
+            _wait_until_completed(server.port, order_id)
+    finally:
+        server.stop()
+
+
+def _create(port: int, number: int) -> str:
+    key = {"idempotency-key": f"{number}-template-{secrets.token_hex(16)}"}
+    envelope = _call(port, "service.swap.create", swap_params(number) | key)
+    return str(envelope["data"]["order"]["orderId"])
+
+
+def _wait_until_completed(port: int, order_id: str) -> None:
+    deadline = time.monotonic() + _TEMPLATE_SECONDS
+    state = "(none)"
+    while time.monotonic() < deadline:
+        state = _call(port, "service.swap.status", {"orderId": order_id})["state"]
+        if state == "completed":
+            return
+        time.sleep(0.05)
+    raise SeedingFailed(
+        f"a funded sandbox order was {state}, not completed, after {_TEMPLATE_SECONDS:.0f} s"
+    )
+
+
+def _call(port: int, method: str, params: Params) -> Params:
+    """One call over its own connection; the envelope. Raises SeedingFailed unless it is ok."""
+    with closing(http.client.HTTPConnection(HOST, port, timeout=10)) as connection:
+        body = orjson.dumps({"jsonrpc": "2.0", "id": "seed", "method": method, "params": params})
+        headers = {"Content-Type": "application/json", "x-agent-rpc-token": TOKEN}
+        connection.request("POST", "/rpc", body, headers)
+        response = connection.getresponse()
+        answer = orjson.loads(response.read())
+    envelope = answer.get("result")
+    if response.status != 200 or not envelope or not envelope.get("ok"):
+        raise SeedingFailed(f"{method} answered {response.status}: {answer}")
+    return dict(envelope)
+
+
+@dataclass(frozen=True)
+class _RowTemplate:
+    """A row to be written again and again: constants, and texts in which ids are replaced."""
+
+    insert: str
+    values: list[Any]
+    varying: list[tuple[int, Callable[..., str], bool]]  # column, format, is it a BLOB
+
+    def filled(self, fresh: list[str]) -> list[Any]:
+        row = self.values.copy()
+        for column, fill, is_blob in self.varying:
+            text = fill(*fresh)
+            row[column] = text.encode() if is_blob else text
+        return row
+
+
+@dataclass(frozen=True)
+class _OrderTemplate:
+    """All rows of one order. ``tokens[0]`` is its id."""
+
+    tokens: list[str]
+    rows: list[_RowTemplate]
+
+
+def clone_orders(data_dir: Path, count: int) -> list[str]:
+    """Copy the orders that ``data_dir`` holds under fresh ids until there are ``count`` more.
+
+    The service must not run on it. Returns a random sample of the new ids.
+    """
+    with closing(sqlite3.connect(find_database(data_dir), isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("PRAGMA cache_size = -524288")  # KiB: keeps the indexes in memory
+        finished, waiting = _templates(db)
+        ids: list[str] = []
+        for first in range(0, count, _BATCH):
+            numbers = range(first, min(first + _BATCH, count))
+            ids += _write_batch(db, finished, waiting, numbers)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return random.sample(ids, min(SAMPLE, count))
+
+
+def find_database(data_dir: Path) -> Path:
+    """The SQLite file of a data directory that has the ``orders`` table."""
+    for path in sorted(data_dir.rglob("*")):
+        if path.is_file() and _is_sqlite(path):
+            with closing(sqlite3.connect(path)) as db:
+                if "orders" in _tables(db):
+                    return path
+    raise SeedingFailed(f"no SQLite database with a table named orders under {data_dir}")
+
+
+def _is_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+
+
+def _write_batch(
+    db: sqlite3.Connection,
+    finished: list[_OrderTemplate],
+    waiting: list[_OrderTemplate],
+    numbers: range,
+) -> list[str]:
+    ids = []
+    by_statement: dict[str, list[list[Any]]] = {}
+    for number in numbers:
+        kind = finished if number % _OPEN_IN else waiting
+        template = kind[number // _OPEN_IN % len(kind)]
+        fresh = [_fresh(token, number) for token in template.tokens]
+        ids.append(fresh[0])
+        for row in template.rows:
+            by_statement.setdefault(row.insert, []).append(row.filled(fresh))
+    db.execute("BEGIN")
+    for statement, rows in by_statement.items():
+        db.executemany(statement, rows)
+    db.execute("COMMIT")
+    return ids
+
+
+def _fresh(token: str, number: int) -> str:
+    """A value of the same form as ``token`` that no other order has."""
+    if token.startswith("ord_"):
+        bits = random.getrandbits(128).to_bytes(20, "big")
+        return "ord_" + base64.b32encode(bits).translate(_CROCKFORD)[6:].decode()
+    if len(token) == 36 and token.count("-") == 4:
+        return str(uuid.UUID(int=random.getrandbits(128), version=4))
+    noise = "".join(random.choices(_DIGITS, k=12)) if len(token) >= 40 else ""
+    tail = noise + _in_digits(number)
+    return token[: len(token) - len(tail)] + tail
+
+
+def _in_digits(number: int) -> str:
+    """``number`` in base nine, eight of the digits that every alphabet here has."""
+    digits = ""
+    for _ in range(8):
+        number, digit = divmod(number, 9)
+        digits = _DIGITS[digit] + digits
+    return digits
+
+
+def _templates(db: sqlite3.Connection) -> tuple[list[_OrderTemplate], list[_OrderTemplate]]:
+    found: dict[str, list[_OrderTemplate]] = {"completed": [], "awaiting_deposit": []}
+    for order_id, status in db.execute("SELECT order_id, status FROM orders").fetchall():
+        if status in found:
+            found[status].append(_order_template(db, order_id, finished=status == "completed"))
+    if not all(found.values()):
+        raise SeedingFailed("the template store needs a completed and a waiting order")
+    return found["completed"], found["awaiting_deposit"]
+
+
+def _order_template(db: sqlite3.Connection, order_id: str, *, finished: bool) -> _OrderTemplate:
+    skipped = SHARED_TABLES | (_NOT_OF_FINISHED if finished else frozenset())
+    tables = sorted(_tables(db) - skipped, key=lambda name: name != "orders")
+    rows = {name: _rows(db, name) for name in tables}
+    tokens = _tokens_of(order_id, rows)
+    mine = [
+        _row_template(table, row, tokens, finished=finished)
+        for table in tables
+        for row in rows[table]
+        if _mentions(row, tokens)
+    ]
+    return _OrderTemplate(tokens, mine)
+
+
+def _tokens_of(order_id: str, rows: dict[str, list[Params]]) -> list[str]:
+    """Every id that belongs to the order: those in rows that mention it, then in theirs."""
+    tokens = [order_id]
+    for _ in range(3):  # order -> its transfers and address -> the chain's transactions
+        for row in itertools.chain.from_iterable(rows.values()):
+            if _mentions(row, tokens):
+                tokens += [value for value in _identities(row) if not _covered(value, tokens)]
+    return tokens
+
+
+def _identities(row: Params) -> Iterator[str]:
+    for name, value in row.items():
+        if name in IDENTITY and isinstance(value, str) and len(value) >= _SHORTEST_TOKEN:
+            yield value
+
+
+def _covered(value: str, tokens: list[str]) -> bool:
+    return any(token in value for token in tokens)
+
+
+def _mentions(row: Params, tokens: list[str]) -> bool:
+    return any(_covered(_as_text(value), tokens) for value in row.values())
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
+
+
+def _row_template(table: str, row: Params, tokens: list[str], *, finished: bool) -> _RowTemplate:
+    if finished:
+        forced = {c: v for (t, c), v in _FORCED_IN_FINISHED.items() if t == table and c in row}
+        row = row | forced
+    varying = [
+        (column, _formatter(_as_text(value), tokens), isinstance(value, bytes))
+        for column, value in enumerate(row.values())
+        if _covered(_as_text(value), tokens)
+    ]
+    names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
+    return _RowTemplate(
+        f'INSERT INTO "{table}" ({names}) VALUES ({marks})', list(row.values()), varying
+    )
+
+
+def _formatter(text: str, tokens: list[str]) -> Callable[..., str]:
+    """A function of the fresh ids, in the order of ``tokens``, that gives ``text`` with them."""
+    pattern = re.compile("|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True)))
+    escaped = text.replace("{", "{{").replace("}", "}}")
+    return pattern.sub(lambda found: f"{{{tokens.index(found.group())}}}", escaped).format
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    names = db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+    return {name for (name,) in names if not name.startswith("sqlite_")}
+
+
+def _rows(db: sqlite3.Connection, table: str) -> list[Params]:
+    """All rows of a table as mappings, without a column that SQLite numbers by itself."""
+    columns = db.execute(f'PRAGMA table_info("{table}")').fetchall()
+    keys = [name for _, name, _, _, _, key in columns if key]
+    numbered = {
+        name for _, name, kind, _, _, key in columns if key and len(keys) == 1 and kind == "INTEGER"
+    }
+    names = [name for _, name, *_ in columns if name not in numbered]
+    listed = ", ".join(f'"{name}"' for name in names)
+    found = db.execute(f'SELECT {listed} FROM "{table}"')
+    return [dict(zip(names, row, strict=True)) for row in found]
