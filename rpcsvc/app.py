@@ -9,6 +9,7 @@ What does not live here: anything that decides or computes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import ssl
@@ -16,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -29,7 +31,8 @@ from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.operations.service import Policy, Service
+from rpcsvc.operations.projection import project, view_key
+from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
@@ -101,8 +104,9 @@ async def _compose(
     ledger = SqliteSandboxLedger(database)
     engine = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
     await engine.start()
-    store = SqliteOrderStore(database)
-    processor = OrderProcessor(store, clock)
+    venue = Venue(engine.name, engine, is_simulated=True)
+    store = SqliteOrderStore(database, view_key(venue, [chain.name for chain in chains.all()]))
+    processor = OrderProcessor(store, clock, partial(project, venue))
     payouts = Payouts(store, engine, processor)
     effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
     worker = Worker(
@@ -115,7 +119,7 @@ async def _compose(
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
     )
     service = Service(
-        network=engine.name,
+        venue=venue,
         store=store,
         engine=engine,
         rates=engine,
@@ -212,6 +216,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with running(settings) as up, _listening(up):
+        _settle_garbage_collector()
         beat = asyncio.create_task(up.worker.run(), name="worker")
         beat.add_done_callback(lambda _task: stop.set())
         await stop.wait()
@@ -219,6 +224,13 @@ async def serve(settings: Settings) -> None:
         await up.worker.stop()
         await beat
     log.info("stopped")
+
+
+def _settle_garbage_collector() -> None:
+    """Leave what start-up made out of collections, and collect per many requests, not per few."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @asynccontextmanager
@@ -258,7 +270,7 @@ async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
         log.warning("socket_path_too_long", path=str(path), longest=LONGEST_SOCKET_PATH)
         return
     with suppress(FileNotFoundError):
-        os.unlink(path)  # the owner lock is ours: whoever left it is gone
+        path.unlink()  # noqa: ASYNC240 - one call at start; the owner lock is ours: whoever left it is gone
     before = os.umask(0o177)
     try:
         await web.UnixSite(runner, str(path)).start()

@@ -7,7 +7,8 @@ they become RFC 3339 strings at the edges only. Time zones do not exist here: al
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import date
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -41,5 +42,18 @@ class OffsetClock:
 
 def iso8601(at_ms: int) -> str:
     """``at_ms`` as RFC 3339 UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``."""
-    seconds, millis = divmod(at_ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+    days, rest = divmod(at_ms, _DAY_MS)
+    seconds, millis = divmod(rest, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{_date(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{millis:03d}Z"
+
+
+_DAY_MS = 86_400_000
+_EPOCH = date(1970, 1, 1).toordinal()
+
+
+@lru_cache(maxsize=64)
+def _date(days: int) -> str:
+    """The date so many days after the epoch. strftime costs ten times the rest of iso8601."""
+    return date.fromordinal(_EPOCH + days).isoformat()

@@ -146,11 +146,11 @@ def _refuse(field: str, text: str, complaint: str) -> InvalidInput:
 
 def format_units(units: int, asset: Asset) -> str:
     """Atomic units as a canonical decimal string: no exponent, no trailing zeros."""
+    decimals = asset.decimals
+    digits = str(abs(units)).rjust(decimals + 1, "0")
+    fraction = digits[-decimals:].rstrip("0")
     sign = "-" if units < 0 else ""
-    whole, fraction = divmod(abs(units), 10**asset.decimals)
-    if fraction == 0:
-        return f"{sign}{whole}"
-    return f"{sign}{whole}.{fraction:0{asset.decimals}d}".rstrip("0")
+    return f"{sign}{digits[:-decimals]}.{fraction}" if fraction else sign + digits[:-decimals]
 
 
 def mul_div_floor(a: int, b: int, c: int) -> int:

@@ -42,7 +42,7 @@ class Dispatcher:
 
     def refuse(self, operation: str, error: ServiceError, call: Call) -> Reply:
         """The reply that says why a call failed."""
-        data = with_session(self._service, {}, NO_SESSION)
+        data = with_session(self._service.venue, {}, NO_SESSION)
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -57,7 +57,7 @@ class Dispatcher:
 
     def _complete(self, answer: Answer) -> Answer:
         if "sessionSource" not in answer.data:
-            data = with_session(self._service, answer.data, NO_SESSION)
+            data = with_session(self._service.venue, answer.data, NO_SESSION)
             return Answer(
                 answer.state, data, answer.next_actions, answer.missing_inputs,
                 answer.validation_errors, answer.ok,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Venue
 
 NO_SESSION = (None, "none")
 
@@ -18,11 +18,11 @@ class Stored:
     replayed: bool = False
 
 
-def with_session(service: Service, data: Json, session: tuple[str | None, str]) -> Json:
+def with_session(venue: Venue, data: Json, session: tuple[str | None, str]) -> Json:
     """``data`` with the fields that every result has: network, sessionId, sessionSource."""
     session_id, source = session
     return {
-        "network": service.network,
+        "network": venue.network,
         "sessionId": session_id,
         "sessionSource": source,
         **data,

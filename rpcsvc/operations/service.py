@@ -32,10 +32,19 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Venue:
+    """Where orders settle: what their views need to know."""
+
+    network: str
+    engine: SettlementEngine
+    is_simulated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """The running service as operations see it. ``sandbox`` is there only with that engine."""
 
-    network: str
+    venue: Venue
     store: OrderStore
     engine: SettlementEngine
     rates: RateSource

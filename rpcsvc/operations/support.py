@@ -42,7 +42,9 @@ async def create_ticket(service: Service, params: SupportParams, _call: Call) ->
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
     session_fields = (session, "request" if session else "none")
     actions = [_next(params.order_id)]
-    return Answer(AgentState.TICKET_CREATED, with_session(service, data, session_fields), actions)
+    return Answer(
+        AgentState.TICKET_CREATED, with_session(service.venue, data, session_fields), actions
+    )
 
 
 def _owned_order(service: Service, params: SupportParams, session: str | None) -> Order | None:

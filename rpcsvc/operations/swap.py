@@ -10,7 +10,7 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import XMR, Asset, Money
 from rpcsvc.domain.order import Order, Terms
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, Direction
+from rpcsvc.domain.states import AgentState, Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
@@ -24,10 +24,11 @@ from rpcsvc.operations.inputs import (
     read_session,
 )
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
+from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import Quote, make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, with_session
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.views import funding_view, order_view, status_actions, status_data
+from rpcsvc.operations.views import funding_view, order_view, status_actions
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import StoredResponse
 
@@ -71,16 +72,25 @@ async def execute(service: Service, params: SwapParams, call: Call) -> Stored:
     return await _open(service, params, call, "swap.execute")
 
 
-async def status(service: Service, params: StatusParams, _call: Call) -> Answer:
+async def status(service: Service, params: StatusParams, _call: Call) -> Answer | Stored:
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
-    order = find_order(service, params.order_id)
-    if params.verify is not None and not same_address(params.verify, order.terms.to_address):
+    order_id = read_order_id(params.order_id)
+    view = service.store.status_view(order_id, service.clock.now_ms())
+    if view is not None:
+        to_address, body = view
+        _require_verified(params.verify, to_address)
+        return Stored(body)
+    order = find_order(service, order_id)
+    _require_verified(params.verify, order.terms.to_address)
+    return status_answer(service.venue, order, service.clock.now_ms())
+
+
+def _require_verified(verify: str | None, to_address: str) -> None:
+    if verify is not None and not same_address(verify, to_address):
         raise VerificationFailed(
             "verify is not the destination address of this order. Check that the orderId is the"
             " one you were given, and send the destination exactly as it was ordered."
         )
-    actions = status_actions(service, order, service.clock.now_ms())
-    return Answer(AGENT_STATE_OF[order.status], status_data(service, order), actions)
 
 
 def find_order(service: Service, order_id: str) -> Order:
@@ -230,9 +240,11 @@ def _answer(
 ) -> bytes:
     data = {
         "order": order_view(order),
-        "fundingInstructions": funding_view(service, order),
+        "fundingInstructions": funding_view(service.venue, order),
         "quote": quote_view(service, found),
     }
-    actions = status_actions(service, order, order.terms.created_at)
-    answer = Answer(AgentState.WAITING_FOR_FUNDING, with_session(service, data, session), actions)
+    actions = status_actions(service.venue, order, order.terms.created_at)
+    answer = Answer(
+        AgentState.WAITING_FOR_FUNDING, with_session(service.venue, data, session), actions
+    )
     return head(operation, answer)

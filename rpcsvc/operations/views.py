@@ -16,9 +16,9 @@ from rpcsvc.domain.states import (
     TransferState,
 )
 from rpcsvc.operations.envelope import Json, action
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Venue
 
-_AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
+AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
 
 
@@ -56,10 +56,10 @@ def _actual_output(payout: Transfer | None) -> str | None:
     return str(payout.units) if payout and settled else None
 
 
-def funding_view(service: Service, order: Order) -> Json:
+def funding_view(venue: Venue, order: Order) -> Json:
     """``data.fundingInstructions``: what to send, where and until when."""
     terms = order.terms
-    names = service.engine.names(terms.deposit_asset, terms.chain)
+    names = venue.engine.names(terms.deposit_asset, terms.chain)
     amount = format_units(terms.deposit_amount, terms.deposit_asset)
     return {
         "depositAddress": terms.deposit_address,
@@ -70,7 +70,7 @@ def funding_view(service: Service, order: Order) -> Json:
         "chainId": names.chain_id,
         "expiresAt": iso8601(terms.expires_at),
         "paymentUri": _payment_uri(order, names.chain_id, names.token),
-        "warnings": _warnings(service, order, names.network),
+        "warnings": _warnings(venue, order, names.network),
     }
 
 
@@ -86,13 +86,13 @@ def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
     )
 
 
-def _warnings(service: Service, order: Order, network: str) -> list[str]:
+def _warnings(venue: Venue, order: Order, network: str) -> list[str]:
     asset = order.terms.deposit_asset.symbol
     warnings = [
         f"Send exactly this amount of {asset}, on {network} only, before expiresAt.",
         "The address is for this order alone: don't send to it again later.",
     ]
-    if service.network == "sandbox":
+    if venue.is_simulated:
         warnings.insert(0, "Sandbox: simulated money. Never send real funds to this address.")
     return warnings
 
@@ -127,13 +127,13 @@ def transfer_view(transfer: Transfer) -> Json:
     }
 
 
-def status_data(service: Service, order: Order) -> Json:
+def status_data(venue: Venue, order: Order) -> Json:
     """``data`` of status, without the fields that every result has."""
-    awaits = order.status in _AWAITS_MONEY and order.due_units > 0
+    awaits = order.status in AWAITS_MONEY and order.due_units > 0
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
     return {
         "order": order_view(order),
-        "fundingInstructions": funding_view(service, order) if awaits else None,
+        "fundingInstructions": funding_view(venue, order) if awaits else None,
         "amountDue": due,
         "deposits": [deposit_view(order, d) for d in order.deposits],
         "transfers": [
@@ -144,16 +144,16 @@ def status_data(service: Service, order: Order) -> Json:
     }
 
 
-def status_actions(service: Service, order: Order, now: int) -> list[Json]:
+def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
     """``nextActions`` for an order as it stands."""
     state = AGENT_STATE_OF[order.status]
-    actions = _actions_of_state(service, order, state, now)
+    actions = _actions_of_state(venue, order, state, now)
     if order.action_required:
         actions.insert(0, _give_refund_address(order))
     return actions
 
 
-def _actions_of_state(service: Service, order: Order, state: AgentState, now: int) -> list[Json]:
+def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -> list[Json]:
     poll = action(
         "poll_status",
         "Ask again until the state is completed or terminal_failure.",
@@ -164,12 +164,12 @@ def _actions_of_state(service: Service, order: Order, state: AgentState, now: in
         return [action("report_completed", "Tell the user that the payout has settled.")]
     if state is AgentState.TERMINAL_FAILURE:
         return [_open_ticket(order)]
-    if order.status in _AWAITS_MONEY and order.due_units > 0:
-        return [*_funding_actions(service, order, now), poll]
+    if order.status in AWAITS_MONEY and order.due_units > 0:
+        return [*_funding_actions(venue, order, now), poll]
     return [poll]
 
 
-def _funding_actions(service: Service, order: Order, now: int) -> list[Json]:
+def _funding_actions(venue: Venue, order: Order, now: int) -> list[Json]:
     if now >= order.terms.expires_at:
         return [action("stop_funding", _EXPIRED_WINDOW)]
     due = format_units(order.due_units, order.terms.deposit_asset)
@@ -178,7 +178,7 @@ def _funding_actions(service: Service, order: Order, now: int) -> list[Json]:
         f"Ask the user to send {due} {order.terms.deposit_asset.symbol} to"
         f" {order.terms.deposit_address} before {iso8601(order.terms.expires_at)}.",
     )
-    if service.sandbox is None:
+    if not venue.is_simulated:
         return [ask]
     simulate = action(
         "simulate_deposit",

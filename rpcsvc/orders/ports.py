@@ -6,7 +6,7 @@ The protocols are declared by their user; ``store`` and ``settlement`` implement
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -64,6 +64,19 @@ class Ticket:
     wallet_address: str | None
 
 
+class StatusView(NamedTuple):
+    """An order's status answer, written when the order last changed (operations/projection.py).
+
+    ``body`` is the envelope without its request id; it holds until ``valid_until`` (ms), if set.
+    """
+
+    body: bytes
+    valid_until: int | None
+
+
+Projection = Callable[[Order], StatusView]
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """Everything that one event changes: committed whole or not at all.
@@ -73,6 +86,7 @@ class Change:
     """
 
     order: Order | None = None
+    view: StatusView | None = None
     is_new: bool = False
     history: HistoryEntry | None = None
     effects: tuple[Effect, ...] = ()
@@ -94,6 +108,14 @@ class OrderStore(Protocol):
 
     def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """Which order an address was given to."""
+        ...
+
+    def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
+        """The destination and the status answer of an order.
+
+        None when there is no such order, or its answer is from another version of the service
+        or has run out: then it has to be made from the order.
+        """
         ...
 
     def is_deposit_address(self, address: str) -> bool:

@@ -20,7 +20,14 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.transition import transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
-from rpcsvc.orders.ports import Change, HistoryEntry, OrderStore, PendingEffect, StoredResponse
+from rpcsvc.orders.ports import (
+    Change,
+    HistoryEntry,
+    OrderStore,
+    PendingEffect,
+    Projection,
+    StoredResponse,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -32,8 +39,9 @@ _NOT_IN_HISTORY = frozenset({"raw", "address"})
 class OrderProcessor:
     """The only writer of orders."""
 
-    def __init__(self, store: OrderStore, clock: Clock) -> None:
+    def __init__(self, store: OrderStore, clock: Clock, project: Projection) -> None:
         self._store = store
+        self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
         self._sinks: list[EffectSink] = []
@@ -47,7 +55,15 @@ class OrderProcessor:
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
         )
-        await self._store.commit(Change(order=order, is_new=True, history=entry, response=response))
+        await self._store.commit(
+            Change(
+                order=order,
+                view=self._project(order),
+                is_new=True,
+                history=entry,
+                response=response,
+            )
+        )
 
     async def apply(self, order_id: str, event: Event, *, done: tuple[Effect, ...] = ()) -> Order:
         """Let ``event`` happen to the order; returns the order as committed.
@@ -64,7 +80,13 @@ class OrderProcessor:
             entry = _history_entry(after, event, now)
             finished = tuple(PendingEffect(order_id, effect) for effect in done)
             await self._store.commit(
-                Change(order=after, history=entry, effects=effects, done=finished)
+                Change(
+                    order=after,
+                    view=self._project(after),
+                    history=entry,
+                    effects=effects,
+                    done=finished,
+                )
             )
         _log_transition(before, after, event)
         for sink in self._sinks:

@@ -5,9 +5,10 @@ What does not live here: transactions and connections (sqlite.py), what the valu
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from typing import Any
+
+import orjson
 
 from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
 from rpcsvc.domain.money import USDC, XMR
@@ -21,7 +22,14 @@ from rpcsvc.domain.states import (
     TransferKind,
     TransferState,
 )
-from rpcsvc.orders.ports import Change, HistoryEntry, PendingEffect, StoredResponse, Ticket
+from rpcsvc.orders.ports import (
+    Change,
+    HistoryEntry,
+    PendingEffect,
+    StatusView,
+    StoredResponse,
+    Ticket,
+)
 from rpcsvc.store.sqlite import Database, Statement
 
 _ASSETS = {asset.symbol: asset for asset in (XMR, USDC)}
@@ -60,8 +68,14 @@ def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
     return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
 
 
-_INSERT_ORDER = _insert("orders", (*_TERMS, *_STANDING))
-_UPDATE_ORDER = f"UPDATE orders SET {', '.join(f'{c} = ?' for c in _STANDING)} WHERE order_id = ?"  # noqa: S608
+_VIEW = ("view", "view_valid_until", "view_key")
+_CHANGING = (*_STANDING, *_VIEW)
+_INSERT_ORDER = _insert("orders", (*_TERMS, *_CHANGING))
+_SELECT_VIEW = (
+    "SELECT to_address, view FROM orders WHERE order_id = ? AND view_key = ?"
+    " AND (view_valid_until IS NULL OR view_valid_until > ?)"
+)
+_UPDATE_ORDER = f"UPDATE orders SET {', '.join(f'{c} = ?' for c in _CHANGING)} WHERE order_id = ?"  # noqa: S608
 _SELECT_ORDER = f"SELECT {', '.join((*_TERMS, *_STANDING))} FROM orders WHERE order_id = ?"  # noqa: S608
 _UPSERT_DEPOSIT = _upsert("deposits", _DEPOSIT, ("network", "txid", "output_index"))
 _SELECT_DEPOSITS = f"SELECT {', '.join(_DEPOSIT)} FROM deposits WHERE order_id = ? ORDER BY rowid"  # noqa: S608
@@ -90,8 +104,9 @@ _SELECT_EFFECTS = """
 class SqliteOrderStore:
     """The OrderStore port (orders/ports.py) over a Database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, view_key: str) -> None:
         self._db = database
+        self._view_key = view_key
 
     def order(self, order_id: str) -> Order | None:
         """The order as last committed."""
@@ -117,6 +132,11 @@ class SqliteOrderStore:
         )
         return row[0] if row else None
 
+    def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
+        """The destination and the status answer of an order, if it holds now."""
+        row = self._db.read_one(_SELECT_VIEW, (order_id, self._view_key, now))
+        return (row[0], row[1]) if row else None
+
     def is_deposit_address(self, address: str) -> bool:
         """Whether the address was given to an order to pay to, on whatever network."""
         sql = "SELECT 1 FROM orders WHERE deposit_address = ?"
@@ -129,7 +149,7 @@ class SqliteOrderStore:
             " WHERE order_id = ? ORDER BY version",
             (order_id,),
         )
-        return [HistoryEntry(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows]
+        return [HistoryEntry(row[0], row[1], row[2], row[3], orjson.loads(row[4])) for row in rows]
 
     def overdue(self, now: int, limit: int) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first."""
@@ -152,14 +172,14 @@ class SqliteOrderStore:
         if row is None:
             return None
         namespace, key, operation, params, body, created_at = row
-        return StoredResponse(namespace, key, operation, json.loads(params), body, created_at)
+        return StoredResponse(namespace, key, operation, orjson.loads(params), body, created_at)
 
     async def commit(self, change: Change) -> None:
         """Make the change durable, whole or not at all.
 
         Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
         """
-        await self._db.write(_statements(change))
+        await self._db.write(_statements(change, self._view_key))
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time; returns how many."""
@@ -172,11 +192,12 @@ class SqliteOrderStore:
         return int(count)
 
 
-def _statements(change: Change) -> list[Statement]:
+def _statements(change: Change, view_key: str) -> list[Statement]:
     statements = [Statement(_DELETE_EFFECT, _effect_row(*pending)) for pending in change.done]
     if change.order is not None:
         order_id = change.order.order_id
-        statements += _order_statements(change.order, is_new=change.is_new)
+        changing = (*_standing_row(change.order), *_view_row(change.view, view_key))
+        statements += _order_statements(change.order, changing, is_new=change.is_new)
         statements += [
             Statement(_INSERT_EFFECT, _effect_row(order_id, effect)) for effect in change.effects
         ]
@@ -190,19 +211,19 @@ def _statements(change: Change) -> list[Statement]:
     return statements
 
 
-def _order_statements(order: Order, *, is_new: bool) -> list[Statement]:
+def _order_statements(order: Order, changing: tuple[Any, ...], *, is_new: bool) -> list[Statement]:
     if is_new:
-        return [Statement(_INSERT_ORDER, (*_terms_row(order.terms), *_standing_row(order)))]
+        return [Statement(_INSERT_ORDER, (*_terms_row(order.terms), *changing))]
     order_id = order.order_id
     return [
-        Statement(_UPDATE_ORDER, (*_standing_row(order), order_id)),
+        Statement(_UPDATE_ORDER, (*changing, order_id)),
         *(Statement(_UPSERT_DEPOSIT, _deposit_row(order_id, d)) for d in order.deposits),
         *(Statement(_UPSERT_TRANSFER, _transfer_row(order_id, t)) for t in order.transfers),
     ]
 
 
 def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
-    details = json.dumps(entry.details, separators=(",", ":"))
+    details = orjson.dumps(entry.details).decode()
     return Statement(
         _INSERT_EVENT,
         (order_id, entry.version, entry.at, entry.event, entry.status, details),
@@ -210,7 +231,7 @@ def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
 
 
 def _response_statement(response: StoredResponse) -> Statement:
-    params = json.dumps(response.params, separators=(",", ":"))
+    params = orjson.dumps(response.params).decode()
     return Statement(
         _INSERT_RESPONSE,
         (
@@ -250,6 +271,10 @@ def _standing_row(order: Order) -> tuple[Any, ...]:
         on_deadline and on_deadline.value, order.refund_address, order.action_required,
         order.error_message, order.completed_at,
     )  # fmt: skip
+
+
+def _view_row(view: StatusView | None, key: str) -> tuple[Any, ...]:
+    return (view.body, view.valid_until, key) if view else (b"", None, "")
 
 
 def _standing_from(row: tuple[Any, ...]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from aiohttp import web
 
@@ -48,6 +49,11 @@ class Visitor:
         return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
 
 
+def is_request_id(text: str | None) -> TypeGuard[str]:
+    """Whether a caller's text may stand as a request id."""
+    return text is not None and _REQUEST_ID.fullmatch(text) is not None
+
+
 class Gate:
     """Lets requests in."""
 
@@ -81,8 +87,7 @@ class Gate:
     def admit(self, request: web.Request) -> Visitor:
         """Who asks. Raises TlsRequired."""
         given = request.headers.get("x-request-id")
-        good = given if given and _REQUEST_ID.fullmatch(given) else None
-        return Visitor(self._address(request), good)
+        return Visitor(self._address(request), given if is_request_id(given) else None)
 
     def new_request_id(self) -> str:
         """A generated request id."""

@@ -63,7 +63,7 @@ class HealthRoutes:
         request_id = visitor.request_id or self._gate.new_request_id()
         ok = all(h.ok for h in checks.values())
         state = AgentState.READY if ok else AgentState.UNAVAILABLE
-        data = with_session(self._service, {}, NO_SESSION)
+        data = with_session(self._service.venue, {}, NO_SESSION)
         envelope = finish(head("health", Answer(state, data, ok=ok)), request_id)
         body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
         return respond(body, request_id, status=200 if ok else 503)

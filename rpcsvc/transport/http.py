@@ -33,7 +33,7 @@ JSON = "application/json"
 
 def require_json(request: web.Request, limit: int) -> None:
     """Judge a body by its headers. Raises UnsupportedMediaType and PayloadTooLarge."""
-    if request.content_type != JSON:
+    if request.headers.get("content-type") != JSON and request.content_type != JSON:
         raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
@@ -68,13 +68,10 @@ def respond(
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     """A response with its request id. Without a body: 204."""
-    response = web.Response(
-        body=body, status=status, content_type=JSON if body is not None else None
-    )
-    response.headers["x-request-id"] = request_id
-    if headers:
-        response.headers.update(headers)
-    return response
+    all_headers = {"x-request-id": request_id, **(headers or {})}
+    if body is not None:
+        all_headers["content-type"] = JSON
+    return web.Response(body=body, status=status, headers=all_headers)
 
 
 def respond_with(reply: Reply, visitor: Visitor, request_id: str) -> web.Response:

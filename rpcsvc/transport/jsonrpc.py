@@ -24,10 +24,11 @@ import asyncio
 import re
 import uuid
 import warnings
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from inspect import Parameter, Signature
+from inspect import BoundArguments, Parameter, Signature
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
@@ -203,12 +204,13 @@ class JsonRpcServer(Generic[C]):
 
     async def _answer_one(self, element: Any, caller: C) -> bytes | None:
         call: _Call[C] = _Call(element)
-        response = jsonrpcserver.dispatch_to_serializable(
+        response = jsonrpcserver.dispatch_to_response(
             element,
             self._entries,
             context=call,
             deserializer=_wrap_params,
             validator=call.check,
+            post_process=_members,
         )
         if isinstance(response, dict) and "error" in response:
             request_id = self._request_id(caller, call.hint)
@@ -229,7 +231,9 @@ class JsonRpcServer(Generic[C]):
             return None
         try:
             result = await method.call(caller, call.hint, call.params)
-            return None if response is None else strict_json.dumps({**response, "result": result})
+            if response is None:
+                return None
+            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": response["id"]})
         except (ProtocolError, InternalError) as error:
             failure: ServiceError = error
             request_id = self._request_id(caller, call.hint)
@@ -301,6 +305,23 @@ class _Call(Generic[C]):
         return request
 
 
+class _TwoPositional(Signature):
+    """The signature of every entry. ``_wrap_params`` sees to it that a call always fits.
+
+    The library binds it at each call only to see whether that raises; Signature's own ``bind``
+    would take longer than all else that the library does.
+    """
+
+    def bind(self, *args: Any, **kwargs: Any) -> BoundArguments:
+        """Raise TypeError unless there are two positional arguments."""
+        if len(args) != 2 or kwargs:
+            return super().bind(*args, **kwargs)
+        return _BOUND
+
+
+_BOUND: Final = BoundArguments(Signature(), OrderedDict())
+
+
 class _Entry(Generic[C]):
     """A method as jsonrpcserver knows it: called with the call and its params, it notes both.
 
@@ -308,7 +329,7 @@ class _Entry(Generic[C]):
     """
 
     __slots__ = ("_method",)
-    __signature__ = Signature(
+    __signature__ = _TwoPositional(
         [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("call", "params")]
     )
 
@@ -325,6 +346,14 @@ class _Entry(Generic[C]):
 
 # What an entry gives the library to build a response of; the wrapper puts the real result there.
 _FOUND: Final = jsonrpcserver.Success(None)
+
+
+def _members(response: Any) -> dict[str, Any]:
+    """The library's response as the members of a JSON-RPC one, without the result."""
+    if hasattr(response, "_error"):
+        error = response._error
+        return {"jsonrpc": "2.0", "error": {"code": error.code}, "id": error.id}
+    return {"jsonrpc": "2.0", "id": response._value.id}
 
 
 def _wrap_params(element: Any) -> Any:

@@ -5,6 +5,7 @@ What does not live here: JSON-RPC itself (jsonrpc.py), what an operation does (o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,9 @@ from rpcsvc.errors import InternalError, ServiceError
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
-from rpcsvc.transport.gate import SOCKET_CLIENT, Gate, Visitor
+from rpcsvc.transport.gate import SOCKET_CLIENT, Gate, Visitor, is_request_id
 from rpcsvc.transport.http import error_headers, read_body, require_json, respond
-from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, request_id_from, whole_error
+from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, whole_error
 
 IDEMPOTENCY_KEY = "idempotency-key"
 
@@ -29,9 +30,28 @@ class Caller:
     visitor: Visitor
     namespace: str
     budget_of: str | None
-    fallback_id: str
-    answered_id: str | None = None
+    new_request_id: Callable[[], str]
     calls: int = 0
+    _fallback_id: str | None = None
+    _last_id: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request id of the whole exchange, for the response header."""
+        return self.visitor.request_id or self._last_id or self._fallback()
+
+    def request_id_for(self, hint: str | None) -> str:
+        """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
+        given = self.visitor.request_id
+        if given is not None:
+            return given
+        self._last_id = hint if is_request_id(hint) else self._fallback()
+        return self._last_id
+
+    def _fallback(self) -> str:
+        if self._fallback_id is None:
+            self._fallback_id = self.new_request_id()
+        return self._fallback_id
 
 
 class RpcHttp:
@@ -53,14 +73,12 @@ class RpcHttp:
         self._body_bytes = body_bytes
         methods = {f"{slug}.{op.name}": self._method(op) for op in operations}
         self._server: JsonRpcServer[Caller] = JsonRpcServer(
-            methods, max_batch=max_batch, max_depth=max_depth, request_id=_request_id
+            methods, max_batch=max_batch, max_depth=max_depth, request_id=Caller.request_id_for
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
         visitor = self._gate.admit(request)
-        request["visitor"] = visitor
-        fallback_id = self._gate.new_request_id()
         try:
             by_token = self._gate.require_token(request, visitor)
             client = self._budget_of(request, visitor, by_token=by_token)
@@ -68,14 +86,20 @@ class RpcHttp:
             require_json(request, self._body_bytes)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
-            request_id = visitor.request_id or fallback_id
-            headers = {**visitor.headers, **error_headers(error)}
-            refusal = whole_error(error, request_id)
-            return respond(refusal, request_id, status=error.http_status, headers=headers)
-        caller = Caller(visitor, "rpc" if by_token else "public", client, fallback_id)
+            return self._refuse(visitor, error)
+        namespace = "rpc" if by_token else "public"
+        caller = Caller(visitor, namespace, client, self._gate.new_request_id)
         answer = await self._server.answer(body, caller)
-        request_id = visitor.request_id or caller.answered_id or fallback_id
-        return respond(answer.body, request_id, status=answer.status, headers=visitor.headers)
+        return respond(
+            answer.body, caller.request_id, status=answer.status, headers=visitor.headers
+        )
+
+    def _refuse(self, visitor: Visitor, error: ServiceError) -> web.Response:
+        """What is refused before its body is read: the HTTP status tells it, too."""
+        request_id = visitor.request_id or self._gate.new_request_id()
+        headers = {**visitor.headers, **error_headers(error)}
+        refusal = whole_error(error, request_id)
+        return respond(refusal, request_id, status=error.http_status, headers=headers)
 
     def _budget_of(self, request: web.Request, visitor: Visitor, *, by_token: bool) -> str | None:
         """Whose budget pays: a token's, the socket's, or (None) the client address's."""
@@ -87,7 +111,7 @@ class RpcHttp:
         async def call(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
             key = params.pop(IDEMPOTENCY_KEY, None) if operation.idempotent else None
-            request_id = _request_id(caller, hint)
+            request_id = caller.request_id_for(hint)
             reply = await self._dispatcher.run(
                 operation, params, Call(request_id, caller.namespace, key)
             )
@@ -104,12 +128,3 @@ class RpcHttp:
         caller.calls += 1
         if caller.calls > 1:
             self._gate.charge(caller.visitor, "rpc", caller.budget_of)
-
-
-def _request_id(caller: Caller, hint: str | None) -> str:
-    """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
-    if caller.visitor.request_id:
-        return caller.visitor.request_id
-    chosen = request_id_from(hint) if hint is not None else caller.fallback_id
-    caller.answered_id = chosen
-    return chosen

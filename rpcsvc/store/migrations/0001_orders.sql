@@ -42,6 +42,11 @@ CREATE TABLE orders (
     action_required  TEXT,
     error_message    TEXT,
     completed_at     INTEGER,
+    -- the status answer, written with the change that it tells of; view_key names the version of
+    -- the service that wrote it, any other one ignores it
+    view             BLOB    NOT NULL,
+    view_valid_until INTEGER,
+    view_key         TEXT    NOT NULL,
     -- an order that is not over has a deadline, and one that is over has none
     CHECK ((deadline_at IS NULL) = (status IN ('completed', 'refunded', 'failed', 'expired')))
 ) STRICT;

@@ -1,0 +1,83 @@
+"""The status answer of an order, written once per change and committed with it.
+
+A poll is by far the most frequent call, and an order changes a handful of times. So the answer
+is rendered when the order changes and stored in the same row, in the same transaction: it can't
+tell of another version of the order. That it was written by this very code with these very
+settings is what ``view_key`` says; an answer under another key is ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from rpcsvc import __version__
+from rpcsvc.domain.addresses import ZERO_ADDRESS
+from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.refunds import plan_refunds
+from rpcsvc.domain.states import AGENT_STATE_OF, DepositState, Direction, OrderStatus
+from rpcsvc.domain.transition import open_order
+from rpcsvc.operations.envelope import Answer, head
+from rpcsvc.operations.results import NO_SESSION, with_session
+from rpcsvc.operations.service import Venue
+from rpcsvc.operations.views import AWAITS_MONEY, status_actions, status_data
+from rpcsvc.orders.ports import StatusView
+
+
+def status_answer(venue: Venue, order: Order, now: int) -> Answer:
+    """The answer of swap.status for an order as it stands at ``now``."""
+    data = with_session(venue, status_data(venue, order), NO_SESSION)
+    return Answer(AGENT_STATE_OF[order.status], data, status_actions(venue, order, now))
+
+
+def project(venue: Venue, order: Order) -> StatusView:
+    """The status answer as bytes, and until when it holds."""
+    body = head("swap.status", status_answer(venue, order, order.status_at))
+    # What the agent is told to do changes with time only while money is awaited.
+    awaits = order.status in AWAITS_MONEY
+    return StatusView(body, order.terms.expires_at if awaits else None)
+
+
+def view_key(venue: Venue, chains: list[str]) -> str:
+    """Names the code and settings that render views: the hash of what they make of samples."""
+    samples = [
+        project(venue, _sample(direction, chain, status)).body
+        for chain in chains
+        for direction in Direction
+        for status in OrderStatus
+    ]
+    return hashlib.sha256(b"\n".join([__version__.encode(), *samples])).hexdigest()[:16]
+
+
+def _sample(direction: Direction, chain: str, status: OrderStatus) -> Order:
+    order = open_order(_sample_terms(direction, chain))
+    if status is OrderStatus.AWAITING_DEPOSIT:
+        return order
+    deposit = Deposit(DepositKey("n", "t", 0), 10, ZERO_ADDRESS, 1, DepositState.CONFIRMED)
+    order, _ = plan_refunds(replace(order, status=status, deposits=(deposit,)))
+    return order
+
+
+def _sample_terms(direction: Direction, chain: str) -> Terms:
+    return Terms(
+        order_id="ord_" + "0" * 26,
+        session_id="",
+        direction=direction,
+        chain=chain,
+        chain_id=1,
+        deposit_network="n",
+        payout_network="n",
+        deposit_address=ZERO_ADDRESS,
+        to_address=ZERO_ADDRESS,
+        deposit_amount=100,
+        expected_output=100,
+        min_received=90,
+        min_deposit=1,
+        max_deposit=1000,
+        price=Price(1, 0, 0, 9900),
+        refund_fee=1,
+        created_at=0,
+        expires_at=1000,
+        timeouts=Timeouts(1, 1, 1, 1, 1),
+    )
