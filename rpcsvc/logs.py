@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -30,7 +31,6 @@ def configure_logging(log_format: str, level: str) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -48,11 +48,16 @@ def configure_logging(log_format: str, level: str) -> None:
 def mask(_logger: Any, _method: str, event: EventDict) -> EventDict:
     """Hide secrets by name and shorten addresses by form, in every value of an event."""
     for name, value in event.items():
-        if _SECRET_NAMES.search(name):
+        if _is_secret(name):
             event[name] = MASK
         elif isinstance(value, str) and len(value) >= 42:
             event[name] = shorten_addresses(value)
     return event
+
+
+@lru_cache(maxsize=512)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAMES.search(name) is not None
 
 
 def shorten_addresses(text: str) -> str:

@@ -57,10 +57,8 @@ class MoneroAddress(NamedTuple):
 def evm_checksum(address: str) -> str:
     """The address in the mixed case of EIP-55. ``address`` is 0x and 40 hex digits."""
     digits = address[2:].lower()
-    digest = keccak.new(digest_bits=256, data=digits.encode()).hexdigest()
-    mixed = (
-        c.upper() if nibble >= "8" else c for c, nibble in zip(digits, digest[:40], strict=True)
-    )
+    digest = keccak.new(digest_bits=256, data=digits.encode()).digest().hex()
+    mixed = [c.upper() if n >= "8" else c for c, n in zip(digits, digest, strict=False)]
     return "0x" + "".join(mixed)
 
 
@@ -183,7 +181,7 @@ def same_address(a: str, b: str) -> bool:
 
 def evm_address_from_seed(seed: bytes) -> str:
     """An address that nobody has the key of, for the sandbox. ``seed``: 32 random bytes."""
-    return evm_checksum("0x" + keccak.new(digest_bits=256, data=seed).hexdigest()[24:])
+    return evm_checksum("0x" + seed[:20].hex())
 
 
 def stagenet_subaddress(seed: bytes) -> str:
@@ -191,10 +189,17 @@ def stagenet_subaddress(seed: bytes) -> str:
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
     body = bytes([_STAGENET_SUBADDRESS]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
-    return str(base58.encode((body + checksum).hex()))
+    # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
+    changing, last = body[:40], body[64:] + checksum
+    return _base58(changing) + _VIEW_BLOCKS + _base58(last)
+
+
+def _base58(data: bytes) -> str:
+    return str(base58.encode(data.hex()))
 
 
 # The sandbox reads no chain, so one view key does for all of its addresses.
 _VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
     crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
 )
+_VIEW_BLOCKS = _base58(_VIEW_KEY[7:31])

@@ -33,7 +33,12 @@ def status_answer(venue: Venue, order: Order, now: int) -> Answer:
 
 def project(venue: Venue, order: Order) -> StatusView:
     """The status answer as bytes, and until when it holds."""
-    body = head("swap.status", status_answer(venue, order, order.status_at))
+    return as_view(order, status_answer(venue, order, order.status_at))
+
+
+def as_view(order: Order, answer: Answer) -> StatusView:
+    """An answer of ``status_answer`` as it is stored."""
+    body = head("swap.status", answer)
     # What the agent is told to do changes with time only while money is awaited.
     awaits = order.status in AWAITS_MONEY
     return StatusView(body, order.terms.expires_at if awaits else None)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
+from rpcsvc.domain.money import USDC, Asset, Money, format_units
 from rpcsvc.domain.pricing import (
     Price,
     deposit_asset,
@@ -23,6 +25,9 @@ from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Fees, Rate
+
+# The same in every quote: written once.
+_DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,5 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
             quote.deposit_asset, quote.chain.name
         ),
         "depositWindowSeconds": service.policy.deposit_window // 1000,
-        "depositPolicy": DEPOSIT_POLICY,
+        "depositPolicy": _DEPOSIT_POLICY,
     }
-
-
-ASSETS = (XMR, USDC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from rpcsvc import ids
@@ -24,11 +25,10 @@ from rpcsvc.operations.inputs import (
     read_session,
 )
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
-from rpcsvc.operations.projection import status_answer
+from rpcsvc.operations.projection import as_view, status_answer
 from rpcsvc.operations.quoting import Quote, make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, with_session
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.views import funding_view, order_view, status_actions
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import StoredResponse
 
@@ -194,9 +194,17 @@ async def _make(
     found = make_quote(service, *_swap_of(intent))
     session_id = session or ids.session_id(service.random)
     order = open_order(_terms(service, found, intent.to or "", session_id))
+    status = status_answer(service.venue, order, order.status_at)
     source = "request" if session else "generated"
-    body = _answer(service, order, found, operation, (session_id, source))
-    await service.processor.open(order, _response(claim, body, order.terms.created_at))
+    data = {
+        "order": status.data["order"],
+        "fundingInstructions": status.data["fundingInstructions"],
+        "quote": quote_view(service, found),
+    }
+    data = with_session(service.venue, data, (session_id, source))
+    body = head(operation, replace(status, data=data))
+    response = _response(claim, body, order.terms.created_at)
+    await service.processor.open(order, as_view(order, status), response)
     return body
 
 
@@ -233,18 +241,3 @@ def _terms(service: Service, found: Quote, to: str, session_id: str) -> Terms:
         expires_at=now + service.policy.deposit_window,
         timeouts=service.policy.timeouts,
     )
-
-
-def _answer(
-    service: Service, order: Order, found: Quote, operation: str, session: tuple[str, str]
-) -> bytes:
-    data = {
-        "order": order_view(order),
-        "fundingInstructions": funding_view(service.venue, order),
-        "quote": quote_view(service, found),
-    }
-    actions = status_actions(service.venue, order, order.terms.created_at)
-    answer = Answer(
-        AgentState.WAITING_FOR_FUNDING, with_session(service.venue, data, session), actions
-    )
-    return head(operation, answer)

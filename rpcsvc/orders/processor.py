@@ -26,6 +26,7 @@ from rpcsvc.orders.ports import (
     OrderStore,
     PendingEffect,
     Projection,
+    StatusView,
     StoredResponse,
 )
 
@@ -50,7 +51,7 @@ class OrderProcessor:
         """Have ``sink`` called with the effects of each transition, after its commit."""
         self._sinks.append(sink)
 
-    async def open(self, order: Order, response: StoredResponse | None) -> None:
+    async def open(self, order: Order, view: StatusView, response: StoredResponse | None) -> None:
         """Commit a new order together with the answer that its idempotency key replays."""
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
@@ -58,7 +59,7 @@ class OrderProcessor:
         await self._store.commit(
             Change(
                 order=order,
-                view=self._project(order),
+                view=view,
                 is_new=True,
                 history=entry,
                 response=response,

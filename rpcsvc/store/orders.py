@@ -30,7 +30,7 @@ from rpcsvc.orders.ports import (
     StoredResponse,
     Ticket,
 )
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Database, Insert, Statement
 
 _ASSETS = {asset.symbol: asset for asset in (XMR, USDC)}
 
@@ -57,15 +57,16 @@ _TRANSFER = (
 )  # fmt: skip
 
 
-def _insert(table: str, columns: tuple[str, ...]) -> str:
+def _insert(table: str, columns: tuple[str, ...]) -> Insert:
     marks = ", ".join("?" for _ in columns)
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608 - constants
+    return Insert(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {{rows}}", f"({marks})")
 
 
-def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
+def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Insert:
     """Insert, or update all but the key; triggers refuse to change what must stay."""
     updates = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in key)
-    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}"
+    plain = _insert(table, columns)
+    return plain._replace(sql=f"{plain.sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}")
 
 
 _VIEW = ("view", "view_valid_until", "view_key")
@@ -83,7 +84,10 @@ _UPSERT_TRANSFER = _upsert("transfers", _TRANSFER, ("transfer_id",))
 _SELECT_TRANSFERS = (
     f"SELECT {', '.join(_TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
 )
-_INSERT_EVENT = _insert("order_events", ("order_id", "version", "at", "event", "status", "details"))
+_INSERT_EVENT = Insert(
+    "INSERT INTO event_log (order_seq, version, at, event, status, details) VALUES {rows}",
+    "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?, ?, ?)",
+)
 _INSERT_EFFECT = "INSERT OR IGNORE INTO effects (order_id, kind, transfer_id) VALUES (?, ?, ?)"
 _DELETE_EFFECT = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
 _RESPONSE = ("namespace", "idempotency_key", "operation", "params", "body", "created_at")
@@ -183,12 +187,17 @@ class SqliteOrderStore:
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time; returns how many."""
-        (count,) = self._db.read_one(
-            "SELECT count(*) FROM idempotency_keys WHERE created_at < ?", (before,)
+        # Keys are numbered as they come, so the old ones are those up to the first young one.
+        row = self._db.read_one(
+            "SELECT count(*), max(seq) FROM idempotency_keys WHERE seq < coalesce("
+            "(SELECT seq FROM idempotency_keys WHERE created_at >= ? ORDER BY seq LIMIT 1),"
+            " (SELECT max(seq) + 1 FROM idempotency_keys))",
+            (before,),
         )
+        count, last = row
         if count:
-            sql = "DELETE FROM idempotency_keys WHERE created_at < ?"
-            await self._db.write([Statement(sql, (before,))])
+            sql = "DELETE FROM idempotency_keys WHERE seq <= ?"
+            await self._db.write([Statement(sql, (last,))])
         return int(count)
 
 
@@ -213,7 +222,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
 
 def _order_statements(order: Order, changing: tuple[Any, ...], *, is_new: bool) -> list[Statement]:
     if is_new:
-        return [Statement(_INSERT_ORDER, (*_terms_row(order.terms), *changing))]
+        return [Statement(_INSERT_ORDER, (*_terms_row(order.terms), *changing), first=True)]
     order_id = order.order_id
     return [
         Statement(_UPDATE_ORDER, (*changing, order_id)),

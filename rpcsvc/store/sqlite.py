@@ -15,7 +15,8 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,13 +35,22 @@ BUSY_TIMEOUT_MS = 2_000
 # 32 MiB of WAL between checkpoints: fewer, larger ones keep the tail latency of commits low.
 WAL_PAGES = 8_000
 MAX_GROUP = 512
+MAX_ROWS = 64
+
+
+class Insert(NamedTuple):
+    """An INSERT of any number of rows: ``{rows}`` in ``sql`` stands for ``row``, repeated."""
+
+    sql: str
+    row: str
 
 
 class Statement(NamedTuple):
-    """One row's worth of a write."""
+    """One row's worth of a write. ``first``: others of its transaction refer to this row."""
 
-    sql: str
+    sql: str | Insert
     values: tuple[Any, ...]
+    first: bool = False
 
 
 class DataDirInUse(Exception):
@@ -96,7 +106,7 @@ class Database:
         """Open (and make or migrate) the database of ``data_dir``."""
         path = data_dir / DATABASE_NAME
         _prepare_file(path)
-        writer = await aiosqlite.connect(path, isolation_level=None)
+        writer = await aiosqlite.connect(path, isolation_level=None, cached_statements=256)
         for pragma in _WRITER_PRAGMAS:
             await writer.execute(pragma)
         return cls(path, writer, open_reader(path))
@@ -158,32 +168,77 @@ class Database:
     ) -> None:
         try:
             await self._transaction(s for statements, _ in group for s in statements)
+        except sqlite3.OperationalError as error:
+            self._failure = _UNAVAILABLE
+            _fail([done for _, done in group], _unavailable(error))
+            return
         except (sqlite3.Error, OverflowError) as error:
-            if len(group) == 1:
-                self._failure = _fail(group[0][1], error)
-                return
-            # One bad write must not take its neighbours down: each gets its own transaction.
-            for member in group:
-                await self._commit_group([member])
+            await self._isolate(group, error)
             return
         self._failure = None
         for _, done in group:
             if not done.done():
                 done.set_result(None)
 
+    async def _isolate(
+        self,
+        group: list[tuple[Sequence[Statement], asyncio.Future[None]]],
+        error: sqlite3.Error | OverflowError,
+    ) -> None:
+        """Let one bad write not take its neighbours down: each gets its own transaction."""
+        if len(group) > 1:
+            for member in group:
+                await self._commit_group([member])
+            return
+        log.error("write_refused", reason=str(error), kind=type(error).__name__)
+        conflict = StoreConflict(str(error))
+        conflict.__cause__ = error
+        _fail([group[0][1]], conflict)
+
     async def _transaction(self, statements: Iterable[Statement]) -> None:
-        rows_of: dict[str, list[tuple[Any, ...]]] = {}
-        for sql, values in statements:
+        rows_of: dict[str | Insert, list[tuple[Any, ...]]] = {}
+        for sql, values, _ in sorted(statements, key=_comes_later):
             rows_of.setdefault(sql, []).append(values)
         try:
             await self._writer.execute("BEGIN IMMEDIATE")
             for sql, rows in rows_of.items():
-                await self._writer.executemany(sql, rows)
+                await self._execute(sql, rows)
             await self._writer.execute("COMMIT")
         except (sqlite3.Error, OverflowError):
             if self._writer.in_transaction:
                 await self._writer.execute("ROLLBACK")
             raise
+
+    async def _execute(self, sql: str | Insert, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement for all rows.
+
+        The writer's thread gives the interpreter lock up and takes it back at every step of a
+        statement, so rows are inserted many to a step.
+        """
+        if isinstance(sql, str):
+            await self._writer.executemany(sql, rows)
+            return
+        for start, size in _chunks(len(rows)):
+            values = [value for row in rows[start : start + size] for value in row]
+            await self._writer.execute(_expand(sql, size), values)
+
+
+def _chunks(count: int) -> Iterator[tuple[int, int]]:
+    """Cut ``count`` rows into (start, size), sizes being powers of two: few texts to prepare."""
+    start = 0
+    while start < count:
+        size = min(MAX_ROWS, 1 << ((count - start).bit_length() - 1))
+        yield start, size
+        start += size
+
+
+@lru_cache(maxsize=256)
+def _expand(insert: Insert, size: int) -> str:
+    return insert.sql.replace("{rows}", ", ".join([insert.row] * size))
+
+
+def _comes_later(statement: Statement) -> bool:
+    return not statement.first
 
 
 _WRITER_PRAGMAS = (
@@ -219,28 +274,19 @@ def _prepare_file(path: Path) -> None:
         log.info("database_migrated", migrations=applied)
 
 
-def _fail(done: asyncio.Future[None], error: sqlite3.Error | OverflowError) -> str | None:
-    """Tell the waiter; returns what health should say of the store, None if it is well."""
-    log.error("commit_failed", reason=str(error), kind=type(error).__name__)
-    if isinstance(error, sqlite3.OperationalError):
-        failure = _unavailable(error)
-        _refuse(done, failure)
-        return failure.message
-    conflict = StoreConflict(str(error))
-    conflict.__cause__ = error
-    _refuse(done, conflict)
-    return None
+_UNAVAILABLE = (
+    "The order book can't be written or read right now; nothing was changed."
+    " Try again with the same idempotency key."
+)
 
 
-def _refuse(done: asyncio.Future[None], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)
+def _fail(waiting: Iterable[asyncio.Future[None]], error: Exception) -> None:
+    for done in waiting:
+        if not done.done():
+            done.set_exception(error)
 
 
 def _unavailable(error: sqlite3.Error) -> Unavailable:
     # The text of the SQLite error stays in the log: it can name paths.
     log.error("database_unavailable", reason=str(error))
-    return Unavailable(
-        "The order book can't be written or read right now; nothing was changed."
-        " Try again with the same idempotency key."
-    )
+    return Unavailable(_UNAVAILABLE)

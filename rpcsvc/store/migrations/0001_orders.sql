@@ -52,7 +52,6 @@ CREATE TABLE orders (
 ) STRICT;
 
 CREATE UNIQUE INDEX orders_by_deposit_address ON orders (deposit_address);
-CREATE INDEX orders_by_session ON orders (session_id);
 CREATE INDEX orders_by_deadline ON orders (deadline_at) WHERE deadline_at IS NOT NULL;
 
 CREATE TABLE deposits (
@@ -96,21 +95,26 @@ CREATE UNIQUE INDEX one_payout_per_order ON transfers (order_id)
     WHERE kind = 'payout' AND state NOT IN ('failed', 'cancelled');
 
 -- Append-only. The primary key is also the guard against two writers: a version happens once.
-CREATE TABLE order_events (
-    order_id TEXT    NOT NULL,
-    version  INTEGER NOT NULL,
-    at       INTEGER NOT NULL,
-    event    TEXT    NOT NULL,
-    status   TEXT    NOT NULL,
-    details  TEXT    NOT NULL,
-    PRIMARY KEY (order_id, version)
+-- By the order's number instead of its random id, so that new rows go to the end of the tree.
+CREATE TABLE event_log (
+    order_seq INTEGER NOT NULL REFERENCES orders (seq) DEFERRABLE INITIALLY DEFERRED,
+    version   INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    event     TEXT    NOT NULL,
+    status    TEXT    NOT NULL,
+    details   TEXT    NOT NULL,
+    PRIMARY KEY (order_seq, version)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER order_events_are_never_changed BEFORE UPDATE ON order_events
-BEGIN SELECT RAISE(ABORT, 'order_events is append-only'); END;
+CREATE TRIGGER events_are_never_changed BEFORE UPDATE ON event_log
+BEGIN SELECT RAISE(ABORT, 'event_log is append-only'); END;
 
-CREATE TRIGGER order_events_are_never_deleted BEFORE DELETE ON order_events
-BEGIN SELECT RAISE(ABORT, 'order_events is append-only'); END;
+CREATE TRIGGER events_are_never_deleted BEFORE DELETE ON event_log
+BEGIN SELECT RAISE(ABORT, 'event_log is append-only'); END;
+
+CREATE VIEW order_events AS
+SELECT o.order_id, e.version, e.at, e.event, e.status, e.details
+FROM event_log e JOIN orders o ON o.seq = e.order_seq;
 
 -- What was recorded of a movement of money never changes afterwards, only how far it has come.
 CREATE TRIGGER deposits_keep_what_they_are BEFORE UPDATE ON deposits
@@ -143,8 +147,6 @@ CREATE TABLE idempotency_keys (
     created_at      INTEGER NOT NULL,
     UNIQUE (namespace, idempotency_key)
 ) STRICT;
-
-CREATE INDEX idempotency_keys_by_age ON idempotency_keys (created_at);
 
 CREATE TABLE tickets (
     ticket_id      TEXT    NOT NULL PRIMARY KEY,
