@@ -22,7 +22,7 @@ def next_transfer_id(order: Order, kind: TransferKind) -> str:
 
 
 def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
-    """Plan a refund of every unspent deposit whose recipient is known.
+    """Plan a refund of every unspent deposit whose recipient is known; write dust off.
 
     Returns the order with the planned transfers and the effects that carry them out.
     ``action_required`` says whether a deposit is left that waits for a refund address.
@@ -33,6 +33,8 @@ def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
         if units <= 0:
             order = _mark(order, deposits, is_dust=True)
             continue
+        if recipient is None:
+            continue  # worth sending back, but to whom has to be said first
         transfer = _refund(order, recipient, units)
         order = _mark(order, deposits, transfer_id=transfer.transfer_id)
         order = replace(order, transfers=(*order.transfers, transfer))
@@ -47,12 +49,10 @@ def release(order: Order, transfer_id: str) -> Order:
     return _mark(order, taken, transfer_id=None)
 
 
-def _by_recipient(order: Order) -> dict[str, list[Deposit]]:
-    groups: dict[str, list[Deposit]] = {}
+def _by_recipient(order: Order) -> dict[str | None, list[Deposit]]:
+    groups: dict[str | None, list[Deposit]] = {}
     for deposit in order.unspent:
-        recipient = _recipient(order, deposit)
-        if recipient is not None:
-            groups.setdefault(recipient, []).append(deposit)
+        groups.setdefault(_recipient(order, deposit), []).append(deposit)
     return groups
 
 

@@ -16,7 +16,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.effects import Effect
 from rpcsvc.domain.events import Event
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.transition import transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
@@ -105,7 +105,11 @@ def _next(before: Order, event: Event, now: int) -> tuple[Order, tuple[Effect, .
 
 
 def _history_entry(after: Order, event: Event, now: int) -> HistoryEntry:
-    details = {k: v for k, v in asdict(event).items() if k not in _NOT_IN_HISTORY}
+    details = {
+        name: value._asdict() if isinstance(value, DepositKey) else value
+        for name, value in asdict(event).items()
+        if name not in _NOT_IN_HISTORY
+    }
     return HistoryEntry(after.version, now, type(event).__name__, after.status.value, details)
 
 
