@@ -31,6 +31,7 @@ from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
@@ -178,6 +179,15 @@ def _policy(settings: Settings) -> Policy:
             refund_reminder=orders.refund_reminder_seconds * 1000,
         ),
     )
+
+
+@asynccontextmanager
+async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
+    """The service for calls from within this process. Raises DataDirInUse."""
+    async with running(settings) as up:
+        up.effects.recover()
+        yield LocalService(up.dispatcher, up.worker, up.effects)
+        await up.worker.stop()
 
 
 def web_app(up: Running) -> web.Application:

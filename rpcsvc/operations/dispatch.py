@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from rpcsvc.errors import InternalError, ServiceError
-from rpcsvc.operations.envelope import Answer, Reply, failure, finish, head
+from rpcsvc.operations.envelope import Answer, Reply, code_of, failure, finish, head
 from rpcsvc.operations.inputs import parse_params, read_key
 from rpcsvc.operations.results import NO_SESSION, Stored, with_session
 from rpcsvc.operations.service import Call, Service
@@ -71,7 +71,7 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
         operation=operation.name,
         request_id=call.request_id,
         status=reply.http_status,
-        code=reply.error.code if reply.error else None,
+        code=code_of(reply.error) if reply.error else None,
         replayed=reply.replayed,
         ms=round((time.perf_counter_ns() - started) / 1e6, 2),
     )

@@ -59,7 +59,7 @@ _TRANSFER = (
 
 def _insert(table: str, columns: tuple[str, ...]) -> Insert:
     marks = ", ".join("?" for _ in columns)
-    return Insert(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {{rows}}", f"({marks})")
+    return Insert(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {{rows}}", f"({marks})")  # noqa: S608 - constants
 
 
 def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Insert:
