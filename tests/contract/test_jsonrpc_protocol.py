@@ -634,7 +634,7 @@ async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
     caller = Caller()
     refusal = {"code": -32000, "message": "Server error", "data": "secret"}
     monkeypatch.setattr(
-        "jsonrpcserver.dispatch_to_serializable",
+        "jsonrpcserver.dispatch_to_response",
         lambda *_, **__: {"jsonrpc": "2.0", "error": refusal, "id": None},
     )
     with capture_logs() as logs:

@@ -1,0 +1,120 @@
+"""A sandbox service inside the test, with a clock that only the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rpcsvc.app import Running, running
+from rpcsvc.operations.service import Call
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import load_settings
+
+EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
+MONERO = (
+    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
+    "9dhwMVgN5S9cQUiyoogDavup3H"
+)
+HOUR_MS = 3_600_000
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
+
+
+class ManualClock:
+    """A clock that stands still until it is moved. Milliseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.now = 1_763_678_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class Sandbox:
+    """Operations by name, and time by hand."""
+
+    def __init__(self, up: Running, clock: ManualClock) -> None:
+        self.up = up
+        self.clock = clock
+
+    async def call(self, name: str, **params: Any) -> dict[str, Any]:
+        key = params.pop("key", None)
+        call = Call("test", idempotency_key=key)
+        reply = await self.up.dispatcher.run(_BY_NAME[name], params, call)
+        answer: dict[str, Any] = orjson.loads(reply.body)
+        assert reply.http_status != 500, answer
+        return answer
+
+    async def order(self, direction: str, amount: str | None = None) -> Placed:
+        to = EVM if direction == "x2u" else MONERO
+        amount = amount or ("0.8" if direction == "x2u" else "150")
+        answer = await self.call(
+            "swap.execute", direction=direction, chain="arbitrum", amount=amount, to=to
+        )
+        assert answer["ok"], answer
+        return Placed(self, answer["data"]["order"]["orderId"], answer["data"]["sessionId"])
+
+    async def fault(self, fault: str, **params: Any) -> None:
+        answer = await self.call("sandbox.fault", fault=fault, **params)
+        assert answer["ok"], answer
+
+    async def settle(self, seconds: float = 4) -> None:
+        """Let time pass in steps, and do all that falls due meanwhile."""
+        for _ in range(int(seconds * 2)):
+            self.clock.now += 500
+            await self.catch_up()
+
+    async def jump(self, ms: int) -> None:
+        """Let time pass at once."""
+        self.clock.now += ms
+        await self.catch_up()
+
+    async def catch_up(self) -> None:
+        for _ in range(3):
+            await self.up.worker.tick()
+            await self.up.effects.drain()
+
+
+class Placed:
+    """An order that was made."""
+
+    def __init__(self, sandbox: Sandbox, order_id: str, session_id: str) -> None:
+        self._sandbox = sandbox
+        self.order_id = order_id
+        self.session_id = session_id
+
+    async def fund(self, amount: str | None = None) -> None:
+        params = {"amount": amount} if amount else {}
+        answer = await self._sandbox.call("sandbox.fund", orderId=self.order_id, **params)
+        assert answer["ok"], answer
+
+    async def fault(self, fault: str) -> None:
+        await self._sandbox.fault(fault, orderId=self.order_id)
+
+    async def status(self) -> dict[str, Any]:
+        return await self._sandbox.call("swap.status", orderId=self.order_id)
+
+    async def give_refund_address(self, address: str, session_id: str | None = None) -> Any:
+        answer = await self._sandbox.call(
+            "support.create",
+            message="refund, please",
+            orderId=self.order_id,
+            sessionId=session_id or self.session_id,
+            walletAddress=address,
+        )
+        return answer["data"].get("refundAddress")
+
+
+@asynccontextmanager
+async def sandbox(data_dir: Path, clock: ManualClock | None = None) -> AsyncIterator[Sandbox]:
+    """A running sandbox service on ``data_dir``."""
+    clock = clock or ManualClock()
+    settings = load_settings(
+        config_file=None, environ={}, flags={"data_dir": str(data_dir)}
+    ).settings
+    async with running(settings, clock=clock) as up:
+        up.effects.recover()
+        yield Sandbox(up, clock)
