@@ -1,0 +1,122 @@
+"""Writes the generated files, or with ``--check`` says which of them are stale.
+
+docs/lifecycle.md         the diagram and the table, between their markers
+docs/generated/schemas.json   JSON Schemas of every operation
+docs/generated/cli.md     the command line, from its own parser
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from rpcsvc.domain.states import AGENT_STATE_OF, OrderStatus
+from rpcsvc.domain.transition import TRANSITIONS
+from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.transport.cli import build_parser
+
+ROOT = Path(__file__).parent.parent
+
+
+def diagram() -> str:
+    """The order machine as a Mermaid state diagram: every change of status in the table."""
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> awaiting_deposit"]
+    for status, rules in TRANSITIONS.items():
+        events_to: dict[OrderStatus, list[str]] = {}
+        for event, rule in rules.items():
+            for target in rule.targets:
+                if target is not status:
+                    events_to.setdefault(target, []).append(event.__name__)
+        for target, events in events_to.items():
+            lines.append(f"    {status} --> {target}: {', '.join(sorted(events))}")
+    lines += [f"    {status} --> [*]" for status in OrderStatus if status.is_terminal]
+    return "\n".join([*lines, "```"])
+
+
+def table() -> str:
+    """Which events each status knows, and what an agent sees of it."""
+    rows = ["| status | agent state | terminal | events it knows |", "|---|---|---|---|"]
+    for status, rules in TRANSITIONS.items():
+        events = ", ".join(f"`{event.__name__}`" for event in rules)
+        terminal = "yes" if status.is_terminal else "no"
+        rows.append(f"| `{status}` | `{AGENT_STATE_OF[status]}` | {terminal} | {events} |")
+    return "\n".join(rows)
+
+
+def schemas() -> str:
+    """The schemas of every operation, as service.schemas answers them."""
+    document = {
+        "envelope": ENVELOPE_SCHEMA,
+        "operations": {operation.name: schemas_of(operation) for operation in OPERATIONS},
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def cli_reference() -> str:
+    """Every command with its options."""
+    os.environ["COLUMNS"] = "96"
+    parser = build_parser()
+    parts = ["# Command line", "", "Written by `make generate` from the parser itself.", ""]
+    for name, command in _commands(parser, "rpcsvc"):
+        parts += [f"## {name}", "", "```", command.format_help().rstrip(), "```", ""]
+    return "\n".join(parts)
+
+
+def _commands(
+    parser: argparse.ArgumentParser, name: str
+) -> list[tuple[str, argparse.ArgumentParser]]:
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not groups:
+        return [(name, parser)]
+    return [
+        found
+        for word, sub in groups[0].choices.items()
+        for found in _commands(sub, f"{name} {word}")
+    ]
+
+
+def _between_markers(text: str, name: str, content: str) -> str:
+    pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+    replaced, count = re.subn(pattern, lambda m: f"{m[1]}{content}\n{m[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"docs/lifecycle.md has no markers for {name}")
+    return replaced
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file with the text that it should have."""
+    lifecycle = ROOT / "docs" / "lifecycle.md"
+    text = lifecycle.read_text(encoding="utf-8")
+    for name, content in (("diagram", diagram()), ("table", table())):
+        text = _between_markers(text, name, content)
+    folder = ROOT / "docs" / "generated"
+    return {
+        lifecycle: text,
+        folder / "schemas.json": schemas(),
+        folder / "cli.md": cli_reference(),
+    }
+
+
+def main() -> int:
+    """Write the files, or check them."""
+    checking = "--check" in sys.argv[1:]
+    stale = []
+    for path, text in generated().items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(str(path.relative_to(ROOT)))
+        if not checking:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    for name in stale:
+        sys.stdout.write(f"{'stale' if checking else 'written'}: {name}\n")
+    return 1 if checking and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
