@@ -215,10 +215,9 @@ class QuoteResult(Result):
 
 
 class PlanResult(Result):
-    """What is known so far, normalised, and a quote when the inputs allow one."""
+    """What is known so far, normalised."""
 
     intent: dict[str, Any]
-    quote: Quote | None
 
 
 class FundingInstructions(View):

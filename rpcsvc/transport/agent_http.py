@@ -14,7 +14,7 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Effect, Operation
 from rpcsvc.transport import strict_json
-from rpcsvc.transport.gate import Gate, Visitor
+from rpcsvc.transport.gate import VISITOR, Gate, Visitor
 from rpcsvc.transport.http import (
     Handler,
     read_body,
@@ -48,7 +48,7 @@ class AgentHttp:
     def _handler(self, operation: Operation) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             visitor = self._gate.admit(request)
-            request["visitor"] = visitor
+            request[VISITOR] = visitor
             call = self._call(operation, request, visitor)
             try:
                 self._gate.charge(visitor, _budget(operation))

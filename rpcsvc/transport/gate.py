@@ -49,6 +49,10 @@ class Visitor:
         return self.address == SOCKET_CLIENT or ipaddress.ip_address(self.address).is_loopback
 
 
+# Where a request keeps its visitor once it was let in.
+VISITOR = web.RequestKey("visitor", Visitor)
+
+
 def is_request_id(text: str | None) -> TypeGuard[str]:
     """Whether a caller's text may stand as a request id."""
     return text is not None and _REQUEST_ID.fullmatch(text) is not None

@@ -23,7 +23,7 @@ from rpcsvc.errors import (
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
-from rpcsvc.transport.gate import Gate, Visitor
+from rpcsvc.transport.gate import VISITOR, Gate, Visitor
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,7 @@ def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
         headers: Mapping[str, str] | None = None,
         request_id: str | None = None,
     ) -> web.Response:
-        visitor = request.get("visitor")
+        visitor = request.get(VISITOR)
         chosen = request_id or (visitor and visitor.request_id) or gate.new_request_id()
         reply = dispatcher.refuse("unknown", error, Call(chosen))
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)

@@ -1,0 +1,95 @@
+"""A service behind real sockets on loopback, with its settlement loop running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+
+from rpcsvc.app import Running, running, web_app
+from rpcsvc.settings import load_settings
+
+TOKEN = "correct-horse-battery-staple"
+EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
+MONERO = (
+    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
+    "9dhwMVgN5S9cQUiyoogDavup3H"
+)
+SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
+JSON = {"content-type": "application/json"}
+
+
+class Answer(NamedTuple):
+    """An answer over HTTP."""
+
+    status: int
+    body: Any
+    headers: Any
+
+
+class Served:
+    """Calls to a service over its sockets."""
+
+    def __init__(self, up: Running, client: TestClient[Any, Any]) -> None:
+        self.up = up
+        self.client = client
+
+    @property
+    def url(self) -> str:
+        return str(self.client.make_url("/"))[:-1]
+
+    async def http(self, method: str, path: str, **kwargs: Any) -> Answer:
+        return await _answer(await self.client.request(method, f"/api/v1{path}", **kwargs))
+
+    async def post(self, path: str, params: Any, **headers: str) -> Answer:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http("POST", path, json=params, headers=names)
+
+    async def raw(self, body: bytes, path: str = "/rpc", **headers: str) -> Answer:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        response = await self.client.post(path, data=body, headers={**JSON, **names})
+        return await _answer(response)
+
+    async def rpc(self, method: str, params: Any, **headers: str) -> Answer:
+        message = {"jsonrpc": "2.0", "id": "1", "method": f"service.{method}", "params": params}
+        return await self.raw(json.dumps(message).encode(), **headers)
+
+    def count(self, table: str) -> int:
+        row = self.up.database.read_one(f"SELECT count(*) FROM {table}")
+        return int(row[0])
+
+
+async def _answer(response: ClientResponse) -> Answer:
+    text = await response.read()
+    return Answer(response.status, json.loads(text) if text else {}, response.headers)
+
+
+@asynccontextmanager
+async def serving(
+    data_dir: Path, environ: dict[str, str] | None = None, **flags: Any
+) -> AsyncIterator[Served]:
+    """A service on ``data_dir``; rate limits are off unless ``flags`` say otherwise."""
+    given = {
+        "data_dir": str(data_dir),
+        "rate_limit.enabled": False,
+        "sandbox.xmr_block_ms": 50,
+        "sandbox.usdc_block_ms": 50,
+        **{name.replace("__", "."): value for name, value in flags.items()},
+    }
+    settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
+    async with running(settings) as up:
+        client = TestClient(TestServer(web_app(up)))
+        await client.start_server()
+        beat = asyncio.create_task(up.worker.run())
+        try:
+            yield Served(up, client)
+        finally:
+            await client.close()
+            await up.worker.stop()
+            await beat

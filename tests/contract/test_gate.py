@@ -1,0 +1,258 @@
+"""Who is let in: tokens, loopback, the socket, proxies, rate limits, request ids."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.contract.serving import SWAP, TOKEN, Served, serving
+
+PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN[:-1], TOKEN + "x"])
+async def test_a_missing_or_wrong_token_is_refused_before_the_body_is_read(
+    tmp_path: Path, token: str | None
+) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        headers = {} if token is None else {"x_agent_rpc_token": token}
+        answer = await served.raw(b"this is not JSON", **headers)
+        assert (answer.status, answer.body["error"]["code"]) == (401, -32001)
+        assert TOKEN not in str(answer.body)
+
+
+async def test_each_of_two_tokens_lets_in(tmp_path: Path) -> None:
+    other = "another-long-enough-token"
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": f"{TOKEN}, {other}"}) as served:
+        for token in (TOKEN, other):
+            answer = await served.rpc("swap.plan", {}, x_agent_rpc_token=token)
+            assert answer.body["result"]["ok"]
+
+
+async def test_the_agent_api_needs_no_token(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        assert (await served.post("/agent/swap/plan", {})).status == 200
+
+
+async def test_without_a_token_rpc_answers_local_clients_only(tmp_path: Path) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        local = await served.rpc("swap.plan", {})
+        assert local.status == 200
+        foreign = await served.client.post("/rpc", json={}, headers=PROXIED)
+        assert foreign.status == 401
+        public = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=PROXIED)
+        assert public.status == 200
+
+
+async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        plain = {**PROXIED, "x-forwarded-proto": "http"}
+        for headers in (plain, {"x-forwarded-for": "203.0.113.7"}):
+            response = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=headers)
+            assert response.status == 403
+            assert (await response.json())["error"]["code"] == "tls_required"
+
+
+async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Path) -> None:
+    async with serving(
+        tmp_path,
+        rate_limit__enabled=True,
+        rate_limit__orders_per_minute=2,
+        rate_limit__requests_per_minute=3,
+    ) as served:
+        for _ in range(2):
+            assert (await served.post("/agent/swap/create", SWAP)).status == 200
+        refused = await served.post("/agent/swap/execute", SWAP)
+        assert (refused.status, refused.body["state"]) == (429, "rate_limited")
+        assert refused.body["error"]["retryable"] is True
+        assert 0 < int(refused.headers["retry-after"]) <= 60
+        assert refused.headers["ratelimit-policy"] == '"orders";q=2;w=60'
+        assert refused.headers["ratelimit"].startswith('"orders";r=0;t=')
+        plan = await served.post("/agent/swap/plan", {})
+        assert plan.status == 200
+        assert plan.headers["ratelimit"].startswith('"requests";r=2')
+
+
+async def test_clients_behind_a_proxy_have_a_budget_each(tmp_path: Path) -> None:
+    async with serving(
+        tmp_path,
+        rate_limit__enabled=True,
+        rate_limit__requests_per_minute=1,
+        trusted_proxies="127.0.0.0/8",
+    ) as served:
+        statuses = []
+        for client in ("203.0.113.7", "203.0.113.7", "203.0.113.8"):
+            headers = {**PROXIED, "x-forwarded-for": client}
+            response = await served.client.get("/api/v1/agent/capabilities", headers=headers)
+            statuses.append(response.status)
+        assert statuses == [200, 429, 200]
+
+
+async def test_rpc_has_a_budget_per_token_and_a_batch_pays_for_each_element(
+    tmp_path: Path,
+) -> None:
+    async with serving(
+        tmp_path,
+        {"AGENT_RPC_TOKEN": TOKEN},
+        rate_limit__enabled=True,
+        rate_limit__rpc_requests_per_minute=3,
+    ) as served:
+        call = b'{"jsonrpc":"2.0","id":1,"method":"service.swap.plan"}'
+        batch = await served.raw(b"[%b]" % b",".join([call] * 4), x_agent_rpc_token=TOKEN)
+        elements: list[Any] = list(batch.body)
+        codes = [item.get("error", {}).get("code") for item in elements]
+        assert codes == [None, None, None, -32029]
+        refused = await served.raw(call, x_agent_rpc_token=TOKEN)
+        assert (refused.status, refused.body["error"]["code"]) == (429, -32029)
+        assert "retry-after" in refused.headers
+
+
+async def test_a_good_request_id_is_echoed_and_a_bad_one_replaced(served: Served) -> None:
+    good = await served.post("/agent/swap/plan", {}, x_request_id="my.id:1")
+    assert (good.body["requestId"], good.headers["x-request-id"]) == ("my.id:1", "my.id:1")
+    for bad in ("no spaces", "x" * 129):
+        answer = await served.post("/agent/swap/plan", {}, x_request_id=bad)
+        assert answer.body["requestId"].startswith("req_")
+        assert answer.headers["x-request-id"] == answer.body["requestId"]
+
+
+async def test_the_json_rpc_id_serves_as_request_id_if_it_is_fit(served: Served) -> None:
+    for call_id, expected in (("abc", "abc"), ("no spaces", None), (7, None)):
+        body = aiohttp.payload.JsonPayload(
+            {"jsonrpc": "2.0", "id": call_id, "method": "service.swap.plan"}
+        )
+        response = await served.client.post("/rpc", data=body)
+        answer = await response.json()
+        request_id = answer["result"]["requestId"]
+        assert response.headers["x-request-id"] == request_id
+        assert answer["id"] == call_id
+        assert request_id == expected if expected else request_id.startswith("req_")
+
+
+# --- real processes --------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", *arguments, stderr=subprocess.PIPE
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.terminate()
+        await child.communicate()
+
+
+async def logged(child: asyncio.subprocess.Process, word: bytes) -> None:
+    assert child.stderr is not None
+    async with asyncio.timeout(20):
+        while True:
+            line = await child.stderr.readline()
+            assert line, "the server ended"
+            if word in line:
+                return
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(tmp_path: Path) -> None:
+    arguments = ["serve", "--port", free_port(), "--data-dir", str(tmp_path)]
+    async with process(*arguments) as child:
+        await logged(child, b"serving")
+        path = tmp_path / "rpcsvc.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session:
+            call = {"jsonrpc": "2.0", "id": 1, "method": "service.swap.plan"}
+            answer = await (await session.post("http://localhost/rpc", json=call)).json()
+            assert answer["result"]["ok"]
+        child.terminate()
+        assert await child.wait() == 0
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "cert.pem", folder / "key.pem"
+    cert_file.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return cert_file, key_file
+
+
+async def test_https_is_served_with_a_certificate_and_a_key(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    port = free_port()
+    arguments = [
+        "serve",
+        "--port",
+        port,
+        "--data-dir",
+        str(tmp_path / "d"),
+        "--tls-cert",
+        str(cert),
+    ]
+    async with process(*arguments, "--tls-key", str(key)) as child:
+        await logged(child, b"serving")
+        trust = ssl.create_default_context(cafile=str(cert))
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"https://localhost:{port}/readyz", ssl=trust) as response,
+        ):
+            assert response.status == 200
+
+
+async def test_plain_http_is_not_served_to_the_world(tmp_path: Path) -> None:
+    arguments = ["serve", "--host", "0.0.0.0", "--port", free_port(), "--data-dir", str(tmp_path)]
+    async with process(*arguments) as child:
+        _, stderr = await child.communicate()
+        assert child.returncode == 2
+        assert b"tls" in stderr.lower()
+
+
+async def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    arguments = ["serve", "--data-dir", str(tmp_path)]
+    async with process(*arguments, "--port", free_port()) as first:
+        await logged(first, b"serving")
+        async with process(*arguments, "--port", free_port()) as second:
+            _, stderr = await second.communicate()
+            assert second.returncode == 2
+            assert b"already serves the data directory" in stderr

@@ -1,0 +1,137 @@
+"""Every example of the operation table over every transport: one answer, whoever carries it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rpcsvc import errors
+from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations.table import OPERATIONS, Operation
+from tests.contract.serving import SWAP, Served
+
+Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+# What rightly differs between two runs of one call: ids, times, addresses, transactions.
+_VARYING = re.compile(
+    r"(ord|tkt|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
+    r"|\b0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}\b|\b[0-9a-f]{64}\b"
+)
+
+
+async def over_rpc(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
+    answer = await served.rpc(operation.name, params)
+    assert answer.status == 200
+    return dict(answer.body["result"])
+
+
+async def over_http(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
+    path = operation.path
+    assert path is not None
+    if operation.method == "GET":
+        query = dict(params)
+        for name in re.findall(r"\{(\w+)\}", path):
+            path = path.replace(f"{{{name}}}", query.pop(name))
+        return (await served.http("GET", path, params=query)).body
+    return (await served.post(path, params)).body
+
+
+async def over_cli(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", operation.command, "--url", served.url, "--stateless",
+        "--params", json.dumps(params),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    answer: dict[str, Any] = json.loads(output)
+    assert process.returncode == (0 if answer["ok"] else 1)
+    return answer
+
+
+TRANSPORTS: dict[str, Transport] = {"rpc": over_rpc, "http": over_http, "cli": over_cli}
+
+
+def masked(answer: dict[str, Any]) -> Any:
+    answer = {**answer, "requestId": "masked"}
+    return json.loads(_VARYING.sub("masked", json.dumps(answer)))
+
+
+async def with_order(served: Served, params: dict[str, Any]) -> dict[str, Any]:
+    if "$orderId" not in params.values():
+        return params
+    made = (await served.post("/agent/swap/execute", SWAP)).body
+    order_id = made["data"]["order"]["orderId"]
+    return {name: order_id if value == "$orderId" else value for name, value in params.items()}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
+async def test_every_example_is_answered_alike_over_every_transport(
+    served: Served, operation: Operation
+) -> None:
+    for example in operation.examples:
+        answers = {}
+        for name, transport in TRANSPORTS.items():
+            if name == "http" and operation.path is None:
+                continue
+            params = await with_order(served, example.params)
+            answers[name] = await transport(served, operation, params)
+            check_shape(operation, answers[name])
+        first = masked(answers["rpc"])
+        for name, answer in answers.items():
+            assert masked(answer) == first, f"{example.name} over {name}"
+
+
+def check_shape(operation: Operation, answer: dict[str, Any]) -> None:
+    assert answer["ok"], answer
+    assert answer["operation"] == operation.name
+    jsonschema.validate(answer, ENVELOPE_SCHEMA)
+    jsonschema.validate(answer["data"], schemas_of(operation)["result"])
+    keys = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions"]
+    assert list(answer) == [*keys, "data", "requestId"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
+def test_every_operation_has_a_summary_examples_and_known_errors(operation: Operation) -> None:
+    known = {cls.code for cls in all_errors(errors.ServiceError)}
+    assert operation.summary.endswith(".")
+    assert operation.examples
+    assert set(operation.errors) <= known
+
+
+def all_errors(root: type[errors.ServiceError]) -> list[Any]:
+    found: list[Any] = [root] if hasattr(root, "code") else []
+    for cls in root.__subclasses__():
+        found += all_errors(cls)
+    return found
+
+
+async def test_every_next_action_with_a_call_can_be_sent_as_it_stands(served: Served) -> None:
+    made = (await served.post("/agent/swap/execute", SWAP)).body
+    plan = (await served.post("/agent/swap/plan", SWAP)).body
+    order_id = made["data"]["order"]["orderId"]
+    status = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
+    actions = [*made["nextActions"], *plan["nextActions"], *status["nextActions"]]
+    calls = [action for action in actions if "operation" in action]
+    assert {call["operation"] for call in calls} == {
+        "swap.quote", "swap.execute", "swap.status", "sandbox.fund"
+    }  # fmt: skip
+    for call in calls[::-1]:
+        answer = await served.rpc(call["operation"], call["params"])
+        nothing_due = answer.body["result"].get("error", {}).get("code") == "invalid_input"
+        assert answer.body["result"]["ok"] or (call["operation"] == "sandbox.fund" and nothing_due)
+
+
+async def test_the_schemas_operation_gives_the_schemas_of_all(served: Served) -> None:
+    answer = await served.rpc("schemas", {})
+    described = answer.body["result"]["data"]["operations"]
+    assert set(described) == {operation.name for operation in OPERATIONS}
+    for schema in described.values():
+        jsonschema.Draft202012Validator.check_schema(schema["params"])
+        jsonschema.Draft202012Validator.check_schema(schema["result"])
