@@ -33,14 +33,13 @@ async def over_rpc(served: Served, operation: Operation, params: dict[str, Any])
 
 
 async def over_http(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
-    path = operation.path
-    assert path is not None
+    path: str = operation.path or ""
     if operation.method == "GET":
         query = dict(params)
         for name in re.findall(r"\{(\w+)\}", path):
             path = path.replace(f"{{{name}}}", query.pop(name))
-        return (await served.http("GET", path, params=query)).body
-    return (await served.post(path, params)).body
+        return dict((await served.http("GET", path, params=query)).body)
+    return dict((await served.post(path, params)).body)
 
 
 async def over_cli(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""The books of a data directory, recomputed from outside: orders against simulated chains."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from rpcsvc.store.maintenance import check_database
+
+# What the chain shows of each order, next to what the order says.
+_PAYOUTS_ON_CHAIN = """
+    SELECT o.order_id, count(*) FROM orders o
+    JOIN transfers t ON t.order_id = o.order_id AND t.kind = 'payout'
+    JOIN sandbox_transactions s ON s.network = t.network AND s.txid = t.txid
+        AND s.state IN ('mempool', 'mined')
+    GROUP BY o.order_id HAVING count(*) > 1
+"""
+_STRANGE_TRANSFERS = """
+    SELECT s.txid FROM sandbox_transactions s
+    LEFT JOIN transfers t ON t.network = s.network AND t.txid = s.txid
+        AND t.address = s.recipient AND t.units = s.units AND t.fee = s.fee
+    WHERE s.kind = 'transfer' AND t.transfer_id IS NULL
+"""
+_UNCREDITED = """
+    SELECT s.txid FROM sandbox_transactions s JOIN orders o ON o.deposit_address = s.recipient
+    LEFT JOIN deposits d ON d.network = s.network AND d.txid = s.txid AND d.units = s.units
+        AND d.order_id = o.order_id
+    WHERE s.kind = 'deposit' AND s.state = 'mined' AND s.watched = 0 AND d.txid IS NULL
+"""
+_BALANCE = """
+    SELECT c.network, c.balance, c.inventory + coalesce(sum(
+        CASE s.kind WHEN 'deposit' THEN s.units ELSE -(s.units + s.fee) END), 0) AS expected
+    FROM sandbox_chains c
+    LEFT JOIN sandbox_transactions s ON s.network = c.network AND s.state = 'mined'
+    GROUP BY c.network HAVING c.balance <> expected
+"""
+_SETTLED_BUT_NOT_ON_CHAIN = """
+    SELECT t.transfer_id FROM transfers t
+    LEFT JOIN sandbox_transactions s ON s.network = t.network AND s.txid = t.txid
+        AND s.state = 'mined'
+    WHERE t.state = 'settled' AND s.txid IS NULL
+"""
+_CHECKS = {
+    "an order is paid out twice": _PAYOUTS_ON_CHAIN,
+    "a transfer on the chain is not in the books": _STRANGE_TRANSFERS,
+    "a deposit on the chain is not credited": _UNCREDITED,
+    "a wallet does not add up": _BALANCE,
+    "a settled transfer is not on its chain": _SETTLED_BUT_NOT_ON_CHAIN,
+}
+
+
+def audit(data_dir: Path) -> list[str]:
+    """Everything that does not add up; empty when all is well."""
+    problems = check_database(data_dir)
+    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+        for problem, query in _CHECKS.items():
+            problems += [f"{problem}: {row}" for row in database.execute(query)]
+    return problems
+
+
+def orders_of(data_dir: Path) -> dict[str, str]:
+    """Every order's status by id."""
+    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+        return dict(database.execute("SELECT order_id, status FROM orders"))
