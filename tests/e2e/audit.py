@@ -41,12 +41,19 @@ _SETTLED_BUT_NOT_ON_CHAIN = """
         AND s.state = 'mined'
     WHERE t.state = 'settled' AND s.txid IS NULL
 """
+_FAILED_BUT_ON_CHAIN = """
+    SELECT t.transfer_id FROM transfers t
+    JOIN sandbox_transactions s ON s.network = t.network AND s.txid = t.txid
+        AND s.state IN ('mempool', 'mined')
+    WHERE t.state IN ('failed', 'cancelled')
+"""
 _CHECKS = {
     "an order is paid out twice": _PAYOUTS_ON_CHAIN,
     "a transfer on the chain is not in the books": _STRANGE_TRANSFERS,
     "a deposit on the chain is not credited": _UNCREDITED,
     "a wallet does not add up": _BALANCE,
     "a settled transfer is not on its chain": _SETTLED_BUT_NOT_ON_CHAIN,
+    "a failed transfer is on its chain": _FAILED_BUT_ON_CHAIN,
 }
 
 

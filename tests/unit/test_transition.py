@@ -1,0 +1,227 @@
+"""The order machine: whatever happens in whatever order, the books of an order balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import (
+    DepositState,
+    Direction,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.domain.transition import (
+    TRANSITIONS,
+    ImpossibleTransition,
+    open_order,
+    transition,
+)
+
+NOW = 1_000_000
+HOUR = 3_600_000
+XMR_UNIT = 10**12
+TIMEOUTS = Timeouts(late_window=HOUR // 4, confirm=24 * HOUR, prepare=900_000,
+                    payout_check=600_000, refund_reminder=7 * 24 * HOUR)  # fmt: skip
+ALL_EVENTS = {event for rules in TRANSITIONS.values() for event in rules}
+
+
+def terms(direction: Direction = Direction.XMR_TO_USDC) -> Terms:
+    price = Price(rate=165_000_000, spread_bps=50, payout_fee=1_000, min_received_bps=9_900)
+    to_usdc = direction is Direction.XMR_TO_USDC
+    amount = XMR_UNIT if to_usdc else 150_000_000
+    return Terms(
+        order_id="ord_1",
+        session_id="s",
+        direction=direction,
+        chain="arbitrum",
+        chain_id=42161,
+        deposit_network="monero" if to_usdc else "arbitrum",
+        payout_network="arbitrum" if to_usdc else "monero",
+        deposit_address="deposit here",
+        to_address="pay here",
+        deposit_amount=amount,
+        expected_output=price.output(direction, amount),
+        min_received=price.min_received(direction, amount),
+        min_deposit=amount // 10,
+        max_deposit=amount * 10,
+        price=price,
+        refund_fee=amount // 1000,
+        created_at=NOW,
+        expires_at=NOW + HOUR,
+        timeouts=TIMEOUTS,
+    )
+
+
+def key(n: int) -> DepositKey:
+    return DepositKey("network", f"tx{n}", 0)
+
+
+def test_the_table_covers_every_status_and_an_unknown_pair_changes_nothing() -> None:
+    assert set(TRANSITIONS) == set(OrderStatus)
+    order = open_order(terms())
+    for event in ALL_EVENTS - set(TRANSITIONS[order.status]):
+        with pytest.raises(ImpossibleTransition):
+            transition(order, object.__new__(event), NOW)
+    assert order == open_order(terms())
+
+
+def test_a_terminal_status_has_no_rule_that_leaves_it() -> None:
+    for status, rules in TRANSITIONS.items():
+        if status.is_terminal:
+            assert all(rule.targets == (status,) for rule in rules.values())
+
+
+def test_a_deposit_is_not_credited_twice() -> None:
+    seen = ev.DepositSeen(key(1), XMR_UNIT, None, NOW)
+    order = transition(open_order(terms()), seen, NOW).order
+    with pytest.raises(ImpossibleTransition):
+        transition(order, seen, NOW)
+
+
+def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
+    order = open_order(terms())
+    order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    payout = order.payout
+    assert payout is not None
+    order = transition(order, ev.DepositRemoved(key(1)), NOW).order
+    assert order.status is OrderStatus.AWAITING_DEPOSIT
+    order = transition(order, ev.DepositSeen(key(2), XMR_UNIT, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(2)), NOW).order
+    with pytest.raises(ImpossibleTransition):
+        transition(order, ev.TransferPrepared(payout.transfer_id, "t", "r"), NOW)
+
+
+def test_a_deadline_is_not_passed_before_its_time_twice() -> None:
+    order = open_order(terms())
+    assert order.deadline_at == NOW + HOUR + HOUR // 4
+    expired = transition(order, ev.DeadlinePassed(), order.deadline_at).order
+    assert (expired.status, expired.deadline_at) == (OrderStatus.EXPIRED, None)
+    with pytest.raises(ImpossibleTransition):
+        transition(expired, ev.DeadlinePassed(), order.deadline_at)
+
+
+# --- random lives ----------------------------------------------------------------------------
+
+Draw = Callable[[st.SearchStrategy[int]], int]
+
+
+def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
+    """Something that could happen to the order now; it need not fit."""
+    deposits = [d.key for d in order.deposits] or [key(0)]
+    transfers = [t.transfer_id for t in order.transfers] or ["ord_1/payout/1"]
+    deposit = deposits[draw(st.integers(0, len(deposits) - 1))]
+    transfer = transfers[draw(st.integers(0, len(transfers) - 1))]
+    units = max(
+        1, order.terms.deposit_amount * draw(st.sampled_from([0, 5, 9, 50, 100, 300, 2000])) // 100
+    )
+    choices: list[ev.Event] = [
+        ev.DepositSeen(key(fresh), units, "sender" if draw(st.integers(0, 1)) else None, now),
+        ev.DepositSeen(deposit, units, None, now),
+        ev.DepositConfirmed(deposit),
+        ev.DepositConfirmed(deposit),
+        ev.DepositRemoved(deposit),
+        ev.Repriced(draw(st.sampled_from([1, 120_000_000, 165_000_000, 200_000_000]))),
+        ev.RefundAddressGiven(f"refund here {draw(st.integers(0, 2))}"),
+        ev.TransferPrepared(transfer, f"id of {transfer}", "raw"),
+        ev.TransferPublished(transfer),
+        ev.TransferUnknown(transfer, "lost"),
+        ev.TransferSettled(transfer),
+        ev.TransferFailed(transfer, "reverted"),
+    ]
+    if order.deadline_at is not None and now >= order.deadline_at:
+        choices.append(ev.DeadlinePassed())
+    return choices[draw(st.integers(0, len(choices) - 1))]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.sampled_from(Direction))
+def test_the_books_balance_whatever_happens(data: st.DataObject, direction: Direction) -> None:
+    order, now = open_order(terms(direction)), NOW
+    for fresh in range(data.draw(st.integers(1, 25))):
+        now += data.draw(st.sampled_from([1, 60_000, HOUR, 25 * HOUR]))
+        event = random_event(data.draw, order, now, fresh)
+        try:
+            result = transition(order, event, now)
+        except ImpossibleTransition:
+            continue
+        check_step(order, result.order)
+        live = {t.transfer_id for t in result.order.transfers if not t.state.is_final}
+        assert {e.transfer_id for e in result.effects if hasattr(e, "transfer_id")} <= live
+        order = result.order
+    check_end(order, now)
+
+
+def check_step(before: Order, after: Order) -> None:
+    assert after.version == before.version + 1
+    if before.status.is_terminal:
+        assert after.status is before.status
+    assert (after.deadline_at is None) == after.status.is_terminal
+    assert (after.on_deadline is None) == after.status.is_terminal
+    payouts = [t for t in after.transfers if t.kind is TransferKind.PAYOUT]
+    gone = (TransferState.FAILED, TransferState.CANCELLED)
+    assert sum(t.state not in gone for t in payouts) <= 1
+    for transfer in after.transfers:
+        check_transfer(after, transfer.transfer_id)
+    for transfer in before.transfers:
+        now = after.transfer(transfer.transfer_id)
+        assert now is not None
+        assert (now.address, now.units, now.fee) == (transfer.address, transfer.units, transfer.fee)
+        if transfer.state.is_final:
+            assert now.state is transfer.state
+
+
+def check_transfer(order: Order, transfer_id: str) -> None:
+    transfer = order.transfer(transfer_id)
+    assert transfer is not None
+    taken = sum(d.units for d in order.deposits if d.transfer_id == transfer_id)
+    if transfer.state in (TransferState.FAILED, TransferState.CANCELLED):
+        assert taken == 0
+    elif transfer.kind is TransferKind.REFUND:
+        assert transfer.units + transfer.fee == taken
+        assert transfer.address != order.terms.to_address
+    else:
+        assert transfer.address == order.terms.to_address
+        assert 0 < taken <= order.terms.max_deposit
+
+
+def check_end(order: Order, now: int) -> None:
+    """No order waits for ever: its deadlines lead to an end, or it names what it waits for."""
+    for _ in range(40):
+        if order.deadline_at is None:
+            return
+        now = max(now, order.deadline_at)
+        order = transition(order, ev.DeadlinePassed(), now).order
+    in_flight = any(not t.state.is_final for t in order.transfers)
+    assert in_flight or order.action_required == "refund_address"
+
+
+@given(st.integers(1, 10**16), st.integers(10**6, 10**10), st.sampled_from(Direction))
+def test_no_more_is_paid_out_than_the_rate_gives(
+    units: int, rate: int, direction: Direction
+) -> None:
+    price = Price(rate, 50, 1_000, 9_900)
+    output = price.output(direction, units)
+    exact = units * rate if direction is Direction.XMR_TO_USDC else units * XMR_UNIT * XMR_UNIT
+    scale = XMR_UNIT if direction is Direction.XMR_TO_USDC else rate * XMR_UNIT
+    assert output * scale <= exact
+    assert price.min_received(direction, units) <= output
+
+
+def test_an_exact_deposit_is_paid_what_was_quoted() -> None:
+    for direction in Direction:
+        order = open_order(terms(direction))
+        amount = order.terms.deposit_amount
+        order = transition(order, ev.DepositSeen(key(1), amount, None, NOW), NOW).order
+        order = transition(order, ev.DepositConfirmed(key(1)), NOW + 1).order
+        assert order.payout is not None
+        assert order.payout.units == order.terms.expected_output
+        assert order.deposits[0].state is DepositState.CONFIRMED
