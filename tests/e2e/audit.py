@@ -70,3 +70,13 @@ def orders_of(data_dir: Path) -> dict[str, str]:
     """Every order's status by id."""
     with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
         return dict(database.execute("SELECT order_id, status FROM orders"))
+
+
+def deposits_on_chain(data_dir: Path, order_id: str) -> int:
+    """How many deposits the simulated chain holds for an order, noticed by the service or not."""
+    query = (
+        "SELECT count(*) FROM sandbox_transactions s JOIN orders o"
+        " ON o.deposit_address = s.recipient WHERE o.order_id = ?"
+    )
+    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+        return int(database.execute(query, (order_id,)).fetchone()[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.audit import audit, orders_of
+from tests.e2e.audit import audit, deposits_on_chain, orders_of
 from tests.e2e.processes import Gone, Server, call, server, until_over
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -46,18 +46,15 @@ async def after_crash(first: Server, data_dir: Path) -> AsyncIterator[Server]:
         yield second
 
 
-async def run_swap(at: Server, direction: str, seen: dict[str, Any]) -> None:
+async def run_swap(at: Server, data_dir: Path, direction: str, seen: dict[str, Any]) -> None:
     """Order, fund once, follow to the end; ``seen`` keeps what was answered. Raises Gone."""
     keyed = {**SWAPS[direction], "idempotency-key": "the key"}
     made = await call(at, "swap.execute", keyed)
     order_id = made["data"]["order"]["orderId"]
     assert seen.setdefault("made", made["data"]) == made["data"], "a retry got another answer"
-    if not seen.get("funded"):
-        status = await call(at, "swap.status", {"orderId": order_id})
-        # A funding call that died may have been carried out: the chain shows it by its deposit.
-        if not status["data"]["deposits"]:
-            seen["funded"] = "tried"
-            await call(at, "sandbox.fund", {"orderId": order_id})
+    # A funding call that died may have been carried out: the chain knows.
+    if not deposits_on_chain(data_dir, order_id):
+        await call(at, "sandbox.fund", {"orderId": order_id})
     seen["end"] = await until_over(at, order_id)
 
 
@@ -65,9 +62,9 @@ async def crash_and_recover(data_dir: Path, direction: str, crash: tuple[str, st
     seen: dict[str, Any] = {}
     async with server(data_dir, crash=crash) as first:
         with suppress(Gone):
-            await run_swap(first, direction, seen)
+            await run_swap(first, data_dir, direction, seen)
         async with after_crash(first, data_dir) as second:
-            await run_swap(second, direction, seen)
+            await run_swap(second, data_dir, direction, seen)
             assert second.stop() == 0
     assert seen["end"]["state"] == "completed"
     assert list(orders_of(data_dir).values()) == ["completed"]
@@ -146,7 +143,7 @@ async def kill_under_load(data_dir: Path, kills: int) -> None:
             servers.append(fresh)
         load.stopping = True
         await clients
-        await settled(servers[-1], load)
+        await settled(servers[-1], data_dir, load)
         assert servers[-1].stop() == 0
     finally:
         clients.cancel()
@@ -156,11 +153,10 @@ async def kill_under_load(data_dir: Path, kills: int) -> None:
     assert_nothing_lost(data_dir, load)
 
 
-async def settled(at: Server, load: Load) -> None:
+async def settled(at: Server, data_dir: Path, load: Load) -> None:
     """Fund what a dead server may have swallowed, and follow every order to its end."""
     for order_id in load.acknowledged.values():
-        status = await call(at, "swap.status", {"orderId": order_id})
-        if status["data"]["amountDue"] and not status["data"]["deposits"]:
+        if not deposits_on_chain(data_dir, order_id):
             await call(at, "sandbox.fund", {"orderId": order_id})
     for order_id in load.acknowledged.values():
         await until_over(at, order_id, seconds=60)

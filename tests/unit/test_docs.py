@@ -1,0 +1,87 @@
+"""The documents say what is so: links, names of files and functions, and the README's commands."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settlement.sandbox.controls import FaultKind
+from tests.e2e.processes import Server
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in set(re.findall(r"`((?:rpcsvc|tests)/[\w/.]+)`", text)):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_method_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    classes = {}
+    for file in (ROOT / "rpcsvc").rglob("*.py"):
+        if file.name != "__main__.py":
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            classes.update(vars(importlib.import_module(name.removesuffix(".__init__"))))
+    for owner, method in set(re.findall(r"`([A-Z]\w+)\.(\w+)`", text)):
+        assert hasattr(classes[owner], method), f"{owner}.{method}"
+
+
+def test_the_readme_names_every_operation_and_fault() -> None:
+    text = (ROOT / "README.md").read_text()
+    for operation in OPERATIONS:
+        assert f"`service.{operation.name}`" in text
+        assert operation.path is None or operation.path in text
+    for fault in FaultKind:
+        assert f"`{fault}`" in text
+
+
+def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make (\w+)`", (ROOT / "README.md").read_text()):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def readme_commands() -> str:
+    """The README's shell blocks in order, without those that start a server or the demo."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return "\n".join(block for block in blocks if not block.startswith("make "))
+
+
+def test_the_readme_s_commands_work_as_they_stand(tmp_path: Path) -> None:
+    server = Server(tmp_path / "data")
+    try:
+        assert asyncio.run(server.ready())
+        script = readme_commands().replace("http://127.0.0.1:8080", server.url)
+        script = script.replace(".venv/bin/rpcsvc", f"{sys.executable} -m rpcsvc")
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env={**os.environ, "RPCSVC_DATA_DIR": str(tmp_path / "data")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("completed") == 2
+        assert "131.29" in done.stdout
+        assert "0.904445454544" in done.stdout
+    finally:
+        server.kill()
