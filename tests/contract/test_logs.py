@@ -1,0 +1,70 @@
+"""The log tells the operator what happened, and a thief nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rpcsvc.logs import mask, shorten_addresses
+from tests.contract.serving import EVM, MONERO, SWAP, TOKEN
+from tests.contract.test_gate import free_port
+
+KEY = "a-key-that-should-stay-private"
+
+
+async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) -> None:
+    port = free_port()
+    child = subprocess.Popen(  # noqa: ASYNC220 - it only starts
+        [sys.executable, "-m", "rpcsvc", "serve", "--port", port, "--data-dir", str(tmp_path)],
+        env={"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_LOG__FORMAT": "json", "PATH": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    lines = []
+    for line in child.stderr:
+        lines.append(line)
+        if "worker_started" in line:
+            break
+    answers = await talk(f"http://127.0.0.1:{port}")
+    child.terminate()
+    lines += child.stderr.readlines()
+    child.stderr.close()
+    assert child.wait(timeout=20) == 0
+    events = [json.loads(line)["event"] for line in lines]
+    assert {"serving", "operation", "order_transition", "stopped"} <= set(events)
+    deposit = answers["data"]["fundingInstructions"]["depositAddress"]
+    for secret in (TOKEN, KEY, EVM, MONERO, deposit):
+        assert secret not in "".join(lines)
+
+
+async def talk(url: str) -> dict[str, Any]:
+    params = {**SWAP, "idempotency-key": KEY}
+    async with aiohttp.ClientSession(headers={"x-agent-rpc-token": TOKEN}) as session:
+
+        async def call(method: str, params: dict[str, Any]) -> dict[str, Any]:
+            message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+            async with session.post(f"{url}/rpc", json=message) as response:
+                return dict((await response.json())["result"])
+
+        made = await call("service.swap.execute", params)
+        await call("service.swap.execute", {**params, "to": MONERO})
+        order_id = made["data"]["order"]["orderId"]
+        await call("service.sandbox.fund", {"orderId": order_id})
+        seen = ""
+        while seen != "deposit_detected":
+            seen = (await call("service.swap.status", {"orderId": order_id}))["state"]
+    return made
+
+
+def test_secrets_are_masked_by_name_and_addresses_by_form() -> None:
+    event = {"event": "x", "agent_rpc_token": TOKEN, "note": f"from {EVM} to {MONERO}"}
+    masked = mask(None, "info", event)
+    assert masked["agent_rpc_token"] == "********"
+    assert masked["note"] == "from 0x529084...9EE7 to 888tNkZr...up3H"
+    assert shorten_addresses("nothing to hide") == "nothing to hide"

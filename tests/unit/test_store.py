@@ -1,0 +1,228 @@
+"""The store: whole changes or none, one owner, history that stays, neighbours that don't suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer, PriceLateDeposit
+from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.orders.ports import (
+    Change,
+    HistoryEntry,
+    PendingEffect,
+    StatusView,
+    StoredResponse,
+)
+from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.migrations import NewerDatabase
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import (
+    DATABASE_NAME,
+    Database,
+    DataDirInUse,
+    OwnerLock,
+    Statement,
+    StoreConflict,
+)
+from tests.unit.test_transition import NOW, terms
+
+VIEW = StatusView(b'{"view":1}', NOW + 1000)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> SqliteOrderStore:
+    return SqliteOrderStore(database, "key")
+
+
+def fresh(number: int = 1) -> Order:
+    agreed = replace(terms(), order_id=f"ord_{number}", deposit_address=f"address {number}")
+    return open_order(agreed)
+
+
+def created(order: Order, response: StoredResponse | None = None) -> Change:
+    entry = HistoryEntry(1, NOW, "OrderCreated", order.status.value, {})
+    return Change(order=order, view=VIEW, is_new=True, history=entry, response=response)
+
+
+def response(key: str) -> StoredResponse:
+    return StoredResponse("public", key, "swap.create", {"amount": "1"}, b'{"ok":true}', NOW)
+
+
+async def test_an_order_comes_back_as_it_was_committed(store: SqliteOrderStore) -> None:
+    order = fresh()
+    await store.commit(created(order))
+    assert store.order("ord_1") == order
+    for event in (
+        ev.DepositSeen(DepositKey("monero", "tx", 0), 2**53 + 1, None, NOW),
+        ev.DepositConfirmed(DepositKey("monero", "tx", 0)),
+    ):
+        result = transition(order, event, NOW)
+        order = result.order
+        entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+        await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
+    assert store.order("ord_1") == order
+    assert [line.version for line in store.history("ord_1")] == [1, 2, 3]
+
+
+async def test_key_order_and_answer_are_kept_together_or_not_at_all(
+    store: SqliteOrderStore, database: Database
+) -> None:
+    await store.commit(created(fresh(1), response("k")))
+    with pytest.raises(StoreConflict):
+        await store.commit(created(fresh(2), response("k")))
+    assert store.order("ord_2") is None
+    assert store.history("ord_2") == []
+    assert database.read("SELECT count(*) FROM idempotency_keys") == [(1,)]
+
+
+async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrderStore) -> None:
+    await store.commit(created(fresh(0), response("taken")))
+    keys = ["a", "taken", "b", "c"]
+    changes = [created(fresh(n), response(key)) for n, key in enumerate(keys, start=1)]
+    results = await asyncio.gather(*map(store.commit, changes), return_exceptions=True)
+    assert [isinstance(result, StoreConflict) for result in results] == [False, True, False, False]
+    assert [store.order(f"ord_{n}") is not None for n in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
+    await store.commit(created(fresh()))
+    entry = HistoryEntry(1, NOW, "again", "awaiting_deposit", {})
+    with pytest.raises(StoreConflict):
+        await store.commit(Change(order=fresh(), view=VIEW, history=entry))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE event_log SET event = 'other'",
+        "DELETE FROM event_log",
+        "UPDATE deposits SET units = 1",
+        "UPDATE transfers SET address = 'thief'",
+        "UPDATE transfers SET units = units + 1",
+        "UPDATE transfers SET raw = 'other'",
+        "INSERT INTO transfers SELECT transfer_id || 'x', order_id, kind, network, asset, address,"
+        " units, fee, state, 'other', raw, reason FROM transfers",
+    ],
+)
+async def test_the_database_refuses_to_change_what_has_happened(
+    store: SqliteOrderStore, database: Database, sql: str
+) -> None:
+    order = fresh()
+    await store.commit(created(order))
+    for event in (
+        ev.DepositSeen(DepositKey("monero", "tx", 0), order.terms.deposit_amount, None, NOW),
+        ev.DepositConfirmed(DepositKey("monero", "tx", 0)),
+        ev.TransferPrepared("ord_1/payout/1", "id", "raw"),
+    ):
+        order = transition(order, event, NOW).order
+        entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+        await store.commit(Change(order=order, view=VIEW, history=entry))
+    with pytest.raises(StoreConflict):
+        await database.write([Statement(sql, ())])
+
+
+async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
+    store: SqliteOrderStore, database: Database
+) -> None:
+    await store.commit(created(fresh()))
+    assert store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
+    assert store.status_view("ord_1", NOW + 1000) is None
+    assert SqliteOrderStore(database, "another key").status_view("ord_1", NOW) is None
+
+
+async def test_pending_effects_come_back_with_prepared_transfers_first(
+    store: SqliteOrderStore,
+) -> None:
+    for number in (1, 2):
+        order = fresh(number)
+        await store.commit(created(order))
+        deposit = DepositKey("monero", f"tx{number}", 0)
+        steps: list[ev.Event] = [
+            ev.DepositSeen(deposit, order.terms.deposit_amount, None, NOW),
+            ev.DepositConfirmed(deposit),
+        ]
+        if number == 2:
+            steps.append(ev.TransferPrepared("ord_2/payout/1", "id", "raw"))
+        for event in steps:
+            result = transition(order, event, NOW)
+            order = result.order
+            entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+            await store.commit(
+                Change(order=order, view=VIEW, history=entry, effects=result.effects)
+            )
+    first, second = (
+        PendingEffect(f"ord_{n}", AdvanceTransfer(f"ord_{n}/payout/1")) for n in (2, 1)
+    )
+    assert store.pending_effects() == [first, second]
+    await store.commit(Change(done=(first, PendingEffect("ord_1", PriceLateDeposit()))))
+    assert store.pending_effects() == [second]
+
+
+async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStore) -> None:
+    for number, key in enumerate(["old", "older", "young"]):
+        kept = replace(response(key), created_at=NOW + number * 1000)
+        await store.commit(created(fresh(number), kept))
+    assert await store.forget_responses(NOW + 2000) == 2
+    assert store.response("public", "old") is None
+    assert store.response("public", "young") is not None
+    assert await store.forget_responses(NOW + 2000) == 0
+
+
+def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
+    first = OwnerLock(tmp_path)
+    first.acquire()
+    with pytest.raises(DataDirInUse):
+        OwnerLock(tmp_path).acquire()
+    first.release()
+    OwnerLock(tmp_path).acquire()
+
+
+async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    await (await Database.open(tmp_path)).close()
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(NewerDatabase):
+        await Database.open(tmp_path)
+
+
+async def test_a_backup_is_whole_and_is_never_written_over(
+    store: SqliteOrderStore, tmp_path: Path
+) -> None:
+    await store.commit(created(fresh()))
+    copy = tmp_path / "copy" / DATABASE_NAME
+    copy.parent.mkdir()
+    backup_database(tmp_path, copy)
+    assert check_database(copy.parent) == []
+    with closing(sqlite3.connect(copy)) as database:
+        assert database.execute("SELECT order_id FROM orders").fetchall() == [("ord_1",)]
+    with pytest.raises(BackupFailed):
+        backup_database(tmp_path, copy)
+
+
+async def test_a_check_finds_books_that_do_not_balance(
+    store: SqliteOrderStore, database: Database, tmp_path: Path
+) -> None:
+    await store.commit(created(fresh()))
+    assert check_database(tmp_path) == []
+    await database.write([Statement("UPDATE orders SET version = 5", ())])
+    assert "history has a gap" in check_database(tmp_path)[0]
+    await database.write(
+        [Statement("UPDATE orders SET status = 'completed', deadline_at = NULL", ())]
+    )
+    assert any("without a settled payout" in line for line in check_database(tmp_path))
