@@ -225,14 +225,17 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with running(settings) as up, _listening(up):
-        _settle_garbage_collector()
+    async with running(settings) as up:
         beat = asyncio.create_task(up.worker.run(), name="worker")
         beat.add_done_callback(lambda _task: stop.set())
-        await stop.wait()
-        log.info("stopping")
-        await up.worker.stop()
-        await beat
+        try:
+            async with _listening(up):
+                _settle_garbage_collector()
+                await stop.wait()
+                log.info("stopping")
+        finally:
+            await up.worker.stop()
+            await beat
     log.info("stopped")
 
 

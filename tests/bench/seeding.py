@@ -223,6 +223,16 @@ class _OrderTemplate:
     rows: list[_RowTemplate]
 
 
+# History goes by the order's number, which a copy gets only when it is written.
+_COPY_HISTORY = """
+    WITH RECURSIVE version(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM version WHERE n < 20)
+    INSERT INTO event_log (order_seq, version, at, event, status, details)
+    SELECT o.seq, version.n, o.created_at, 'Copied', o.status, '{}'
+    FROM orders o JOIN version ON version.n <= o.version
+    WHERE o.seq > (SELECT max(order_seq) FROM event_log)
+"""
+
+
 def clone_orders(data_dir: Path, count: int) -> list[str]:
     """Copy the orders that ``data_dir`` holds under fresh ids until there are ``count`` more.
 
@@ -236,6 +246,7 @@ def clone_orders(data_dir: Path, count: int) -> list[str]:
         for first in range(0, count, _BATCH):
             numbers = range(first, min(first + _BATCH, count))
             ids += _write_batch(db, finished, waiting, numbers)
+        db.execute(_COPY_HISTORY)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return random.sample(ids, min(SAMPLE, count))
 

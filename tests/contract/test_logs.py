@@ -29,7 +29,7 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
     lines = []
     for line in child.stderr:
         lines.append(line)
-        if "worker_started" in line:
+        if '"serving"' in line:
             break
     answers = await talk(f"http://127.0.0.1:{port}")
     child.terminate()
