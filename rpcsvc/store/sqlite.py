@@ -53,6 +53,9 @@ class Statement(NamedTuple):
     first: bool = False
 
 
+RowsOf = dict[str | Insert, list[tuple[Any, ...]]]
+
+
 class DataDirInUse(Exception):
     """Another process owns the data directory."""
 
@@ -88,12 +91,52 @@ class OwnerLock:
             self._fd = None
 
 
+class GroupConnection(sqlite3.Connection):
+    """The writer's connection: ``commit`` carries out the whole of ``group`` as one transaction.
+
+    aiosqlite runs each call in its thread and back. With the transaction inside ``commit`` a
+    group costs one such trip, whatever it holds.
+    """
+
+    group: RowsOf
+
+    def commit(self) -> None:
+        """Begin, run every statement of ``group``, commit; all or nothing."""
+        try:
+            self.execute("BEGIN IMMEDIATE")
+            for sql, rows in self.group.items():
+                self._run(sql, rows)
+            self.execute("COMMIT")
+        except Exception:
+            if self.in_transaction:
+                self.execute("ROLLBACK")
+            raise
+
+    def _run(self, sql: str | Insert, rows: list[tuple[Any, ...]]) -> None:
+        """Run a statement for all rows.
+
+        The thread gives the interpreter lock up and takes it back at every step of a statement,
+        so rows are inserted many to a step.
+        """
+        if isinstance(sql, str):
+            self.executemany(sql, rows)
+            return
+        for start, size in _chunks(len(rows)):
+            values = [value for row in rows[start : start + size] for value in row]
+            self.execute(_expand(sql, size), values)
+
+
 class Database:
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
 
-    def __init__(self, path: Path, writer: aiosqlite.Connection, reader: sqlite3.Connection):
-        self._path = path
+    def __init__(
+        self,
+        writer: aiosqlite.Connection,
+        connection: GroupConnection,
+        reader: sqlite3.Connection,
+    ) -> None:
         self._writer = writer
+        self._connection = connection
         self._reader = reader
         self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
@@ -106,10 +149,18 @@ class Database:
         """Open (and make or migrate) the database of ``data_dir``."""
         path = data_dir / DATABASE_NAME
         _prepare_file(path)
-        writer = await aiosqlite.connect(path, isolation_level=None, cached_statements=256)
+        made: list[GroupConnection] = []
+
+        def factory(*args: Any, **kwargs: Any) -> GroupConnection:
+            made.append(GroupConnection(*args, **kwargs))
+            return made[0]
+
+        writer = await aiosqlite.connect(
+            path, isolation_level=None, cached_statements=256, factory=factory
+        )
         for pragma in _WRITER_PRAGMAS:
             await writer.execute(pragma)
-        return cls(path, writer, open_reader(path))
+        return cls(writer, made[0], open_reader(path))
 
     async def close(self) -> None:
         """Finish the writes that wait, then close. Later writes are refused."""
@@ -172,7 +223,7 @@ class Database:
             self._failure = _UNAVAILABLE
             _fail([done for _, done in group], _unavailable(error))
             return
-        except (sqlite3.Error, OverflowError) as error:
+        except Exception as error:  # noqa: BLE001 - the waiters get it, and the next group goes on
             await self._isolate(group, error)
             return
         self._failure = None
@@ -183,7 +234,7 @@ class Database:
     async def _isolate(
         self,
         group: list[tuple[Sequence[Statement], asyncio.Future[None]]],
-        error: sqlite3.Error | OverflowError,
+        error: Exception,
     ) -> None:
         """Let one bad write not take its neighbours down: each gets its own transaction."""
         if len(group) > 1:
@@ -196,31 +247,11 @@ class Database:
         _fail([group[0][1]], conflict)
 
     async def _transaction(self, statements: Iterable[Statement]) -> None:
-        rows_of: dict[str | Insert, list[tuple[Any, ...]]] = {}
+        rows_of: RowsOf = {}
         for sql, values, _ in sorted(statements, key=_comes_later):
             rows_of.setdefault(sql, []).append(values)
-        try:
-            await self._writer.execute("BEGIN IMMEDIATE")
-            for sql, rows in rows_of.items():
-                await self._execute(sql, rows)
-            await self._writer.execute("COMMIT")
-        except (sqlite3.Error, OverflowError):
-            if self._writer.in_transaction:
-                await self._writer.execute("ROLLBACK")
-            raise
-
-    async def _execute(self, sql: str | Insert, rows: list[tuple[Any, ...]]) -> None:
-        """Run a statement for all rows.
-
-        The writer's thread gives the interpreter lock up and takes it back at every step of a
-        statement, so rows are inserted many to a step.
-        """
-        if isinstance(sql, str):
-            await self._writer.executemany(sql, rows)
-            return
-        for start, size in _chunks(len(rows)):
-            values = [value for row in rows[start : start + size] for value in row]
-            await self._writer.execute(_expand(sql, size), values)
+        self._connection.group = rows_of
+        await self._writer.commit()
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:

@@ -21,6 +21,7 @@ from rpcsvc.orders.ports import (
     PendingEffect,
     StatusView,
     StoredResponse,
+    Ticket,
 )
 from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.migrations import NewerDatabase
@@ -98,6 +99,17 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrde
     results = await asyncio.gather(*map(store.commit, changes), return_exceptions=True)
     assert [isinstance(result, StoreConflict) for result in results] == [False, True, False, False]
     assert [store.order(f"ord_{n}") is not None for n in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
+    store: SqliteOrderStore,
+) -> None:
+    for bad in ("\ud800", 2**63, object()):
+        ticket = Ticket("t", NOW, "agent", bad, None, None, None)  # type: ignore[arg-type] # bad
+        with pytest.raises(StoreConflict):
+            await store.commit(Change(ticket=ticket))
+    await store.commit(created(fresh()))
+    assert store.order("ord_1") is not None
 
 
 async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
