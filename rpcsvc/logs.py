@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 import structlog
+from aiohttp.http import HttpProcessingError
 
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
@@ -76,6 +77,10 @@ class _StructlogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger(record.name)
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            # Its text quotes the request as it came, headers with tokens included.
+            log.info("bad_http_request", reason=type(record.exc_info[1]).__name__)
+            return
         log.log(
             record.levelno,
             "library_log",

@@ -49,7 +49,7 @@ class Dispatcher:
     async def _run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
         if call.idempotency_key is not None:
             read_key(call.idempotency_key)
-        parsed = parse_params(operation.params, params)
+        parsed = parse_params(operation.params, params, self._service)
         result = await operation.handler(self._service, parsed, call)
         if isinstance(result, Stored):
             return Reply(finish(result.head, call.request_id), replayed=result.replayed)

@@ -137,7 +137,9 @@ def describe(problem: InputError) -> Json:
 def showable(value: Any) -> Any:
     """A caller's value as it may be sent back: short, and within what JSON parsers agree on."""
     if isinstance(value, str):
-        return value if len(value) <= 128 else value[:125] + "..."
+        short = value if len(value) <= 128 else value[:125] + "..."
+        # A header or argument that was not UTF-8 has lone surrogates, which no encoder takes.
+        return short.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):

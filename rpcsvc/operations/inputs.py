@@ -11,7 +11,8 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -38,6 +39,10 @@ _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
 _KEY = re.compile(r"[ -~]{1,255}", re.ASCII)
 
+# An answer to thousands of unknown properties would be many times their size.
+MOST_PROBLEMS: Final = 32
+_INTENT: Final = ("direction", "chain", "amount", "to")
+
 HINTS = {
     "direction": "Say which way to swap: x2u (XMR to USDC) or u2x (USDC to XMR).",
     "chain": "Name the chain of the USDC side, such as arbitrum or 42161.",
@@ -63,12 +68,14 @@ class Intent:
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
-def parse_params(model: type[P], params: dict[str, Any]) -> P:
+def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """The params as their model. Raises InputError or InputErrors naming every problem."""
     try:
         return model.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise combined(_problems(model, error)) from None
+        problems = _problems(model, error)
+        problems += _problems_of_rest(model, params, problems, service)
+        raise combined(problems) from None
 
 
 def combined(problems: list[InputError]) -> InputError | InputErrors:
@@ -176,10 +183,19 @@ def _contracts(service: Service) -> frozenset[str]:
 def _problems(model: type[Params], error: ValidationError) -> list[InputError]:
     """One problem per field: a union reports each of its branches."""
     by_field: dict[str, InputError] = {}
-    for item in error.errors(include_url=False):
+    for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
         field = str(item["loc"][0]) if item["loc"] else "params"
         by_field.setdefault(field, _problem(model, field, item["type"], item))
     return list(by_field.values())
+
+
+def _problems_of_rest(
+    model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
+) -> list[InputError]:
+    """What the inputs mean that have the right type: one correction should mend them all."""
+    names = model.model_fields.keys() - {problem.field for problem in found}
+    rest = {name: params.get(name) if name in names else None for name in _INTENT}
+    return read_intent(SimpleNamespace(**rest), service)[1]
 
 
 def _problem(model: type[Params], field: str, kind: str, item: Any) -> InputError:

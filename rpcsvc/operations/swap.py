@@ -13,7 +13,7 @@ from rpcsvc.domain.order import Order, Terms
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
 from rpcsvc.domain.transition import open_order
-from rpcsvc.errors import OrderNotFound, Unavailable, VerificationFailed
+from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
@@ -164,7 +164,11 @@ def _swap_of(intent: Intent) -> tuple[Direction, Chain, Money]:
 
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
     intent, problems = read_intent(params, service)
-    session = read_session(params.session_id)
+    session = None
+    try:
+        session = read_session(params.session_id)
+    except InvalidInput as problem:
+        problems.append(problem)
     if problems:
         raise combined(problems)
     if call.idempotency_key is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rpcsvc.errors import InvalidRequest, ServiceError
+from rpcsvc.errors import InvalidInput, InvalidRequest, ServiceError
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Effect, Operation
@@ -68,6 +68,8 @@ class AgentHttp:
     async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
         if operation.method == "GET":
             return _query(request)
+        if operation.idempotent:
+            _require_one_key(request)
         require_json(request, self._body_bytes)
         body = await read_body(request, self._body_bytes)
         return require_object(strict_json.loads(body, max_depth=self._max_depth))
@@ -76,6 +78,15 @@ class AgentHttp:
 def _budget(operation: Operation) -> str:
     creates_order = operation.effect is Effect.MOVES_MONEY and operation.idempotent
     return "orders" if creates_order else "requests"
+
+
+def _require_one_key(request: web.Request) -> None:
+    if len(request.headers.getall("idempotency-key", ())) > 1:
+        raise InvalidInput(
+            "The header idempotency-key occurs more than once. Send it once:"
+            " which of the two counts would be a guess.",
+            field="idempotency-key",
+        )
 
 
 def _query(request: web.Request) -> dict[str, Any]:

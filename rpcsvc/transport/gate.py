@@ -30,6 +30,7 @@ from rpcsvc.transport.limits import (
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
 
 
 @dataclass(slots=True)
@@ -56,6 +57,20 @@ VISITOR = web.RequestKey("visitor", Visitor)
 def is_request_id(text: str | None) -> TypeGuard[str]:
     """Whether a caller's text may stand as a request id."""
     return text is not None and _REQUEST_ID.fullmatch(text) is not None
+
+
+def _was_forwarded(request: web.Request) -> bool:
+    """Whether a proxy passed the request on, so that loopback is the proxy's place and not its own.
+
+    Holds for proxies that are not configured, or that don't say whom they speak for.
+    """
+    return any(name in request.headers for name in _FORWARDED)
+
+
+def given_request_id(request: web.Request) -> str | None:
+    """The caller's own request id, if it gave a good one."""
+    given = request.headers.get("x-request-id")
+    return given if is_request_id(given) else None
 
 
 class Gate:
@@ -90,8 +105,7 @@ class Gate:
 
     def admit(self, request: web.Request) -> Visitor:
         """Who asks. Raises TlsRequired."""
-        given = request.headers.get("x-request-id")
-        return Visitor(self._address(request), given if is_request_id(given) else None)
+        return Visitor(self._address(request), given_request_id(request))
 
     def new_request_id(self) -> str:
         """A generated request id."""
@@ -117,7 +131,7 @@ class Gate:
         if visitor.address == SOCKET_CLIENT:
             return False  # the socket's file mode is the gate
         if not self._tokens:
-            if visitor.is_local:
+            if visitor.is_local and not _was_forwarded(request):
                 return False
             raise Unauthorized(
                 "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only."

@@ -5,8 +5,9 @@ What does not live here: routes (agent_http.py, rpc_http.py, health.py).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from aiohttp import web
@@ -23,12 +24,14 @@ from rpcsvc.errors import (
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
-from rpcsvc.transport.gate import VISITOR, Gate, Visitor
+from rpcsvc.transport.gate import VISITOR, Gate, Visitor, given_request_id
 
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
+# How long a body may take to arrive; without an end, a client that stalls holds its connection.
+BODY_SECONDS: Final = 30
 
 
 def require_json(request: web.Request, limit: int) -> None:
@@ -40,11 +43,25 @@ def require_json(request: web.Request, limit: int) -> None:
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge without reading more than the limit."""
+    """The whole body. Raises PayloadTooLarge without reading more than the limit.
+
+    Raises InvalidRequest for a body that breaks off, stalls, or is not what its headers say.
+    """
     try:
-        return await request.read()
+        if request.content.is_eof():
+            return await request.read()
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(limit) from None
+    except TimeoutError:
+        raise InvalidRequest(
+            f"The body did not arrive within {BODY_SECONDS} s. Send it whole."
+        ) from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise InvalidRequest(
+            "The body can't be read: it breaks off, or is not encoded as its headers say."
+        ) from None
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
@@ -102,7 +119,7 @@ def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
         except web.HTTPException as error:
             return _refusal(request, _translate(error, request), _allow_header(error))
         except Exception:
-            request_id = gate.new_request_id()
+            request_id = given_request_id(request) or gate.new_request_id()
             log.exception("request_failed", request_id=request_id, path=request.path[:64])
             return _refusal(request, InternalError(request_id), request_id=request_id)
 
@@ -113,7 +130,7 @@ def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
         request_id: str | None = None,
     ) -> web.Response:
         visitor = request.get(VISITOR)
-        chosen = request_id or (visitor and visitor.request_id) or gate.new_request_id()
+        chosen = request_id or given_request_id(request) or gate.new_request_id()
         reply = dispatcher.refuse("unknown", error, Call(chosen))
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {

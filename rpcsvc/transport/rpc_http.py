@@ -12,11 +12,17 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from rpcsvc.errors import InternalError, ServiceError
+from rpcsvc.errors import InternalError, ServiceError, TlsRequired
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
-from rpcsvc.transport.gate import SOCKET_CLIENT, Gate, Visitor, is_request_id
+from rpcsvc.transport.gate import (
+    SOCKET_CLIENT,
+    Gate,
+    Visitor,
+    given_request_id,
+    is_request_id,
+)
 from rpcsvc.transport.http import error_headers, read_body, require_json, respond
 from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, whole_error
 
@@ -78,7 +84,10 @@ class RpcHttp:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
-        visitor = self._gate.admit(request)
+        try:
+            visitor = self._gate.admit(request)
+        except TlsRequired as error:
+            return self._refuse(Visitor("", given_request_id(request)), error)
         try:
             by_token = self._gate.require_token(request, visitor)
             client = self._budget_of(request, visitor, by_token=by_token)
