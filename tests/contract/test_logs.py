@@ -27,15 +27,18 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
     )
     assert child.stderr is not None
     lines = []
-    for line in child.stderr:
-        lines.append(line)
-        if '"serving"' in line:
-            break
-    answers = await talk(f"http://127.0.0.1:{port}")
-    child.terminate()
-    lines += child.stderr.readlines()
-    child.stderr.close()
-    assert child.wait(timeout=20) == 0
+    try:
+        for line in child.stderr:
+            lines.append(line)
+            if '"serving"' in line:
+                break
+        answers = await talk(f"http://127.0.0.1:{port}")
+    finally:
+        child.terminate()
+        lines += child.stderr.readlines()
+        child.stderr.close()
+        status = child.wait(timeout=20)
+    assert status == 0
     events = [json.loads(line)["event"] for line in lines]
     assert {"serving", "operation", "order_transition", "stopped"} <= set(events)
     deposit = answers["data"]["fundingInstructions"]["depositAddress"]
