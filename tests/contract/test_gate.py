@@ -60,6 +60,49 @@ async def test_without_a_token_rpc_answers_local_clients_only(tmp_path: Path) ->
         assert public.status == 200
 
 
+@pytest.mark.parametrize(
+    "header", ["x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip", "forwarded"]
+)
+async def test_what_a_proxy_on_this_machine_passes_on_is_not_local(
+    served: Served, header: str
+) -> None:
+    for value in ("203.0.113.7", "unknown", "", "127.0.0.1"):
+        response = await served.client.post("/rpc", json={}, headers={header: value})
+        assert response.status == 401
+        assert (await response.json())["error"]["code"] == -32001
+
+
+async def test_a_proxy_that_does_not_say_for_whom_gets_no_local_trust(tmp_path: Path) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        for forwarded in ("unknown", "_hidden", ""):
+            headers = {"x-forwarded-for": forwarded, "x-forwarded-proto": "https"}
+            response = await served.client.post("/rpc", json={}, headers=headers)
+            assert response.status == 401
+
+
+async def test_json_rpc_over_a_proxy_without_tls_is_refused_as_json_rpc(tmp_path: Path) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        headers = {"x_forwarded_for": "203.0.113.7", "x_request_id": "mine"}
+        answer = await served.raw(b"this is not JSON", **headers)
+        assert (answer.status, answer.body["error"]["code"]) == (403, -32001)
+        assert answer.body["error"]["data"]["code"] == "tls_required"
+        assert answer.headers["x-request-id"] == "mine"
+
+
+async def test_a_token_is_asked_for_on_loopback_too(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        assert (await served.rpc("swap.plan", {})).status == 401
+
+
+async def test_the_budgets_are_those_of_the_design_unless_set(tmp_path: Path) -> None:
+    async with serving(tmp_path, rate_limit__enabled=True) as served:
+        create = await served.post("/agent/swap/create", {})
+        plan = await served.post("/agent/swap/plan", {})
+        rpc = await served.rpc("swap.plan", {})
+        policies = [answer.headers["ratelimit-policy"] for answer in (create, plan, rpc)]
+        assert policies == ['"orders";q=30;w=60', '"requests";q=300;w=60', '"rpc";q=6000;w=60']
+
+
 async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         plain = {**PROXIED, "x-forwarded-proto": "http"}

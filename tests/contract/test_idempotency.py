@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from rpcsvc.orders.ports import Change
 from tests.contract.serving import EVM, SWAP, TOKEN, Served, serving
 
 
@@ -79,6 +80,44 @@ async def test_fifty_copies_at_once_make_one_order(served: Served) -> None:
     assert len({order_id(body) for body in bodies}) == 1
     assert served.count("orders") == 1
     assert sum("idempotent-replayed" not in answer.headers for answer in answers) == 1
+
+
+async def test_a_retry_over_the_other_transport_finds_the_same_order(served: Served) -> None:
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    retry = await served.rpc("swap.create", {**SWAP, "idempotency-key": "k"})
+    assert retry.body["result"]["data"] == first.body["data"]
+    assert retry.headers["idempotent-replayed"] == "true"
+    assert served.count("orders") == 1
+
+
+async def test_copies_at_once_with_another_payload_make_one_order_and_conflicts(
+    served: Served,
+) -> None:
+    payloads = [{**SWAP, "amount": f"0.{number}"} for number in range(1, 10)]
+    answers = await asyncio.gather(
+        *(served.post("/agent/swap/execute", one, idempotency_key="k") for one in payloads)
+    )
+    assert sorted(answer.status for answer in answers) == [200] + [409] * 8
+    assert served.count("orders") == 1
+
+
+async def test_a_caller_that_hangs_up_does_not_undo_its_order(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, committing = served.up.service.store, asyncio.Event()
+    commit = store.commit
+
+    async def announced(change: Change) -> None:
+        committing.set()
+        await commit(change)
+
+    monkeypatch.setattr(store, "commit", announced)
+    call = asyncio.create_task(served.post("/agent/swap/create", SWAP, idempotency_key="k"))
+    await committing.wait()
+    call.cancel()
+    retry = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    assert (retry.status, retry.headers["idempotent-replayed"]) == (200, "true")
+    assert served.count("orders") == 1
 
 
 async def test_without_a_key_each_call_makes_its_own_order(served: Served) -> None:

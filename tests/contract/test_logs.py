@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -32,6 +33,7 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
             lines.append(line)
             if '"serving"' in line:
                 break
+        await say_it_badly(int(port))
         answers = await talk(f"http://127.0.0.1:{port}")
     finally:
         child.terminate()
@@ -40,10 +42,21 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
         status = child.wait(timeout=20)
     assert status == 0
     events = [json.loads(line)["event"] for line in lines]
-    assert {"serving", "operation", "order_transition", "stopped"} <= set(events)
+    assert {"serving", "bad_http_request", "operation", "order_transition", "stopped"} <= set(
+        events
+    )
     deposit = answers["data"]["fundingInstructions"]["depositAddress"]
     for secret in (TOKEN, KEY, EVM, MONERO, deposit):
         assert secret not in "".join(lines)
+
+
+async def say_it_badly(port: int) -> None:
+    """A request that can't be read as HTTP, for its token has a control character."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /rpc HTTP/1.1\r\nx-agent-rpc-token: %b\x00\r\n\r\n" % TOKEN.encode())
+    assert b"400" in await reader.readline()
+    writer.close()
+    await writer.wait_closed()
 
 
 async def talk(url: str) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""SIGTERM: what was taken in hand is finished and answered; nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rpcsvc import app
+from rpcsvc.orders.ports import Change
+from rpcsvc.settings import load_settings
+from tests.contract.serving import SWAP
+from tests.contract.test_gate import free_port, logged, process
+
+
+async def test_a_request_in_flight_is_answered_before_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    flags = {"data_dir": str(tmp_path), "port": port}
+    settings = load_settings(config_file=None, environ={}, flags=flags).settings
+    committing, go_on = asyncio.Event(), asyncio.Event()
+    async with app.running(settings) as up:
+        commit = up.service.store.commit
+
+        async def slow_commit(change: Change) -> None:
+            committing.set()
+            await go_on.wait()
+            await commit(change)
+
+        monkeypatch.setattr(up.service.store, "commit", slow_commit)
+        listening = app._listening(up)
+        await listening.__aenter__()
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            call = asyncio.create_task(session.post("/api/v1/agent/swap/create", json=SWAP))
+            await committing.wait()
+            stopping = asyncio.create_task(listening.__aexit__(None, None, None))
+            await _refuses_connections(port)
+            assert not stopping.done()
+            go_on.set()
+            async with await call as response:
+                assert (await response.json())["state"] == "waiting_for_funding"
+            await stopping
+
+
+async def _refuses_connections(port: str) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", int(port))
+            except ConnectionError:
+                return
+            writer.close()
+            await asyncio.sleep(0)
+
+
+async def test_a_server_stopped_under_load_ends_well_and_knows_every_order_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    arguments = ["serve", "--port", port, "--data-dir", str(tmp_path)]
+    acknowledged: dict[str, str] = {}
+    async with process(*arguments) as child:
+        await logged(child, b"serving")
+        enough = asyncio.Event()
+        clients = [asyncio.create_task(_load(port, n, acknowledged, enough)) for n in range(4)]
+        async with asyncio.timeout(10):
+            await enough.wait()
+        child.terminate()
+        await asyncio.gather(*clients)
+        await child.communicate()
+        assert child.returncode == 0
+    async with process(*arguments) as child:
+        await logged(child, b"serving")
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            for key, order_id in acknowledged.items():
+                assert await _create(session, key) == order_id
+        child.terminate()
+        await child.communicate()
+        assert child.returncode == 0
+
+
+async def _load(
+    port: str, number: int, acknowledged: dict[str, str], enough: asyncio.Event
+) -> None:
+    """Create orders until the server is gone; any answer must be a whole and good one."""
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        for count in range(10_000):
+            key = f"{number}-{count}"
+            try:
+                acknowledged[key] = await _create(session, key)
+            except aiohttp.ClientConnectionError:
+                return
+            if len(acknowledged) >= 20:
+                enough.set()
+
+
+async def _create(session: aiohttp.ClientSession, key: str) -> str:
+    params: dict[str, Any] = {**SWAP, "idempotency-key": key}
+    call = {"jsonrpc": "2.0", "id": key, "method": "service.swap.create", "params": params}
+    async with session.post("/rpc", json=call) as response:
+        answer = json.loads(await response.read())
+        assert response.status == 200
+        return str(answer["result"]["data"]["order"]["orderId"])

@@ -1,0 +1,223 @@
+"""Requests that no well-behaved client sends: none gives a 500, none learns how we are built."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import re
+import sqlite3
+from typing import Any
+
+import pytest
+
+from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.transport import http as http_transport
+from tests.contract.serving import EVM, JSON, MONERO, SWAP, Served
+
+CREATE = "/api/v1/agent/swap/create"
+PLAN = "/api/v1/agent/swap/plan"
+CALL = b'{"jsonrpc":"2.0","id":1,"method":"service.swap.plan"}'
+
+
+async def sent(served: Served, *lines: bytes, body: bytes = b"") -> tuple[int, bytes]:
+    """The answer to bytes sent as they are: its status and body."""
+    port = served.client.port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = [*lines, b"host: localhost", b"connection: close"]
+    writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
+    async with asyncio.timeout(10):
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = re.search(r"content-length: (\d+)", answer, re.I)
+        content = await reader.readexactly(int(length[1]) if length else 0)
+    writer.close()
+    await writer.wait_closed()
+    return int(answer.split()[1]), content
+
+
+def posted(path: str, body: bytes, *headers: bytes) -> list[bytes]:
+    return [
+        b"POST %b HTTP/1.1" % path.encode(),
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        *headers,
+    ]
+
+
+SWAP_BYTES = json.dumps(SWAP).encode()
+
+
+@pytest.mark.parametrize("key", [b"caf\xe9", b"caf\xc3\xa9", b"\xff\xfe", b"", b"x" * 256, b"a\tb"])
+async def test_an_idempotency_key_header_of_another_form_is_refused(
+    served: Served, key: bytes
+) -> None:
+    lines = posted(CREATE, SWAP_BYTES, b"idempotency-key: " + key)
+    status, body = await sent(served, *lines, body=SWAP_BYTES)
+    assert status == 400
+    assert json.loads(body)["validationErrors"][0]["field"] == "idempotency-key"
+    assert served.count("orders") == 0
+
+
+async def test_two_idempotency_keys_are_one_too_many(served: Served) -> None:
+    lines = posted(CREATE, SWAP_BYTES, b"idempotency-key: a", b"idempotency-key: b")
+    status, body = await sent(served, *lines, body=SWAP_BYTES)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_input")
+    assert served.count("orders") == 0
+
+
+@pytest.mark.parametrize("name", [b"x-request-id", b"x-agent-rpc-token", b"x-forwarded-for"])
+async def test_header_values_that_are_not_text_do_no_harm(served: Served, name: bytes) -> None:
+    for path, body in ((PLAN, b"{}"), ("/rpc", CALL)):
+        status, answer = await sent(
+            served, *posted(path, body, name + b": \xff\xfe\xe9"), body=body
+        )
+        assert status in (200, 401)
+        assert b"\xff" not in answer
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/x%ff%00",
+        b"/x%ed%a0%80",
+        b"/api/v1/agent/swap/status/%ff",
+        b"/api/v1/agent/swap/status/%ed%a0%80",
+        b"/api/v1/agent/swap/status/..%2f..%2fetc",
+        b"/api/v1/agent/capabilities?%ff=1&%ff=2",
+        b"/api/v1/agent/swap/status/ord_1?verify=%ff",
+        b"/api/v1/agent/swap/status/ord_1?orderId=ord_2",
+        b"/api/v1/agent/swap/status/ord_1?verify=a&verify=b",
+        b"/" + b"a" * 20_000,
+        b"/x\xff",
+        b"//evil.example/x",
+    ],
+    ids=lambda target: repr(target)[:40],
+)
+async def test_a_strange_target_is_a_client_s_error(served: Served, target: bytes) -> None:
+    status, body = await sent(served, b"GET %b HTTP/1.1" % target)
+    assert status in (400, 404)
+    assert b"Traceback" not in body
+
+
+async def test_an_unknown_query_parameter_is_named_with_the_nearest_known_one(
+    served: Served,
+) -> None:
+    path = "/agent/swap/status/ord_" + "0" * 26
+    answer = await served.http("GET", path, params={"verfy": EVM})
+    assert answer.status == 400
+    assert "Did you mean verify?" in answer.body["validationErrors"][0]["message"]
+
+
+@pytest.mark.parametrize("path", [PLAN, "/rpc"])
+async def test_a_body_that_is_not_encoded_as_declared_is_refused(served: Served, path: str) -> None:
+    lines = posted(path, b"nope", b"content-encoding: gzip")
+    status, body = await sent(served, *lines, body=b"nope")
+    assert status == 400
+    error = json.loads(body)["error"]
+    assert error["code"] in ("invalid_request", -32600)
+
+
+@pytest.mark.parametrize("path", [PLAN, "/rpc"])
+async def test_a_small_body_that_unpacks_to_megabytes_is_too_large(
+    served: Served, path: str
+) -> None:
+    bomb = gzip.compress(b" " * 5_000_000)
+    status, _ = await sent(served, *posted(path, bomb, b"content-encoding: gzip"), body=bomb)
+    assert status == 413
+
+
+@pytest.mark.parametrize("path", [PLAN, "/rpc"])
+async def test_a_body_that_never_arrives_is_not_waited_for(
+    served: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_transport, "BODY_SECONDS", 0.05)
+    lines = [b"POST %b HTTP/1.1" % path.encode(), b"content-type: application/json"]
+    for declared, part in ((b"content-length: 9", b"{"), (b"transfer-encoding: chunked", b"zz")):
+        status, _ = await sent(served, *lines, declared, body=part)
+        assert status == 400
+
+
+async def test_the_other_methods_are_told_which_one_is_allowed(served: Served) -> None:
+    for method in ("HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "GET"):
+        for path in ("/rpc", PLAN):
+            response = await served.client.request(method, path)
+            assert (response.status, response.headers["allow"]) == (405, "POST")
+    assert (await served.client.head("/health")).status == 200
+
+
+async def test_a_fault_of_the_service_tells_nothing_of_itself(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> Any:
+        raise sqlite3.OperationalError("no such table: orders in /var/lib/secret.sqlite3")
+
+    monkeypatch.setattr(Dispatcher, "_run", fail)
+    over_http = await served.post("/agent/swap/create", SWAP, x_request_id="mine")
+    over_rpc = await served.rpc("swap.create", SWAP, x_request_id="mine")
+    assert over_http.status == 500
+    assert over_http.body["state"] == "internal_error"
+    assert (over_rpc.status, over_rpc.body["error"]["code"]) == (200, -32603)
+    for answer in (over_http, over_rpc):
+        assert "mine" in answer.body["error"]["message"]
+        for word in ("secret", "table", "sqlite", "Traceback", "rpcsvc"):
+            assert word not in json.dumps(answer.body)
+
+
+async def test_a_fault_outside_of_any_operation_tells_nothing_of_itself(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise sqlite3.OperationalError("no such table: orders in /var/lib/secret.sqlite3")
+
+    monkeypatch.setattr(Dispatcher, "run", fail)
+    answer = await served.post("/agent/swap/plan", {}, x_request_id="mine")
+    assert (answer.status, answer.body["requestId"]) == (500, "mine")
+    assert "secret" not in json.dumps(answer.body)
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 2**53, 2**63 - 1, -(2**63), 0.1, -0.0, 1e308, "", " ", "x2u",
+    "u2x", "0.8", "150", "1e9", "arbitrum", "42161", 42161, EVM, EVM.lower(), MONERO, "\x00",
+    "\x1b[31m", "\u202e", "\U0001f4b0" * 40, "٣", "ord_" + "0" * 26, "9" * 5000, [], {}, [[]],
+    {"a": 1}, "'; DROP TABLE orders; --", "set_rate", "advance_clock", "%s%n", "../../etc/passwd",
+]  # fmt: skip
+NAMES = [
+    "direction", "chain", "amount", "to", "hasFunds", "sessionId", "orderId", "verify", "message",
+    "category", "walletAddress", "fault", "seconds", "rate", "idempotency-key", "", "__class__",
+    "self", "params", "x" * 300,
+]  # fmt: skip
+POSTS = {
+    "swap.plan": "/agent/swap/plan",
+    "swap.quote": "/agent/swap/quote",
+    "swap.create": "/agent/swap/create",
+    "swap.execute": "/agent/swap/execute",
+    "support.create": "/agent/support/tickets",
+    "sandbox.fund": "/sandbox/fund",
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_is_sent_both_transports_judge_alike_and_neither_fails(
+    served: Served, seed: int
+) -> None:
+    chance = random.Random(seed)
+    for _ in range(100):
+        name = chance.choice(list(POSTS))
+        params = {n: chance.choice(VALUES) for n in chance.sample(NAMES, chance.randint(0, 6))}
+        if chance.random() < 0.5:
+            params = {**SWAP, **params}
+        over_rpc = (await served.rpc(name, params)).body["result"]
+        over_http = await served.post(POSTS[name], params)
+        assert over_http.status != 500, (name, params)
+        assert over_rpc["state"] != "internal_error"
+        if "idempotency-key" not in params:
+            assert over_http.body["state"] == over_rpc["state"], (name, params)
+            assert over_http.body["validationErrors"] == over_rpc["validationErrors"]
+
+
+async def test_a_charset_beside_the_content_type_is_let_pass(served: Served) -> None:
+    headers = {**JSON, "content-type": "application/json; charset=utf-8"}
+    for path, body in ((PLAN, b"{}"), ("/rpc", CALL)):
+        response = await served.client.post(path, data=body, headers=headers)
+        assert response.status == 200
