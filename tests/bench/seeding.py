@@ -38,8 +38,10 @@ SAMPLE = 100_000  # how many order ids a seeded store gives back at most
 IDENTITY = frozenset(
     {"order_id", "session_id", "deposit_address", "transfer_id", "txid", "idempotency_key"}
 )
-# Shared by all orders, so never copied with one.
-SHARED_TABLES = frozenset({"sandbox_blocks", "sandbox_chains", "sandbox_settings", "tickets"})
+# Shared by all orders, or written anew (_COPY_HISTORY), so never copied with one.
+SHARED_TABLES = frozenset(
+    {"event_log", "sandbox_blocks", "sandbox_chains", "sandbox_settings", "tickets"}
+)
 # A finished order has nothing left to do, even if the template's service was stopped before it
 # had noted that down.
 _NOT_OF_FINISHED = frozenset({"effects"})
