@@ -6,10 +6,12 @@ recognise one, because a log travels further than the database.
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import sys
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -39,7 +41,7 @@ def configure_logging(log_format: str, level: str) -> None:
             _renderer(as_json=as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),
         cache_logger_on_first_use=True,
     )
     handler = _StructlogHandler()
@@ -70,6 +72,20 @@ def _renderer(*, as_json: bool) -> Callable[[Any, str, EventDict], str]:
     if as_json:
         return lambda _logger, _method, event: orjson.dumps(dict(event), default=str).decode()
     return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+
+
+class _Stderr(io.TextIOBase):
+    """stderr that never raises: a log that can't be written, on a full disk, say, must not end
+    what it tells of."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return sys.stderr.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            sys.stderr.flush()
 
 
 class _StructlogHandler(logging.Handler):

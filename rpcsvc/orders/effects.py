@@ -113,10 +113,9 @@ class EffectRunner:
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> bool:
         event = Repriced(self._rates.rate().usdc_per_xmr)
         try:
-            await self._processor.apply(order_id, event, done=(effect,))
+            await self._processor.apply(order_id, event, done=(effect,), done_if_void=True)
         except ImpossibleTransition as refused:
             log.info("reprice_is_void", order_id=order_id, reason=str(refused))
-            await self._processor.discard(order_id, effect)
         return True
 
     def _delay(self, pending: PendingEffect) -> int:

@@ -17,7 +17,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.effects import Effect
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.transition import transition
+from rpcsvc.domain.transition import ImpossibleTransition, transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
@@ -66,20 +66,34 @@ class OrderProcessor:
             )
         )
 
-    async def apply(self, order_id: str, event: Event, *, done: tuple[Effect, ...] = ()) -> Order:
+    async def apply(
+        self,
+        order_id: str,
+        event: Event,
+        *,
+        done: tuple[Effect, ...] = (),
+        done_if_void: bool = False,
+    ) -> Order:
         """Let ``event`` happen to the order; returns the order as committed.
 
-        ``done`` are effects of the order that this event finishes. Raises OrderNotFound,
-        ImpossibleTransition (nothing was changed) and errors.Unavailable (nothing was changed).
+        ``done`` are effects of the order that this event finishes; with ``done_if_void`` they are
+        dropped as well when the event can't happen. Raises OrderNotFound, ImpossibleTransition
+        (the order was not changed) and errors.Unavailable (nothing was changed).
         """
         async with self._locks.hold(order_id):
             before = self._store.order(order_id)
             if before is None:
                 raise OrderNotFound(f"There is no order {order_id}.")
             now = self._clock.now_ms()
-            after, effects = _next(before, event, now)
-            entry = _history_entry(after, event, now)
             finished = tuple(PendingEffect(order_id, effect) for effect in done)
+            try:
+                after, effects = _next(before, event, now)
+            except ImpossibleTransition:
+                if done_if_void:
+                    # Under the lock: the next event may call for the same effect once more.
+                    await self._store.commit(Change(done=finished))
+                raise
+            entry = _history_entry(after, event, now)
             await self._store.commit(
                 Change(
                     order=after,
@@ -89,9 +103,9 @@ class OrderProcessor:
                     done=finished,
                 )
             )
-        _log_transition(before, after, event)
         for sink in self._sinks:
             sink(order_id, effects)
+        _log_transition(before, after, event)
         return after
 
     async def discard(self, order_id: str, effect: Effect) -> None:

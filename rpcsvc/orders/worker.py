@@ -65,6 +65,8 @@ class Worker:
         while not self._stopping:
             await self._beat()
             await self._pause()
+        # The last beat may have started some after stop() looked.
+        await self._effects.drain()
 
     async def stop(self) -> None:
         """Let the work in hand come to a committed end."""

@@ -16,6 +16,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,15 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
-from rpcsvc.store.migrations import migrate
+from rpcsvc.store.migrations import migrate, scripts
 
 log = structlog.get_logger(__name__)
 
 DATABASE_NAME = "rpcsvc.db"
 LOCK_NAME = "rpcsvc.lock"
 BUSY_TIMEOUT_MS = 2_000
+# How long after a failed commit the writer tries by itself whether it can write again.
+PROBE_SECONDS = 0.5
 # 32 MiB of WAL between checkpoints: fewer, larger ones keep the tail latency of commits low.
 WAL_PAGES = 8_000
 MAX_GROUP = 512
@@ -58,6 +61,10 @@ RowsOf = dict[str | Insert, list[tuple[Any, ...]]]
 
 class DataDirInUse(Exception):
     """Another process owns the data directory."""
+
+
+class DatabaseUnusable(OSError):
+    """The database can't be opened: no room, no permission, or not a database."""
 
 
 class StoreConflict(Exception):
@@ -146,8 +153,18 @@ class Database:
 
     @classmethod
     async def open(cls, data_dir: Path) -> Database:
-        """Open (and make or migrate) the database of ``data_dir``."""
+        """Open (and make or migrate) the database of ``data_dir``.
+
+        Raises DatabaseUnusable and migrations.NewerDatabase.
+        """
         path = data_dir / DATABASE_NAME
+        try:
+            return await cls._open(path)
+        except sqlite3.Error as error:
+            raise DatabaseUnusable(f"the database {path} can't be opened: {error}") from error
+
+    @classmethod
+    async def _open(cls, path: Path) -> Database:
         _prepare_file(path)
         made: list[GroupConnection] = []
 
@@ -158,9 +175,13 @@ class Database:
         writer = await aiosqlite.connect(
             path, isolation_level=None, cached_statements=256, factory=factory
         )
-        for pragma in _WRITER_PRAGMAS:
-            await writer.execute(pragma)
-        return cls(writer, made[0], open_reader(path))
+        try:
+            for pragma in _WRITER_PRAGMAS:
+                await writer.execute(pragma)
+            return cls(writer, made[0], open_reader(path))
+        except sqlite3.Error:
+            await writer.close()  # its thread would keep the process from ending
+            raise
 
     async def close(self) -> None:
         """Finish the writes that wait, then close. Later writes are refused."""
@@ -206,13 +227,31 @@ class Database:
 
     async def _commit_groups(self) -> None:
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._pause()
+            if self._failure is not None and not self._waiting:
+                await self._probe()
             while self._waiting:
                 group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
                 await self._commit_group(group)
             if self._closing:
                 return
+
+    async def _pause(self) -> None:
+        """Wait for writes; after a failed commit no longer than it takes to try again.
+
+        Without that, a service that is sent no orders because it is not well would never be.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._failure is None else PROBE_SECONDS):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _probe(self) -> None:
+        # What it fails of is in the log already, from the commit that failed first.
+        with suppress(sqlite3.Error):
+            await self._writer.execute(_PROBE)
+            self._failure = None
+            _report("info", "database_available_again")
 
     async def _commit_group(
         self, group: list[tuple[Sequence[Statement], asyncio.Future[None]]]
@@ -241,7 +280,7 @@ class Database:
             for member in group:
                 await self._commit_group([member])
             return
-        log.error("write_refused", reason=str(error), kind=type(error).__name__)
+        _report("error", "write_refused", reason=str(error), kind=type(error).__name__)
         conflict = StoreConflict(str(error))
         conflict.__cause__ = error
         _fail([group[0][1]], conflict)
@@ -305,6 +344,9 @@ def _prepare_file(path: Path) -> None:
         log.info("database_migrated", migrations=applied)
 
 
+# A commit that changes nothing and writes a page all the same: the schema's version over itself.
+_PROBE = f"PRAGMA user_version = {scripts()[-1][0]}"
+
 _UNAVAILABLE = (
     "The order book can't be written or read right now; nothing was changed."
     " Try again with the same idempotency key."
@@ -319,5 +361,12 @@ def _fail(waiting: Iterable[asyncio.Future[None]], error: Exception) -> None:
 
 def _unavailable(error: sqlite3.Error) -> Unavailable:
     # The text of the SQLite error stays in the log: it can name paths.
-    log.error("database_unavailable", reason=str(error))
+    _report("error", "database_unavailable", reason=str(error))
     return Unavailable(_UNAVAILABLE)
+
+
+def _report(level: str, event: str, **details: str) -> None:
+    # A log on the disk that is full can't be written either: that must not end the writer, whose
+    # callers are told anyway.
+    with suppress(OSError):
+        getattr(log, level)(event, **details)

@@ -47,7 +47,36 @@ _FAILED_BUT_ON_CHAIN = """
         AND s.state IN ('mempool', 'mined')
     WHERE t.state IN ('failed', 'cancelled')
 """
+_WRONG_AMOUNT = """
+    SELECT t.transfer_id FROM transfers t JOIN orders o USING (order_id)
+    WHERE t.kind = 'payout' AND t.state NOT IN ('failed', 'cancelled')
+        AND t.units <> o.expected_output
+        AND (SELECT sum(units) FROM deposits d WHERE d.transfer_id = t.transfer_id
+             AND d.first_seen_at <= o.expires_at) = o.deposit_amount
+        AND NOT EXISTS (SELECT 1 FROM deposits d WHERE d.transfer_id = t.transfer_id
+             AND d.first_seen_at > o.expires_at)
+"""
+_NOWHERE = """
+    SELECT d.txid FROM deposits d JOIN orders o USING (order_id)
+    LEFT JOIN transfers t ON t.transfer_id = d.transfer_id
+    WHERE d.state = 'confirmed' AND d.is_dust = 0 AND (
+        t.state IN ('failed', 'cancelled')
+        OR (d.transfer_id IS NULL AND o.action_required IS NULL
+            AND o.status IN ('completed', 'refunding', 'refunded', 'failed', 'expired')))
+"""
+_HALF_WRITTEN = """
+    SELECT 'order ' || o.order_id FROM orders o
+    LEFT JOIN event_log e ON e.order_seq = o.seq AND e.version = 1
+    WHERE e.version IS NULL
+    UNION ALL
+    SELECT 'key ' || idempotency_key FROM idempotency_keys k
+    WHERE NOT EXISTS (SELECT 1 FROM orders
+        WHERE order_id = json_extract(CAST(k.body AS TEXT), '$.data.order.orderId'))
+"""
 _CHECKS = {
+    "a payout is not what was quoted": _WRONG_AMOUNT,
+    "a deposit is neither swapped, sent back, dust, nor waiting": _NOWHERE,
+    "an order is half written": _HALF_WRITTEN,
     "an order is paid out twice": _PAYOUTS_ON_CHAIN,
     "a transfer on the chain is not in the books": _STRANGE_TRANSFERS,
     "a deposit on the chain is not credited": _UNCREDITED,
@@ -57,10 +86,14 @@ _CHECKS = {
 }
 
 
+def _open(data_dir: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{(data_dir / 'rpcsvc.db').as_uri()}?mode=ro", uri=True)
+
+
 def audit(data_dir: Path) -> list[str]:
     """Everything that does not add up; empty when all is well."""
     problems = check_database(data_dir)
-    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+    with closing(_open(data_dir)) as database:
         for problem, query in _CHECKS.items():
             problems += [f"{problem}: {row}" for row in database.execute(query)]
     return problems
@@ -68,7 +101,7 @@ def audit(data_dir: Path) -> list[str]:
 
 def orders_of(data_dir: Path) -> dict[str, str]:
     """Every order's status by id."""
-    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+    with closing(_open(data_dir)) as database:
         return dict(database.execute("SELECT order_id, status FROM orders"))
 
 
@@ -78,5 +111,11 @@ def deposits_on_chain(data_dir: Path, order_id: str) -> int:
         "SELECT count(*) FROM sandbox_transactions s JOIN orders o"
         " ON o.deposit_address = s.recipient WHERE o.order_id = ?"
     )
-    with closing(sqlite3.connect(data_dir / "rpcsvc.db")) as database:
+    with closing(_open(data_dir)) as database:
         return int(database.execute(query, (order_id,)).fetchone()[0])
+
+
+def count(data_dir: Path, table: str) -> int:
+    """How many rows a table has."""
+    with closing(_open(data_dir)) as database:
+        return int(database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

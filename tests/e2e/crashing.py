@@ -6,50 +6,87 @@ nothing is flushed. The product knows nothing of this; the seams are wrapped fro
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from rpcsvc.__main__ import main
+from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.sqlite import Database, GroupConnection
 
-SEAMS: dict[str, tuple[type, str]] = {
-    "write": (Database, "write"),
-    "transaction": (Database, "_transaction"),
-    "open": (OrderProcessor, "open"),
-    "apply": (OrderProcessor, "apply"),
-    "observe": (SandboxEngine, "observe"),
-    "acknowledge": (SandboxEngine, "acknowledge"),
-    "prepare": (SandboxEngine, "prepare"),
-    "publish": (SandboxEngine, "publish"),
-    "look_up": (SandboxEngine, "look_up"),
+
+class Seam(NamedTuple):
+    """A method to die at; calls for which ``counts`` is false are let pass."""
+
+    owner: type
+    name: str
+    counts: Callable[[tuple[Any, ...]], bool] = lambda _args: True
+
+
+def sql(start: str) -> Callable[[tuple[Any, ...]], bool]:
+    return lambda args: str(args[1]).startswith(start)
+
+
+SEAMS = {
+    "once": Seam(Idempotency, "once"),
+    "open": Seam(OrderProcessor, "open"),
+    "write": Seam(Database, "write"),
+    # In the writer's thread: one transaction from the inside.
+    "BEGIN": Seam(GroupConnection, "execute", sql("BEGIN")),
+    "rows": Seam(GroupConnection, "_run"),
+    "COMMIT": Seam(GroupConnection, "execute", sql("COMMIT")),
+    "observe": Seam(SandboxEngine, "observe"),
+    "acknowledge": Seam(SandboxEngine, "acknowledge", lambda args: bool(args[1])),
+    "prepare": Seam(SandboxEngine, "prepare"),
+    "publish": Seam(SandboxEngine, "publish"),
+    "look_up": Seam(SandboxEngine, "look_up"),
 }
 
 
-def arm(seam: str, when: str, number: int) -> None:
+def seam(name: str) -> Seam:
+    """A seam of the list, or the commit of an event by the name of its class."""
+    if name in SEAMS:
+        return SEAMS[name]
+    return Seam(OrderProcessor, "apply", lambda args: type(args[2]).__name__ == name)
+
+
+def arm(at: Seam, when: str, number: int) -> None:
     """Wrap the seam so that its ``number``-th call is deadly."""
-    owner, name = SEAMS[seam]
-    original: Callable[..., Any] = getattr(owner, name)
+    original: Callable[..., Any] = getattr(at.owner, at.name)
     calls = itertools.count(1)
 
-    async def deadly(*args: Any, **kwargs: Any) -> Any:
-        fatal = next(calls) == number
-        if fatal and when == "before":
+    def die(*, here: bool) -> None:
+        if here:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def is_fatal(args: tuple[Any, ...]) -> bool:
+        return at.counts(args) and next(calls) == number
+
+    async def deadly_async(*args: Any, **kwargs: Any) -> Any:
+        fatal = is_fatal(args)
+        die(here=fatal and when == "before")
         result = await original(*args, **kwargs)
-        if fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
+        die(here=fatal)
         return result
 
-    setattr(owner, name, deadly)
+    def deadly(*args: Any, **kwargs: Any) -> Any:
+        fatal = is_fatal(args)
+        die(here=fatal and when == "before")
+        result = original(*args, **kwargs)
+        die(here=fatal)
+        return result
+
+    is_async = inspect.iscoroutinefunction(original)
+    setattr(at.owner, at.name, deadly_async if is_async else deadly)
 
 
 if __name__ == "__main__":
-    arm(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    arm(seam(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
     sys.argv[1:4] = []
     main()

@@ -9,11 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -24,6 +23,10 @@ SETTINGS = {
     "RPCSVC_LOG__FORMAT": "json",
 }
 START_SECONDS = 20
+POLL_SECONDS = 0.02
+
+T = TypeVar("T")
+Crash = tuple[str, str, int]
 
 
 def free_port() -> int:
@@ -32,28 +35,45 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Server:
-    """One server process on a data directory."""
+async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = 20) -> T:
+    """Look again and again until there is something to see; TimeoutError after ``seconds``."""
+    async with asyncio.timeout(seconds):
+        while not (seen := await look()):  # noqa: ASYNC110 - it happens in another process
+            await asyncio.sleep(POLL_SECONDS)
+        return seen
 
-    def __init__(self, data_dir: Path, *, crash: tuple[str, str, int] | None = None) -> None:
+
+class Server:
+    """One server process on a data directory; its log lies beside it unless told otherwise."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        crash: Crash | None = None,
+        environ: Mapping[str, str] | None = None,
+        log_dir: Path | None = None,
+    ) -> None:
+        self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         module = ["rpcsvc"] if crash is None else ["tests.e2e.crashing", *map(str, crash)]
-        self.log = data_dir.parent / f"{self.port}.log"
+        self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *module, "serve", "--port", str(self.port),
                  "--data-dir", str(data_dir)],
-                env={**os.environ, **SETTINGS}, stderr=log,
+                env={**os.environ, **SETTINGS, **(environ or {})}, stderr=log,
             )  # fmt: skip
+        self.pid = self._process.pid
 
     @property
     def is_dead(self) -> bool:
         return self._process.poll() is not None
 
-    async def death(self, seconds: float = 20) -> None:
-        """Wait until the process has ended."""
-        await asyncio.to_thread(self._process.wait, seconds)
+    async def death(self, seconds: float = 20) -> int:
+        """Wait until the process has ended; returns its exit status."""
+        return await asyncio.to_thread(self._process.wait, seconds)
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -66,28 +86,44 @@ class Server:
             self._process.terminate()
         return self._process.wait(timeout=20)
 
+    async def health(self, path: str = "/health") -> dict[str, Any]:
+        """The health document with its HTTP status under ``http``; empty while out of reach."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{self.url}{path}") as response,
+            ):
+                return {**await response.json(), "http": response.status}
+        except aiohttp.ClientError:
+            return {}
+
+    async def is_well(self) -> bool:
+        """Whether every health check is well now."""
+        return (await self.health()).get("http") == 200
+
     async def ready(self) -> bool:
         """Wait until it takes orders; False when it died before."""
-        deadline = time.monotonic() + START_SECONDS
-        async with aiohttp.ClientSession() as session:
-            while time.monotonic() < deadline:
-                if self.is_dead:
-                    return False
-                try:
-                    async with session.get(f"{self.url}/readyz") as response:
-                        if response.status == 200:
-                            return True
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.02)
-        raise AssertionError(f"not ready: {self.log.read_text()[-2000:]}")
+
+        async def ready_or_dead() -> bool:
+            return self.is_dead or (await self.health("/readyz")).get("http") == 200
+
+        try:
+            await until(ready_or_dead, seconds=START_SECONDS)
+        except TimeoutError:
+            raise AssertionError(f"not ready: {self.log.read_text()[-2000:]}") from None
+        return not self.is_dead
 
 
 @asynccontextmanager
 async def server(
-    data_dir: Path, *, crash: tuple[str, str, int] | None = None
+    data_dir: Path,
+    *,
+    crash: Crash | None = None,
+    environ: Mapping[str, str] | None = None,
+    log_dir: Path | None = None,
 ) -> AsyncIterator[Server]:
     """A server that is ready, or already dead of its crash."""
-    running = Server(data_dir, crash=crash)
+    running = Server(data_dir, crash=crash, environ=environ, log_dir=log_dir)
     try:
         await running.ready()
         yield running
@@ -100,24 +136,41 @@ class Gone(Exception):
     """The server died before it answered."""
 
 
-async def call(at: Server, method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """One JSON-RPC call; its envelope. Raises Gone."""
-    message = {"jsonrpc": "2.0", "id": 1, "method": f"service.{method}", "params": params}
+async def send(at: Server, message: Any) -> bytes:
+    """One JSON-RPC message; the bytes of the answer. Raises Gone."""
     try:
         async with (
             aiohttp.ClientSession() as session,
             session.post(f"{at.url}/rpc", json=message) as response,
         ):
-            return dict(json.loads(await response.read())["result"])
+            return await response.read()
     except (aiohttp.ClientError, ConnectionError) as error:
         raise Gone from error
 
 
+def message(method: str, params: dict[str, Any], number: int = 1) -> dict[str, Any]:
+    """A JSON-RPC request; those of a batch have to differ in ``number``."""
+    return {"jsonrpc": "2.0", "id": number, "method": f"service.{method}", "params": params}
+
+
+async def call(at: Server, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """One JSON-RPC call; its envelope. Raises Gone."""
+    return dict(json.loads(await send(at, message(method, params)))["result"])
+
+
+async def call_for_data(at: Server, method: str, params: dict[str, Any]) -> tuple[Any, bytes]:
+    """One JSON-RPC call that succeeds; its data, parsed and byte for byte. Raises Gone."""
+    body = await send(at, message(method, params))
+    envelope = json.loads(body)["result"]
+    assert envelope["ok"], envelope
+    return envelope["data"], body.partition(b'"data":')[2].rpartition(b',"requestId"')[0]
+
+
 async def until_over(at: Server, order_id: str, *, seconds: float = 20) -> dict[str, Any]:
-    """Poll an order to its end. Raises Gone."""
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = await call(at, "swap.status", {"orderId": order_id})
-            if answer["state"] in ("completed", "terminal_failure"):
-                return answer
-            await asyncio.sleep(0.02)
+    """Poll an order to its end; its last status. Raises Gone."""
+
+    async def over() -> dict[str, Any] | None:
+        answer = await call(at, "swap.status", {"orderId": order_id})
+        return answer if answer["state"] in ("completed", "terminal_failure") else None
+
+    return await until(over, seconds=seconds)

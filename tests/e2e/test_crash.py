@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.audit import audit, deposits_on_chain, orders_of
-from tests.e2e.processes import Gone, Server, call, server, until_over
+from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
+from tests.e2e.processes import (
+    Crash,
+    Gone,
+    Server,
+    call,
+    call_for_data,
+    message,
+    send,
+    server,
+    until,
+    until_over,
+)
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
 MONERO = (
@@ -23,157 +36,383 @@ SWAPS = {
     "x2u": {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
     "u2x": {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO},
 }
-WHEN = ("before", "after")
-# The first write of a server makes the simulated chains; the second is the order itself.
-CREATE = [
-    (seam, when, n) for seam, n in (("open", 1), ("write", 2), ("transaction", 2)) for when in WHEN
-]
-# Deposit seen and confirmed, payout prepared, published and settled.
-STEPS = [("apply", when, n) for n in (1, 2, 3, 4, 5) for when in WHEN]
-ENGINE = [
-    (seam, when, n)
-    for seam, n in (("acknowledge", 1), ("prepare", 1), ("publish", 1), ("look_up", 2))
-    for when in WHEN
-]
-WRITES = [("transaction", when, n) for n in range(3, 12) for when in WHEN]
+OVER_THE_MAXIMUM = {"x2u": "400", "u2x": "60000"}
+A_WEEK = 7 * 86_400
 
 
-@asynccontextmanager
-async def after_crash(first: Server, data_dir: Path) -> AsyncIterator[Server]:
-    """A clean server once the first one has died."""
-    await first.death()
-    async with server(data_dir) as second:
-        yield second
+@dataclass
+class Story:
+    """One order's life as its client lives it; told again from the start after a crash."""
+
+    data_dir: Path
+    direction: str
+    amount: str | None = None  # of the deposit; what is due unless set
+    data: bytes = b""  # what create answered first
+    end: dict[str, Any] = field(default_factory=dict)
+
+    async def tell(self, at: Server) -> None:
+        """Order, fund once, follow to the end. Raises Gone."""
+        made = await self.create(at)
+        order_id = made["order"]["orderId"]
+        await self.fund(at, order_id)
+        if self.direction == "x2u" and self.amount == OVER_THE_MAXIMUM["x2u"]:
+            await self.give_refund_address(at, order_id, made["sessionId"])
+        self.end = await until_over(at, order_id)
+
+    async def create(self, at: Server) -> dict[str, Any]:
+        keyed = {**SWAPS[self.direction], "idempotency-key": "the key"}
+        made, data = await call_for_data(at, "swap.execute", keyed)
+        self.data = self.data or data
+        assert data == self.data, "a retry got another answer"
+        return dict(made)
+
+    async def fund(self, at: Server, order_id: str) -> None:
+        # A call that died may have been carried out: the chain knows.
+        if not deposits_on_chain(self.data_dir, order_id):
+            amount = {"amount": self.amount} if self.amount else {}
+            await call_for_data(at, "sandbox.fund", {"orderId": order_id, **amount})
+
+    async def give_refund_address(self, at: Server, order_id: str, session_id: str) -> None:
+        async def waits_or_is_over() -> str | None:
+            data = (await call(at, "swap.status", {"orderId": order_id}))["data"]
+            return "waits" if data["actionRequired"] else data["outcome"]
+
+        # The address of an earlier telling may be at work already: then nothing waits for it.
+        if not count(self.data_dir, "orders WHERE refund_address IS NOT NULL"):
+            assert await until(waits_or_is_over) == "waits"
+            asked = {"orderId": order_id, "sessionId": session_id, "walletAddress": MONERO}
+            await call_for_data(at, "support.create", {"message": "refund, please", **asked})
 
 
-async def run_swap(at: Server, data_dir: Path, direction: str, seen: dict[str, Any]) -> None:
-    """Order, fund once, follow to the end; ``seen`` keeps what was answered. Raises Gone."""
-    keyed = {**SWAPS[direction], "idempotency-key": "the key"}
-    made = await call(at, "swap.execute", keyed)
-    order_id = made["data"]["order"]["orderId"]
-    assert seen.setdefault("made", made["data"]) == made["data"], "a retry got another answer"
-    # A funding call that died may have been carried out: the chain knows.
-    if not deposits_on_chain(data_dir, order_id):
-        await call(at, "sandbox.fund", {"orderId": order_id})
-    seen["end"] = await until_over(at, order_id)
+@dataclass
+class Swapped(Story):
+    """The whole amount, in time."""
+
+    outcome = "completed"
 
 
-async def crash_and_recover(data_dir: Path, direction: str, crash: tuple[str, str, int]) -> None:
-    seen: dict[str, Any] = {}
-    async with server(data_dir, crash=crash) as first:
+@dataclass
+class Refunded(Story):
+    """More than the maximum: all of it goes back."""
+
+    outcome = "refunded"
+
+    def __post_init__(self) -> None:
+        self.amount = OVER_THE_MAXIMUM[self.direction]
+
+
+@dataclass
+class Expired(Story):
+    """Nothing comes, and the time is up."""
+
+    outcome = "expired"
+
+    async def fund(self, at: Server, order_id: str) -> None:
+        assert order_id
+        await call_for_data(at, "sandbox.fault", {"fault": "advance_clock", "seconds": A_WEEK})
+
+
+@dataclass
+class PartlyPaid(Story):
+    """Less than the amount, but enough, when the time is up."""
+
+    outcome = "completed"
+
+    def __post_init__(self) -> None:
+        self.amount = "0.5" if self.direction == "x2u" else "100"
+
+    async def fund(self, at: Server, order_id: str) -> None:
+        await super().fund(at, order_id)
+
+        async def confirmed() -> bool:
+            if at.is_dead:
+                raise Gone
+            return count(self.data_dir, "deposits WHERE state = 'confirmed'") == 1
+
+        await until(confirmed)
+        await call_for_data(at, "sandbox.fault", {"fault": "advance_clock", "seconds": A_WEEK})
+
+
+AnyStory = Swapped | Refunded | Expired | PartlyPaid
+
+
+async def tell_through_a_crash(story: AnyStory, crash: Crash) -> None:
+    """The client's life with a server that dies at ``crash``, and a clean one after it."""
+    async with server(story.data_dir, crash=crash) as first:
         with suppress(Gone):
-            await run_swap(first, data_dir, direction, seen)
-        async with after_crash(first, data_dir) as second:
-            await run_swap(second, data_dir, direction, seen)
-            assert second.stop() == 0
-    assert seen["end"]["state"] == "completed"
-    assert list(orders_of(data_dir).values()) == ["completed"]
+            await story.tell(first)
+        await first.death()  # a point that is never reached would time out here
+    async with server(story.data_dir) as second:
+        await story.tell(second)
+        await story.create(second)
+        assert second.stop() == 0
+    assert list(orders_of(story.data_dir).values()) == [story.outcome]
+    assert count(story.data_dir, "idempotency_keys") == 1
+    assert audit(story.data_dir) == []
+
+
+def both_sides(*steps: tuple[str, int]) -> list[Crash]:
+    return [(seam, when, n) for seam, n in steps for when in ("before", "after")]
+
+
+# The first transaction of a server makes the simulated chains; the second is the order: its row,
+# its history, the answer under its key.
+CREATE = [
+    *both_sides(("once", 1), ("open", 1), ("write", 2), ("rows", 3)),
+    *[("BEGIN", "after", 2), ("rows", "after", 2), ("rows", "after", 4), ("COMMIT", "after", 2)],
+]
+DEPOSIT = both_sides(("acknowledge", 1), ("DepositSeen", 1), ("DepositConfirmed", 1))
+PAYMENT = both_sides(
+    ("prepare", 1),
+    ("TransferPrepared", 1),
+    ("look_up", 1),
+    ("publish", 1),
+    ("TransferPublished", 1),
+    ("look_up", 2),
+    ("TransferSettled", 1),
+)
+PAYMENT_IN_SHORT = [
+    ("prepare", "after", 1),
+    *both_sides(("TransferPrepared", 1), ("publish", 1)),
+    ("TransferPublished", "after", 1),
+    ("TransferSettled", "before", 1),
+]
+DEADLINE = both_sides(("DeadlinePassed", 1))
+# The deposit's transaction is the third; each later one is a step of settlement or of the chains.
+COMMITS = [(seam, "after", n) for n in range(3, 12) for seam in ("BEGIN", "COMMIT")]
+
+
+def named(value: object) -> str | None:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else None
+
+
+@pytest.mark.parametrize("crash", CREATE, ids=named)
+async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
+    tmp_path: Path, crash: Crash
+) -> None:
+    data_dir = tmp_path / "data"
+    story = Swapped(data_dir, "x2u")
+    async with server(data_dir, crash=crash) as first:
+        with pytest.raises(Gone):
+            await story.create(first)
+        await first.death()
+        orders, keys = (count(data_dir, table) for table in ("orders", "idempotency_keys"))
+        assert orders == keys <= 1
+    async with server(data_dir) as second:
+        for _ in range(2):
+            await story.create(second)
+        if orders:
+            with_key = count(data_dir, "order_events WHERE version = 1")
+            assert with_key == 1, "the retry made another order"
+        assert second.stop() == 0
+    assert count(data_dir, "orders") == count(data_dir, "idempotency_keys") == 1
     assert audit(data_dir) == []
 
 
-@pytest.mark.parametrize("crash", CREATE, ids=str)
-async def test_a_crash_in_create_leaves_all_of_the_order_or_nothing(
-    tmp_path: Path, crash: tuple[str, str, int]
-) -> None:
-    await crash_and_recover(tmp_path / "data", "x2u", crash)
-
-
-@pytest.mark.parametrize("crash", [*STEPS[::2], *ENGINE[2:6]], ids=str)
+@pytest.mark.parametrize("crash", PAYMENT_IN_SHORT, ids=named)
 async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
-    tmp_path: Path, crash: tuple[str, str, int]
+    tmp_path: Path, crash: Crash
 ) -> None:
-    await crash_and_recover(tmp_path / "data", "x2u", crash)
+    await tell_through_a_crash(Swapped(tmp_path / "data", "x2u"), crash)
+
+
+@pytest.mark.parametrize(
+    ("story", "direction", "crash"),
+    [
+        (Refunded, "u2x", ("TransferPrepared", "after", 1)),
+        (Refunded, "x2u", ("publish", "after", 1)),
+        (Expired, "x2u", ("DeadlinePassed", "before", 1)),
+        (PartlyPaid, "u2x", ("DeadlinePassed", "after", 1)),
+    ],
+    ids=["u2x refund", "x2u refund", "expiry", "part"],
+)
+async def test_a_crash_in_a_refund_or_at_a_deadline_changes_nothing_of_the_end(
+    tmp_path: Path, story: type[AnyStory], direction: str, crash: Crash
+) -> None:
+    await tell_through_a_crash(story(tmp_path / "data", direction), crash)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])
-@pytest.mark.parametrize("crash", [*CREATE, *STEPS, *ENGINE, *WRITES], ids=str)
-async def test_a_crash_at_any_step_ends_in_exactly_one_payout(
-    tmp_path: Path, direction: str, crash: tuple[str, str, int]
+@pytest.mark.parametrize(
+    ("story", "crash"),
+    [
+        *[(Swapped, crash) for crash in (*DEPOSIT, *PAYMENT)],
+        *[(Refunded, crash) for crash in PAYMENT],
+        *[(Expired, crash) for crash in DEADLINE],
+        *[(PartlyPaid, crash) for crash in DEADLINE],
+    ],
+    ids=named,
+)
+async def test_a_crash_at_any_step_ends_as_if_there_had_been_none(
+    tmp_path: Path, story: type[AnyStory], direction: str, crash: Crash
 ) -> None:
-    await crash_and_recover(tmp_path / "data", direction, crash)
+    await tell_through_a_crash(story(tmp_path / "data", direction), crash)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", COMMITS, ids=named)
+async def test_a_crash_in_any_transaction_ends_in_exactly_one_payout(
+    tmp_path: Path, crash: Crash
+) -> None:
+    await tell_through_a_crash(Swapped(tmp_path / "data", "u2x"), crash)
+
+
+# --- under load ------------------------------------------------------------------------------
 
 
 class Load:
-    """Clients that order, fund and follow, whatever happens to the server."""
+    """Clients that order and fund, whatever happens to the server."""
 
-    def __init__(self, seed: int) -> None:
-        self.acknowledged: dict[str, str] = {}
+    def __init__(self, data_dir: Path, seed: int) -> None:
+        self.server = Server(data_dir)
+        self.acknowledged: dict[str, tuple[str, str, bytes]] = {}  # key: direction, order id, data
+        self.deaths = 0
+        self.is_stopping = False
         self._random = random.Random(seed)
-        self._count = 0
-        self.stopping = False
+        self._started = 0
 
-    async def run(self, servers: list[Server], clients: int) -> None:
-        await asyncio.gather(*(self._client(servers) for _ in range(clients)))
+    async def kill_after(self, more: int) -> None:
+        """Kill the server once so many more orders are acknowledged, and start it again."""
+        target = len(self.acknowledged) + more
 
-    async def _client(self, servers: list[Server]) -> None:
-        while not self.stopping:
-            self._count += 1
-            key = f"key-{self._count}"
-            swap = SWAPS[self._random.choice(["x2u", "u2x"])]
-            order_id = await self._insist(servers, "swap.execute", {**swap, "idempotency-key": key})
-            self.acknowledged[key] = order_id
-            # A deposit that is sent twice is an over-payment: its surplus comes back.
+        async def reached() -> bool:
+            return len(self.acknowledged) >= target
+
+        await until(reached, seconds=30)
+        self.server.kill()
+        self.deaths += 1
+        self.server = Server(self.server.data_dir)
+        assert await self.server.ready()
+
+    async def client(self) -> None:
+        while not self.is_stopping:
+            self._started += 1
+            key, direction = f"key-{self._started}", self._random.choice(["x2u", "u2x"])
+            keyed = {**SWAPS[direction], "idempotency-key": key}
+            made, data = await until(partial(self._order, keyed), seconds=30)
+            order_id = made["order"]["orderId"]
+            self.acknowledged[key] = (direction, order_id, data)
             with suppress(Gone):
-                await call(servers[-1], "sandbox.fund", {"orderId": order_id})
+                await call(self.server, "sandbox.fund", {"orderId": order_id})
 
-    async def _insist(self, servers: list[Server], method: str, params: dict[str, Any]) -> str:
-        while True:
-            try:
-                answer = await call(servers[-1], method, params)
-            except Gone:
-                await asyncio.sleep(0.02)
-                continue
-            assert answer["ok"], answer
-            return str(answer["data"]["order"]["orderId"])
+    async def _order(self, keyed: dict[str, Any]) -> tuple[Any, bytes] | None:
+        with suppress(Gone):
+            return await call_for_data(self.server, "swap.execute", keyed)
+        return None
+
+    async def settle(self) -> None:
+        """Fund what a dead server may have swallowed, and follow every order to its end."""
+        for _, order_id, _ in self.acknowledged.values():
+            if not deposits_on_chain(self.server.data_dir, order_id):
+                await call_for_data(self.server, "sandbox.fund", {"orderId": order_id})
+        for _, order_id, _ in self.acknowledged.values():
+            assert (await until_over(self.server, order_id, seconds=60))["state"] == "completed"
+
+    async def replay(self) -> None:
+        """Every key still gives the answer that was given first, to the byte."""
+        for key, (direction, _, data) in self.acknowledged.items():
+            keyed = {**SWAPS[direction], "idempotency-key": key}
+            assert (await call_for_data(self.server, "swap.execute", keyed))[1] == data
 
 
 async def kill_under_load(data_dir: Path, kills: int) -> None:
-    load = Load(seed=7)
-    pause = random.Random(11)
-    servers = [Server(data_dir)]
-    await servers[-1].ready()
-    clients = asyncio.create_task(load.run(servers, clients=6))
+    load = Load(data_dir, seed=7)
+    pauses = random.Random(11)
+    assert await load.server.ready()
+    clients = asyncio.gather(*(load.client() for _ in range(6)))
     try:
         for _ in range(kills):
-            await asyncio.sleep(pause.uniform(0.1, 0.8))
-            servers[-1].kill()
-            fresh = Server(data_dir)
-            await fresh.ready()
-            servers.append(fresh)
-        load.stopping = True
+            await load.kill_after(pauses.randint(1, 60))
+        load.is_stopping = True
         await clients
-        await settled(servers[-1], data_dir, load)
-        assert servers[-1].stop() == 0
+        await load.settle()
+        await load.replay()
+        assert load.server.stop() == 0
     finally:
         clients.cancel()
-        for each in servers:
-            if not each.is_dead:
-                each.kill()
-    assert_nothing_lost(data_dir, load)
-
-
-async def settled(at: Server, data_dir: Path, load: Load) -> None:
-    """Fund what a dead server may have swallowed, and follow every order to its end."""
-    for order_id in load.acknowledged.values():
-        if not deposits_on_chain(data_dir, order_id):
-            await call(at, "sandbox.fund", {"orderId": order_id})
-    for order_id in load.acknowledged.values():
-        await until_over(at, order_id, seconds=60)
-
-
-def assert_nothing_lost(data_dir: Path, load: Load) -> None:
-    statuses = orders_of(data_dir)
-    assert len(set(load.acknowledged.values())) == len(load.acknowledged) > 0
-    assert set(load.acknowledged.values()) == set(statuses), "an order was lost or made twice"
-    assert set(statuses.values()) == {"completed"}
+        if not load.server.is_dead:
+            load.server.kill()
+    acknowledged = [order_id for _, order_id, _ in load.acknowledged.values()]
+    assert len(set(acknowledged)) == len(acknowledged) > kills == load.deaths
+    assert set(acknowledged) == set(orders_of(data_dir)), "an order was lost or made twice"
+    assert set(orders_of(data_dir).values()) == {"completed"}
     assert audit(data_dir) == []
 
 
 async def test_kill_9_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    await kill_under_load(tmp_path / "data", kills=4)
+    await kill_under_load(tmp_path / "data", kills=3)
 
 
 @pytest.mark.slow
 async def test_many_kills_under_load_lose_and_double_nothing(tmp_path: Path) -> None:
-    await kill_under_load(tmp_path / "data", kills=40)
+    await kill_under_load(tmp_path / "data", kills=25)
+
+
+# --- starting --------------------------------------------------------------------------------
+
+
+async def test_a_second_server_on_the_same_data_directory_is_refused(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    async with server(data_dir) as first:
+        second = Server(data_dir)
+        assert await second.death() == 2
+        told = second.log.read_text()
+        assert "Another process already serves the data directory" in told
+        assert "Traceback" not in told
+        assert (await call(first, "swap.execute", SWAPS["x2u"]))["ok"]
+
+
+async def batched(at: Server, method: str, each: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The data of many calls, fifty to a batch."""
+    data = []
+    for start in range(0, len(each), 50):
+        batch = [message(method, params, n) for n, params in enumerate(each[start : start + 50])]
+        answers = json.loads(await send(at, batch))
+        assert all(answer["result"]["ok"] for answer in answers), answers
+        data += [answer["result"]["data"] for answer in answers]
+    return data
+
+
+async def crash_with_payouts_pending(data_dir: Path, orders: int) -> None:
+    """Kill a server that has so many open orders, a payout pending for each of them."""
+    async with server(data_dir) as first:
+        made = await batched(first, "swap.execute", [SWAPS["u2x"]] * orders)
+        await call_for_data(first, "sandbox.fault", {"fault": "engine_down"})
+        await batched(first, "sandbox.fund", [{"orderId": m["order"]["orderId"]} for m in made])
+
+        async def pending() -> bool:
+            return count(data_dir, "effects") == orders
+
+        await until(pending, seconds=60)
+        first.kill()
+
+
+@pytest.mark.parametrize(
+    ("orders", "seconds"), [(200, 30), pytest.param(2_000, 120, marks=pytest.mark.slow)]
+)
+async def test_a_restart_with_open_orders_and_pending_payouts_is_quick_and_finishes_them(
+    tmp_path: Path, orders: int, seconds: int
+) -> None:
+    data_dir = tmp_path / "data"
+    await crash_with_payouts_pending(data_dir, orders)
+    again = Server(data_dir)
+    try:
+
+        async def answers() -> bool:
+            return (await again.health("/livez")).get("http") == 200
+
+        await until(answers, seconds=5)
+        await call_for_data(again, "sandbox.fault", {"fault": "engine_up"})
+        await until(again.is_well, seconds=5)
+
+        async def all_over() -> bool:
+            return set(orders_of(data_dir).values()) == {"completed"}
+
+        await until(all_over, seconds=seconds)
+        assert again.stop() == 0
+    finally:
+        if not again.is_dead:
+            again.kill()
+    assert len(orders_of(data_dir)) == orders
+    assert audit(data_dir) == []

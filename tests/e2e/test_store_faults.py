@@ -2,59 +2,251 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
 import sqlite3
-from contextlib import closing
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Protocol
 
+import aiohttp
 import pytest
 
 from rpcsvc.store.sqlite import DATABASE_NAME
-from tests.contract.serving import SWAP, serving
+from tests.e2e.audit import audit, count, orders_of
+from tests.e2e.processes import (
+    Server,
+    call,
+    call_for_data,
+    server,
+    until,
+    until_over,
+)
+from tests.e2e.test_crash import SWAPS
+
+SLOW_PAYOUTS = {"RPCSVC_SANDBOX__USDC_BLOCK_MS": "1000"}
 
 
-async def test_a_full_disk_is_told_and_survived(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
-        first = await served.post("/agent/swap/create", SWAP, idempotency_key="first")
-        writer = served.up.database._writer
-        pages = await (await writer.execute("PRAGMA page_count")).fetchone()
-        assert pages is not None
-        # SQLite answers SQLITE_FULL beyond this, as it does when the disk has no room.
-        await writer.execute(f"PRAGMA max_page_count = {pages[0]}")
-        statuses = set()
-        for n in range(40):
-            answer = await served.post("/agent/swap/create", SWAP, idempotency_key=f"k{n}")
-            statuses.add(answer.status)
-        assert 503 in statuses
-        assert (answer.status, answer.body["error"]["code"]) == (503, "unavailable")
-        assert answer.body["error"]["retryable"] is True
-        assert "disk" not in answer.body["error"]["message"]
-        assert (await served.client.get("/health")).status == 503
-        order_id = first.body["data"]["order"]["orderId"]
-        status = await served.http("GET", f"/agent/swap/status/{order_id}")
-        assert status.status == 200
-        before = served.count("orders")
-        assert served.count("idempotency_keys") == before == served.count("order_events")
+class Trouble(Protocol):
+    """Something that keeps a server from writing to its database, until it is over."""
 
-        await writer.execute("PRAGMA max_page_count = 1000000")
-        again = await served.post("/agent/swap/create", SWAP, idempotency_key="k39")
-        assert again.status == 200
-        assert served.count("orders") == before + 1
-        assert (await served.client.get("/health")).status == 200
+    data_dir: Path
+
+    def begin(self, at: Server) -> None: ...
+
+    def end(self, at: Server) -> None: ...
 
 
-async def test_a_database_that_another_process_has_locked_is_told_and_survived(
-    tmp_path: Path,
+class FullDisk:
+    """A file system of its own with no room left: ENOSPC, as SQLite's SQLITE_FULL."""
+
+    def __init__(self, disk: Path) -> None:
+        self.data_dir = disk / "data"
+        self._ballast = disk / "ballast"
+
+    def begin(self, at: Server) -> None:
+        assert not at.is_dead
+        with self._ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def end(self, at: Server) -> None:
+        assert not at.is_dead
+        self._ballast.unlink()
+
+
+class FileSizeLimit:
+    """No file of the server may grow beyond the log of the database: EFBIG, a disk I/O error."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+
+    def begin(self, at: Server) -> None:
+        wal = self.data_dir / f"{DATABASE_NAME}-wal"
+        self._limit(at, wal.stat().st_size)
+
+    def end(self, at: Server) -> None:
+        self._limit(at, resource.RLIM_INFINITY)
+
+    def _limit(self, at: Server, size: int) -> None:
+        _, hard = resource.prlimit(at.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(at.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+class Locked:
+    """Another process holds the database's write lock."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self._other: sqlite3.Connection | None = None
+
+    def begin(self, at: Server) -> None:
+        assert not at.is_dead
+        other = sqlite3.connect(self.data_dir / DATABASE_NAME, isolation_level=None, timeout=20)
+        other.execute("BEGIN IMMEDIATE")
+        self._other = other
+
+    def end(self, at: Server) -> None:
+        assert not at.is_dead
+        if self._other is not None:
+            self._other.execute("ROLLBACK")
+            self._other.close()
+
+
+def mounted(disk: Path) -> bool:
+    """Mount a small file system; False where that is not permitted."""
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None:
+        return False
+    options = ["-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    return subprocess.run([mount, *options], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    if not mounted(disk):
+        pytest.skip("only root may mount a file system; the file size limit stands in for it")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture(params=["full disk", "file size limit", "locked"])
+def trouble(request: pytest.FixtureRequest, tmp_path: Path) -> Trouble:
+    if request.param == "full disk":
+        return FullDisk(request.getfixturevalue("small_disk"))
+    if request.param == "file size limit":
+        return FileSizeLimit(tmp_path / "data")
+    return Locked(tmp_path / "data")
+
+
+async def refusal(at: Server) -> tuple[str, dict[str, object]]:
+    """Create orders until one is refused; its key and the error."""
+    for number in range(100):
+        key = f"refused-{number}"
+        answer = await call(at, "swap.create", {**SWAPS["x2u"], "idempotency-key": key})
+        if not answer["ok"]:
+            return key, answer["error"]
+    raise AssertionError("the store took a hundred orders")
+
+
+async def over_http(at: Server) -> aiohttp.ClientResponse:
+    async with aiohttp.ClientSession() as session:
+        url = f"{at.url}/api/v1/agent/swap/create"
+        async with session.post(url, json=SWAPS["x2u"]) as response:
+            await response.read()
+            return response
+
+
+async def not_well(at: Server) -> bool:
+    health = await at.health()
+    return health.get("status") == "degraded" and health["http"] == 503
+
+
+async def test_a_store_that_cannot_write_says_so_and_recovers_by_itself(
+    tmp_path: Path, trouble: Trouble
 ) -> None:
-    async with serving(tmp_path) as served:
-        with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            locked = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-            assert (locked.status, locked.body["error"]["code"]) == (503, "unavailable")
-            assert (await served.post("/agent/swap/plan", SWAP)).status == 200
-            other.execute("ROLLBACK")
-        answer = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-        assert answer.status == 200
-        assert served.count("orders") == 1
+    async with server(trouble.data_dir, log_dir=tmp_path) as at:
+        first, _ = await call_for_data(at, "swap.create", SWAPS["x2u"])
+        trouble.begin(at)
+        key, error = await refusal(at)
+        assert (error["code"], error["retryable"]) == ("unavailable", True)
+        assert "nothing was changed" in str(error["message"])
+        assert "disk" not in str(error["message"]), "SQLite's own words stay in the log"
+        response = await over_http(at)
+        assert (response.status, "Retry-After" in response.headers) == (503, True)
+        assert await not_well(at)
+        order_id = first["order"]["orderId"]
+        assert (await call(at, "swap.status", {"orderId": order_id}))["ok"]
+        assert (await call(at, "swap.quote", _without_to()))["ok"]
+        assert audit(trouble.data_dir) == []
+        before = count(trouble.data_dir, "orders")
+
+        trouble.end(at)
+        # Nobody writes meanwhile: a load balancer would send no orders to a service like this.
+        await until(at.is_well, seconds=10)
+        keyed = {**SWAPS["x2u"], "idempotency-key": key}
+        once, again = [await call_for_data(at, "swap.create", keyed) for _ in range(2)]
+        assert once == again
+        assert count(trouble.data_dir, "orders") == before + 1
+        assert at.stop() == 0
+    assert audit(trouble.data_dir) == []
+
+
+def _without_to() -> dict[str, str]:
+    return {name: value for name, value in SWAPS["x2u"].items() if name != "to"}
+
+
+@pytest.mark.parametrize("moment", ["deposit", "payout"])
+async def test_a_store_that_cannot_write_amid_a_settlement_pays_once(
+    tmp_path: Path, trouble: Trouble, moment: str
+) -> None:
+    environ = SLOW_PAYOUTS if moment == "payout" else None
+    async with server(trouble.data_dir, log_dir=tmp_path, environ=environ) as at:
+        made, _ = await call_for_data(at, "swap.execute", SWAPS["x2u"])
+        order_id = made["order"]["orderId"]
+        await call_for_data(at, "sandbox.fund", {"orderId": order_id})
+        if moment == "payout":
+            await until_payout_is_in_the_pool(trouble.data_dir)
+        trouble.begin(at)
+
+        async def is_noticed() -> bool:
+            return await not_well(at) or set(orders_of(trouble.data_dir).values()) == {"completed"}
+
+        await until(is_noticed)
+        assert orders_of(trouble.data_dir) != {order_id: "completed"}
+        trouble.end(at)
+        assert (await until_over(at, order_id))["state"] == "completed"
+        await until(at.is_well, seconds=10)
+        assert at.stop() == 0
+    assert count(trouble.data_dir, "sandbox_transactions WHERE kind = 'transfer'") == 1
+    assert audit(trouble.data_dir) == []
+
+
+async def until_payout_is_in_the_pool(data_dir: Path) -> None:
+    async def is_there() -> bool:
+        return count(data_dir, "sandbox_transactions WHERE kind = 'transfer'") > 0
+
+    await until(is_there)
+
+
+async def test_a_log_on_the_full_disk_takes_nothing_else_down(small_disk: Path) -> None:
+    trouble = FullDisk(small_disk)
+    async with server(trouble.data_dir, log_dir=small_disk) as at:
+        made, _ = await call_for_data(at, "swap.execute", SWAPS["x2u"])
+        order_id = made["order"]["orderId"]
+        await call_for_data(at, "sandbox.fund", {"orderId": order_id})
+        trouble.begin(at)
+        for number in range(60):  # the last block of the log is full by then, too
+            answer = await call(at, "swap.create", SWAPS["x2u"])
+            assert answer["ok"] or answer["error"]["code"] == "unavailable", f"{number}: {answer}"
+        trouble.end(at)
+        assert (await until_over(at, order_id))["state"] == "completed"
+        assert at.stop() == 0
+    assert audit(trouble.data_dir) == []
+
+
+async def test_a_server_that_finds_the_disk_full_does_not_start_and_says_why(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    trouble = FullDisk(small_disk)
+    trouble.data_dir.mkdir()
+    with (small_disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    refused = Server(trouble.data_dir, log_dir=tmp_path)
+    assert await refused.death() == 2
+    told = refused.log.read_text()
+    assert "database or disk is full" in told
+    assert "Traceback" not in told
+    (small_disk / "ballast").unlink()
+    async with server(trouble.data_dir, log_dir=tmp_path) as at:
+        assert (await call(at, "swap.execute", SWAPS["x2u"]))["ok"]
+        assert at.stop() == 0
+    assert audit(trouble.data_dir) == []
 
 
 @pytest.mark.parametrize("value", ["9223372036854775808", 1.5, "1e30", 2**63])
