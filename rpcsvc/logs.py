@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, TextIO, cast
 
 import orjson
 import structlog
@@ -41,7 +41,7 @@ def configure_logging(log_format: str, level: str) -> None:
             _renderer(as_json=as_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(_Stderr()),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
         cache_logger_on_first_use=True,
     )
     handler = _StructlogHandler()
