@@ -1,6 +1,7 @@
 """Looking after a database from outside: ``rpcsvc db check`` and ``rpcsvc db backup``.
 
-Both work on the database of a running service: they only read.
+Both work on the database of a running service: they change nothing in it. What does not live
+here: making or migrating a database (sqlite.py, migrations/).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rpcsvc.store.migrations import scripts
-from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 
 
 class BackupFailed(Exception):
@@ -53,9 +54,15 @@ _BOOKS: tuple[tuple[str, str], ...] = (
         " (SELECT order_id FROM transfers WHERE kind = 'payout' AND state = 'settled')",
     ),
     (
+        "an order that is over has a deadline, or one that is not has none",
+        "SELECT order_id FROM orders WHERE (deadline_at IS NULL) <>"
+        " (status IN ('completed', 'refunded', 'failed', 'expired'))",
+    ),
+    (
         "an order's history has a gap",
         "SELECT o.order_id FROM orders o LEFT JOIN event_log e ON e.order_seq = o.seq"
-        " GROUP BY o.seq HAVING count(e.version) <> o.version OR max(e.version) <> o.version",
+        " GROUP BY o.seq HAVING count(e.version) <> o.version"
+        " OR min(e.version) <> 1 OR max(e.version) <> o.version",
     ),
     (
         "a transfer that is not over has no pending effect",
@@ -70,23 +77,38 @@ def check_database(data_dir: Path) -> list[str]:
     return list(_problems(data_dir / DATABASE_NAME))
 
 
-def backup_database(data_dir: Path, destination: Path) -> None:
-    """Copy the database to a new file of mode 0600 and check the copy. Raises BackupFailed."""
+def backup_database(data_dir: Path, destination: Path) -> list[str]:
+    """Copy the database to a new file of mode 0600; returns what ``check_database`` finds in it.
+
+    The copy is durable when this returns. It is kept even when it has problems: they are those of
+    the original, and a copy is what one wants before mending them. Raises BackupFailed when there
+    is nothing to copy, the destination exists, or copying fails; nothing is left behind then.
+    """
     source = data_dir / DATABASE_NAME
     if not source.is_file():
         raise BackupFailed(f"There is no database at {source}.")
-    try:
-        fd = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise BackupFailed(f"{destination}: {error.strerror}") from error
+    _make_new(destination)
     try:
         _copy(source, destination)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    problems = list(_problems(destination))
-    if problems:
-        raise BackupFailed(f"The copy is not sound: {problems[0]}")
+        _sync(destination)
+        _sync(destination.absolute().parent)
+    except BaseException as error:
+        destination.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error | OSError):
+            raise BackupFailed(f"{source} could not be copied: {error}.") from error
+        raise
+    return list(_problems(destination))
+
+
+def _make_new(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError as error:
+        raise BackupFailed(
+            f"{path} exists. Name a new file: a backup is never written over."
+        ) from error
+    except OSError as error:
+        raise BackupFailed(f"{path} can't be made: {error.strerror}.") from error
 
 
 def _copy(source: Path, destination: Path) -> None:
@@ -96,23 +118,58 @@ def _copy(source: Path, destination: Path) -> None:
         copy.execute("PRAGMA journal_mode = DELETE")
 
 
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _problems(path: Path) -> Iterator[str]:
     if not path.is_file():
         yield f"there is no database at {path}"
         return
-    with closing(open_reader(path)) as reader:
-        yield from _file_problems(reader)
-        for problem, query in _BOOKS:
-            yield from (f"{problem}: {row[0]}" for row in reader.execute(query))
+    try:
+        with closing(_open(path)) as reader:
+            yield from _file_problems(reader)
+            wrong_schema = list(_schema_problems(reader))
+            yield from wrong_schema or _book_problems(reader)
+    except sqlite3.Error as error:
+        yield f"the file can't be read: {error}"
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, but sees CHECK constraints.
+
+    SQLite leaves them out of the schema of a file that is opened read-only, and then the
+    integrity check passes rows that break them.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+    connection.execute("PRAGMA query_only = ON")
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    return connection
 
 
 def _file_problems(reader: sqlite3.Connection) -> Iterator[str]:
     for (line,) in reader.execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"the file is damaged: {line}"
-    for row in reader.execute("PRAGMA foreign_key_check"):
-        yield f"a row of {row[0]} refers to nothing"
+    for table, row, parent, _ in reader.execute("PRAGMA foreign_key_check"):
+        yield f"row {row} of {table} refers to nothing in {parent}"
+
+
+def _schema_problems(reader: sqlite3.Connection) -> Iterator[str]:
     (version,) = reader.execute("PRAGMA user_version").fetchone()
     newest = scripts()[-1][0]
     if version != newest:
-        yield f"the schema is version {version}; this version of the service has {newest}"
+        yield (
+            f"the schema is version {version}; this version of the service has {newest},"
+            " so the books were not checked"
+        )
+
+
+def _book_problems(reader: sqlite3.Connection) -> Iterator[str]:
+    for problem, query in _BOOKS:
+        yield from (f"{problem}: {row[0]}" for row in reader.execute(query))

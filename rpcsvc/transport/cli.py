@@ -1,60 +1,44 @@
 """The command line: one command per operation (spec 1), and those that run the service.
 
-stdout holds exactly one JSON envelope; everything else goes to stderr. Exit status: 0 ok,
-1 ``ok: false``, 2 usage error, 3 service not reachable.
-What does not live here: where a call goes (cli_client.py), what is remembered (cli_state.py).
+stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
+0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
+What does not live here: carrying out an operation (cli_call.py), where a call goes
+(cli_client.py), what is remembered (cli_state.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import os
 import re
-import secrets
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from rpcsvc import __version__
-from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.settings import Settings, SettingsError, load_settings
-from rpcsvc.transport import cli_client
-from rpcsvc.transport.cli_state import BrokenState, CliState, load_state, save_state
+from rpcsvc.settings import SettingsError
+from rpcsvc.transport.cli_call import FIELD, run_operation
+from rpcsvc.transport.cli_client import BadUrl, Unreachable, find_endpoint
+from rpcsvc.transport.cli_context import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    SERVE_FLAGS,
+    UNREACHABLE,
+    USAGE,
+    Context,
+    Json,
+    Local,
+    Serve,
+    UsageError,
+    opening,
+)
+from rpcsvc.transport.cli_state import BrokenState
 
-OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
-
-Serve = Callable[[Settings], Coroutine[Any, Any, None]]
-Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
-Json = dict[str, Any]
-
-_SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
-_REMEMBERED: Final = {"sessionId": "session_id", "orderId": "order_id"}
-
-
-class UsageError(Exception):
-    """The command line can't be carried out as it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What every command gets."""
-
-    options: argparse.Namespace
-    environ: Mapping[str, str]
-    serve: Serve
-    local: Local
-
-    def settings(self) -> Settings:
-        """The settings with this command's flags on top. Raises SettingsError."""
-        flags = {name: getattr(self.options, name, None) for name in (*_SERVE_FLAGS, "data_dir")}
-        return load_settings(
-            config_file=self.options.config, environ=self.environ, flags=flags
-        ).settings
+_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
@@ -62,22 +46,51 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local:
     options = build_parser().parse_args(argv)
     try:
         return int(options.command(Context(options, environ, serve, local)))
-    except (UsageError, BrokenState, SettingsError) as error:
-        sys.stderr.write(f"rpcsvc: {error}\n")
-        return USAGE
-    except cli_client.Unreachable as error:
-        sys.stderr.write(f"rpcsvc: {error}\n")
-        return UNREACHABLE
+    except (UsageError, BadUrl, BrokenState, SettingsError) as error:
+        return _complain(error, USAGE)
+    except Unreachable as error:
+        return _complain(error, UNREACHABLE)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read stdout has gone; the flush at exit must not find that out again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _complain(error: Exception, status: int) -> int:
+    sys.stderr.write(f"rpcsvc: {error}\n")
+    return status
 
 
 # --- the parser ------------------------------------------------------------------------------
 
 
+class _Parser(argparse.ArgumentParser):
+    """Options are written out: a short form of one could mean another one in the next version."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+
+class _Once(argparse.Action):
+    """An input is given once: which of two amounts counts would be a guess."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"argument {option_string}: is given twice")
+        setattr(namespace, self.dest, values)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole command tree, operations included."""
-    parser = argparse.ArgumentParser(
-        prog="rpcsvc", description="A self-hosted service that swaps XMR and USDC."
-    )
+    parser = _Parser(prog="rpcsvc", description="A self-hosted service that swaps XMR and USDC.")
     parser.add_argument("--version", action="version", version=f"rpcsvc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
@@ -97,7 +110,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
 def _add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="run the service")
     _common(parser)
-    for name in _SERVE_FLAGS:
+    for name in SERVE_FLAGS:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper())
     parser.set_defaults(command=_serve)
 
@@ -124,6 +137,7 @@ def _add_db(commands: Any) -> None:
 def _add_demo(commands: Any) -> None:
     parser = commands.add_parser("demo", help="run a whole swap each way on the sandbox")
     _common(parser)
+    _add_target(parser)
     parser.set_defaults(command=_demo)
 
 
@@ -135,22 +149,38 @@ def _add_operation(commands: Any, operation: Operation) -> None:
     fields = parser.add_argument_group("inputs")
     for name, info in operation.params.model_fields.items():
         _add_field(fields, info.alias or name, info.annotation, info.description)
-    fields.add_argument("--params", metavar="JSON|-", help="all inputs as one JSON object")
+    fields.add_argument(
+        "--params", action=_Once, metavar="JSON|-", help="all inputs as one JSON object"
+    )
     if operation.sandbox_only:
         parser.add_argument("order", nargs="?", metavar="ORDER", help="the same as --order-id")
     _add_call_options(parser, operation)
-    parser.set_defaults(command=_call, operation=operation)
+    parser.set_defaults(command=run_operation, operation=operation)
 
 
 def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
     flag = "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
-    text = str(annotation)
-    extra: Json = {"dest": f"field_{wire_name}", "help": description, "metavar": "VALUE"}
-    if "bool" in text:
+    extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
+    types = set(_types_in(annotation))
+    if bool in types:
         extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
-    elif "int" in text and "str" not in text:
-        extra["type"] = int
-    group.add_argument(flag, **extra)
+    elif int in types and str not in types:
+        extra["type"] = _integer
+    group.add_argument(flag, action=_Once, **extra)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """The plain types that a field can have, out of unions, literals and annotations."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(type, arguments)
+    elif origin is Annotated:
+        yield from _types_in(arguments[0])
+    elif arguments:
+        for argument in arguments:
+            yield from _types_in(argument)
+    else:
+        yield annotation
 
 
 def _boolean(text: str) -> bool:
@@ -159,19 +189,31 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
+def _integer(text: str) -> int:
+    if not _DIGITS.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")
+    return int(text)
+
+
 def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> None:
     group = parser.add_argument_group("the call")
     group.add_argument("--request-id", metavar="ID", help="echoed in the answer")
     group.add_argument(
         "--stateless", action="store_true", help="neither read nor write local state"
     )
-    group.add_argument("--url", help="the service's root URL (RPCSVC_URL)")
-    group.add_argument("--token", help="for /rpc (AGENT_RPC_TOKEN)")
+    _add_target(group)
     if operation.idempotent:
-        group.add_argument("--idempotency-key", metavar="KEY", help="makes a retry safe")
+        group.add_argument(
+            "--idempotency-key", action=_Once, metavar="KEY", help="makes a retry safe"
+        )
     shape = group.add_mutually_exclusive_group()
     shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")
     shape.add_argument("--compact", dest="pretty", action="store_false", help="one line")
+
+
+def _add_target(group: Any) -> None:
+    group.add_argument("--url", help="the service's root URL (RPCSVC_URL)")
+    group.add_argument("--token", help="for /rpc (AGENT_RPC_TOKEN)")
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -179,13 +221,14 @@ def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> 
 
 def _serve(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
+    from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
 
     settings = context.settings()
     configure_logging(settings.log.format, settings.log.level)
     try:
         asyncio.run(context.serve(settings))
-    except DataDirInUse as error:
+    except (DataDirInUse, NewerDatabase) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"can't serve on {settings.host}:{settings.port}: {error}") from error
@@ -195,8 +238,7 @@ def _serve(context: Context) -> int:
 def _config_check(context: Context) -> int:
     from rpcsvc.settings import check_bind, render_config  # noqa: PLC0415
 
-    flags = {"data_dir": context.options.data_dir}
-    loaded = load_settings(config_file=context.options.config, environ=context.environ, flags=flags)
+    loaded = context.loaded()
     sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
     check_bind(loaded.settings)
     return OK
@@ -215,132 +257,27 @@ def _db_check(context: Context) -> int:
 def _db_backup(context: Context) -> int:
     from rpcsvc.store.maintenance import BackupFailed, backup_database  # noqa: PLC0415
 
+    destination: Path = context.options.destination
     try:
-        backup_database(context.settings().data_dir, context.options.destination)
+        problems = backup_database(context.settings().data_dir, destination)
     except BackupFailed as error:
         raise UsageError(str(error)) from error
-    sys.stdout.write(f"{context.options.destination}\n")
-    return OK
+    sys.stdout.write(f"{destination}\n")
+    for problem in problems:
+        sys.stderr.write(f"rpcsvc: the copy is made, but {problem}\n")
+    return FAILED if problems else OK
 
 
 def _demo(context: Context) -> int:
-    from rpcsvc.transport.demo import run_demo  # noqa: PLC0415
-
-    return OK if run_demo(context.settings(), context.local, context.options.data_dir) else FAILED
-
-
-# --- calling an operation --------------------------------------------------------------------
-
-
-def _call(context: Context) -> int:
-    options, operation = context.options, context.options.operation
-    settings = context.settings()
-    params = _params(options)
-    state = CliState() if options.stateless else load_state(settings.data_dir)
-    filled = _fill_in(operation, params, state)
-    envelope = _send(context, settings, operation, params)
-    if "sessionId" in filled and envelope["data"].get("sessionSource") == "request":
-        envelope["data"]["sessionSource"] = "local"
-    if not options.stateless:
-        _remember(settings.data_dir, state, envelope)
-    _print(envelope, pretty=options.pretty)
-    return OK if envelope["ok"] else FAILED
-
-
-def _params(options: argparse.Namespace) -> Json:
-    """The inputs: ``--params``, with single options on top."""
-    params = _parse_params(options.params)
-    if getattr(options, "order", None):
-        params["orderId"] = options.order
-    for name, value in vars(options).items():
-        if name.startswith("field_") and value is not None:
-            params[name.removeprefix("field_")] = value
-    return params
-
-
-def _parse_params(text: str | None) -> Json:
-    from rpcsvc.errors import InvalidJson  # noqa: PLC0415
-    from rpcsvc.transport import strict_json  # noqa: PLC0415
-
-    if text is None:
-        return {}
-    source = sys.stdin.read() if text == "-" else text
-    try:
-        params = strict_json.loads(source.encode("utf-8", "surrogateescape"))
-    except InvalidJson as error:
-        raise UsageError(f"--params: {error.message}") from error
-    if not isinstance(params, dict):
-        raise UsageError("--params must be a JSON object, such as '{}'.")
-    return params
-
-
-def _fill_in(operation: Operation, params: Json, state: CliState) -> set[str]:
-    """Put remembered values where the operation takes them and none was given."""
-    known = {info.alias or name for name, info in operation.params.model_fields.items()}
-    filled = set()
-    for wire_name, attribute in _REMEMBERED.items():
-        value = getattr(state, attribute)
-        if value and wire_name in known and wire_name not in params:
-            params[wire_name] = value
-            filled.add(wire_name)
-    return filled
-
-
-def _send(context: Context, settings: Settings, operation: Operation, params: Json) -> Json:
-    options = context.options
-    key = getattr(options, "idempotency_key", None)
-    url = options.url or context.environ.get("RPCSVC_URL")
-    path = None if url else cli_client.socket_of(settings.data_dir)
-    if url is None and path is None:
-        return _call_locally(context, settings, operation, params, key)
-    connection = (
-        cli_client.connection_to(url) if url else cli_client.connection_to_socket(path or Path())
-    )
-    message = params if key is None else {**params, "idempotency-key": key}
-    return cli_client.call_rpc(
-        connection,
-        f"{settings.brand.slug}.{operation.name}",
-        message,
-        request_id=options.request_id,
-        token=options.token or _first_token(settings),
-    )
-
-
-def _first_token(settings: Settings) -> str | None:
-    tokens = settings.agent_rpc_tokens
-    return tokens[0].get_secret_value() if tokens else None
-
-
-def _call_locally(
-    context: Context, settings: Settings, operation: Operation, params: Json, key: str | None
-) -> Json:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
-    from rpcsvc.transport.gate import is_request_id  # noqa: PLC0415
+    from rpcsvc.transport import demo  # noqa: PLC0415
 
+    settings = context.settings()
+    url, data_dir = context.url(), context.options.data_dir
+    endpoint = find_endpoint(url, settings.data_dir) if url or data_dir else None
+    if endpoint is not None:
+        caller = demo.Remote(endpoint, settings.brand.slug, context.token(settings))
+        return OK if demo.run_remote(caller) else FAILED
     configure_logging(settings.log.format, "warning")
-    given = context.options.request_id
-    request_id = given if is_request_id(given) else "req_" + secrets.token_hex(10)
-
-    async def call() -> bytes:
-        async with context.local(settings) as service:
-            return await service.call(operation, params, request_id, key)
-
-    try:
-        return dict(json.loads(asyncio.run(call())))
-    except DataDirInUse as error:
-        raise cli_client.Unreachable(f"{error} It does not answer on its socket.") from error
-
-
-def _remember(data_dir: Path, before: CliState, envelope: Json) -> None:
-    data = envelope["data"]
-    order_id = data.get("order", {}).get("orderId") if envelope["ok"] else None
-    after = CliState(data.get("sessionId") or before.session_id, order_id or before.order_id)
-    if after != before:
-        save_state(data_dir, after)
-
-
-def _print(envelope: Json, *, pretty: bool | None) -> None:
-    wanted = sys.stdout.isatty() if pretty is None else pretty
-    text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False)
-    sys.stdout.write(text + "\n")
+    with opening(settings):
+        return OK if demo.run_local(settings, context.local, passing=data_dir is None) else FAILED

@@ -1,6 +1,7 @@
-"""Where a CLI call goes: a URL, the socket of a server on this data directory, or this process.
+"""Where a CLI call goes: a URL, or the socket of a server on this data directory; and the call.
 
-What does not live here: which calls there are (cli.py), the state file (cli_state.py).
+Plain http.client: an HTTP library takes longer to import than a whole call over the socket takes.
+What does not live here: which calls there are (cli_call.py), running one in this process.
 """
 
 from __future__ import annotations
@@ -9,17 +10,41 @@ import http.client
 import json
 import socket
 import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 SOCKET_NAME = "rpcsvc.sock"
 TIMEOUT_SECONDS = 30
+PROBE_SECONDS = 2
 Json = dict[str, Any]
+
+# States of the envelope for what a server refuses as a message; other codes are the caller's input.
+_STATES = {
+    "unknown_method": "not_found",
+    "rate_limited": "rate_limited",
+    "unavailable": "unavailable",
+    "internal_error": "internal_error",
+}
 
 
 class Unreachable(Exception):
     """No service answers there."""
+
+
+class BadUrl(Exception):
+    """The text is not the root URL of a service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A service that can be called: its name for messages, the path of /rpc, how to connect."""
+
+    name: str
+    path: str
+    connection: Callable[[], http.client.HTTPConnection]
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -30,90 +55,147 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = str(path)
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_SECONDS)
-        self.sock.connect(self._path)
+        self.sock = _connected(self._path, TIMEOUT_SECONDS)
 
 
-def socket_of(data_dir: Path) -> Path | None:
-    """The socket of a server that runs on the data directory, if one answers."""
-    path = data_dir / SOCKET_NAME
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
+    """The service at ``url``, else the one that listens on the data directory, else None.
+
+    Raises BadUrl.
+    """
+    return endpoint_of(url) if url else socket_endpoint(data_dir)
+
+
+def endpoint_of(url: str) -> Endpoint:
+    """The service at a root URL, a path in it included. Raises BadUrl."""
     try:
-        probe.connect(str(path))
+        parts = urlsplit(url)
+        connection = _connection_to(parts)
+        connection()
+    except (ValueError, http.client.InvalidURL) as error:
+        raise BadUrl(
+            f"{url!r} is not a service's root URL ({error})."
+            " Give one such as http://127.0.0.1:8080 or https://swap.example/base."
+        ) from error
+    return Endpoint(url, parts.path.rstrip("/") + "/rpc", connection)
+
+
+def socket_endpoint(data_dir: Path) -> Endpoint | None:
+    """The server that listens on the data directory's socket, if one does."""
+    path = data_dir / SOCKET_NAME
+    try:
+        _connected(str(path), PROBE_SECONDS).close()
     except OSError:
         return None
-    else:
-        return path
-    finally:
-        probe.close()
-
-
-def connection_to(url: str) -> http.client.HTTPConnection:
-    """A connection to a service's root URL. Raises Unreachable for a URL that can't be one."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Unreachable(f"{url} is not an http:// or https:// address.")
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=TIMEOUT_SECONDS, context=context
-        )
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
-
-
-def connection_to_socket(path: Path) -> http.client.HTTPConnection:
-    """A connection to the socket of a local server."""
-    return _UnixConnection(path)
+    return Endpoint(str(path), "/rpc", lambda: _UnixConnection(path))
 
 
 def call_rpc(
-    connection: http.client.HTTPConnection,
-    method: str,
-    params: Json,
-    *,
-    request_id: str | None,
-    token: str | None,
+    endpoint: Endpoint, method: str, params: Json, *, request_id: str | None, token: str | None
 ) -> Json:
-    """Send one JSON-RPC call; the envelope, also of a call that was refused as a message.
+    """Send one JSON-RPC call; its envelope, also when it was refused as a message.
 
-    Raises Unreachable.
+    ``token`` must be printable ASCII. Raises Unreachable.
     """
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    status, body = _post(endpoint, json.dumps(message), _headers(request_id, token))
+    try:
+        return _envelope(json.loads(body), method, request_id)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Unreachable(
+            f"What answers at {endpoint.name} (HTTP {status}) is not this service's /rpc."
+        ) from error
+
+
+def _connection_to(parts: SplitResult) -> Callable[[], http.client.HTTPConnection]:
+    host, port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https") or not host:
+        raise ValueError("it must begin with http:// or https:// and a host")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ValueError("it must not have a user name, ? or #")
+    if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
+        raise ValueError("its path must be percent-encoded")
+    if parts.scheme == "http":
+        return lambda: http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    context = ssl.create_default_context()
+    return lambda: http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def _connected(path: str, seconds: int) -> socket.socket:
+    """A connected UNIX socket. Raises OSError, also for a path that is too long for one."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(seconds)
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _headers(request_id: str | None, token: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json"}
     if token:
         headers["x-agent-rpc-token"] = token
-    if request_id:
+    # One that no header can hold is one that the service would replace by its own.
+    if request_id and request_id.isascii() and request_id.isprintable():
         headers["x-request-id"] = request_id
-    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return headers
+
+
+def _post(endpoint: Endpoint, body: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    connection = endpoint.connection()
     try:
-        connection.request("POST", "/rpc", json.dumps(message), headers)
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unreachable(f"The service does not answer: {error}.") from error
+        _connect(endpoint, connection)
+        connection.request("POST", endpoint.path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(
+            f"The connection to {endpoint.name} broke ({error or type(error).__name__}). The call"
+            " may have been carried out: repeat it with the same idempotency key, or ask for the"
+            " status."
+        ) from error
     finally:
         connection.close()
-    if "result" in answer:
-        return dict(answer["result"])
-    return _refused(method, answer["error"])
 
 
-def _refused(method: str, error: Json) -> Json:
+def _connect(endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
+    try:
+        connection.connect()
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
+
+
+def _envelope(answer: Json, method: str, request_id: str | None) -> Json:
+    """The envelope in a JSON-RPC response. Raises KeyError and the like for anything else."""
+    if "result" not in answer:
+        return _refused(method, answer["error"], request_id)
+    envelope = answer["result"]
+    if not isinstance(envelope["ok"], bool) or not isinstance(envelope["data"], dict):
+        raise TypeError("not an envelope")
+    return dict(envelope)
+
+
+def _refused(method: str, error: Json, request_id: str | None) -> Json:
     """A JSON-RPC error as an envelope: whoever reads stdout finds one shape only."""
-    data = error.get("data", {})
+    data = error.get("data") or {}
     code = data.get("code", "internal_error")
-    known_state = code in ("rate_limited", "internal_error")
+    described = {
+        "code": code,
+        "message": str(error["message"]),
+        "retryable": data.get("retryable", False),
+    }
+    if "details" in data:
+        described["details"] = data["details"]
     return {
         "ok": False,
         "operation": method.split(".", 1)[-1],
-        "state": code if known_state else "invalid_input",
+        "state": _STATES.get(code, "invalid_input"),
         "missingInputs": [],
         "validationErrors": [],
         "nextActions": [],
-        "data": {},
-        "requestId": data.get("requestId", ""),
-        "error": {
-            "code": code,
-            "message": error.get("message", ""),
-            "retryable": data.get("retryable", False),
-        },
+        "data": {"sessionId": None, "sessionSource": "none"},
+        "requestId": data.get("requestId", request_id or ""),
+        "error": described,
     }

@@ -1,4 +1,7 @@
-"""``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person."""
+"""``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person.
+
+What does not live here: whether the swaps go to a server or run in this process (cli.py).
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,145 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.ids import system_random
-from rpcsvc.logs import configure_logging
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
+from rpcsvc.transport.cli_client import Endpoint, call_rpc
 
 POLLS = 60
+PAUSE_SECONDS = 0.25
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 Json = dict[str, Any]
 
 
-def run_demo(
+class Caller(Protocol):
+    """Calls operations, and lets time pass between polls."""
+
+    async def call(self, name: str, params: Json) -> Json:
+        """The envelope of one call."""
+        ...
+
+    async def pause(self) -> None:
+        """Wait PAUSE_SECONDS."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Calls a service of this process, and keeps it going meanwhile."""
+
+    service: LocalService
+
+    async def call(self, name: str, params: Json) -> Json:
+        """The envelope of one call."""
+        return dict(json.loads(await self.service.call(_BY_NAME[name], params, "demo", None)))
+
+    async def pause(self) -> None:
+        """Settle what is due for a while."""
+        await self.service.settle_for(PAUSE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Calls a server."""
+
+    endpoint: Endpoint
+    slug: str
+    token: str | None
+
+    async def call(self, name: str, params: Json) -> Json:
+        """The envelope of one call. Raises Unreachable."""
+        return await asyncio.to_thread(
+            call_rpc,
+            self.endpoint,
+            f"{self.slug}.{name}",
+            params,
+            request_id="demo",
+            token=self.token,
+        )
+
+    async def pause(self) -> None:
+        """Leave the settling to the server."""
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+class CallFailed(Exception):
+    """An operation answered ``ok: false``."""
+
+
+def run_remote(caller: Remote) -> bool:
+    """Run the demo against a server; True when both orders completed. Raises Unreachable."""
+    return asyncio.run(_demo(caller))
+
+
+def run_local(
     settings: Settings,
     local: Callable[[Settings], AbstractAsyncContextManager[LocalService]],
-    data_dir: str | None,
+    *,
+    passing: bool,
 ) -> bool:
-    """Run the demo; True when both orders completed. Without a data directory: a passing one."""
-    configure_logging(settings.log.format, "warning")
-    if data_dir is not None:
-        return asyncio.run(_demo(settings, local))
+    """Run the demo in this process; True when both orders completed.
+
+    ``passing``: on a sandbox in a data directory of its own, which is gone afterwards. Raises
+    DataDirInUse and SettingsError.
+    """
+
+    async def run(chosen: Settings) -> bool:
+        async with local(chosen) as service:
+            return await _demo(InProcess(service))
+
+    if not passing:
+        return asyncio.run(run(settings))
     with tempfile.TemporaryDirectory(prefix="rpcsvc-demo-") as folder:
-        passing = settings.model_copy(update={"data_dir": Path(folder)})
-        return asyncio.run(_demo(passing, local))
+        own = {"data_dir": Path(folder), "engine": "sandbox"}
+        return asyncio.run(run(settings.model_copy(update=own)))
 
 
-async def _demo(
-    settings: Settings, local: Callable[[Settings], AbstractAsyncContextManager[LocalService]]
-) -> bool:
-    async with local(settings) as service:
-        _say("Two swaps on the sandbox: simulated chains, no real money.")
-        first = await _swap(service, "x2u", "0.8", evm_address_from_seed(system_random(32)))
-        second = await _swap(service, "u2x", "150", stagenet_subaddress(system_random(64)))
+async def _demo(caller: Caller) -> bool:
+    _say("Two swaps on the sandbox: simulated chains, no real money.")
+    try:
+        first = await _swap(caller, "x2u", "0.8", evm_address_from_seed(system_random(32)))
+        second = await _swap(caller, "u2x", "150", stagenet_subaddress(system_random(64)))
+    except CallFailed as failed:
+        _say(f"The demo stops: {failed}")
+        return False
     _say("Both orders completed." if first and second else "An order did not complete.")
     return first and second
 
 
-async def _swap(service: LocalService, direction: str, amount: str, to: str) -> bool:
+async def _swap(caller: Caller, direction: str, amount: str, to: str) -> bool:
     wish = {"direction": direction, "chain": "arbitrum", "amount": amount}
     _say(f"\n=== {direction} on arbitrum, sending {amount} ===")
-    plan = await _call(service, "swap.plan", wish)
+    plan = await _step(caller, "swap.plan", wish)
     _say(f"    missing: {', '.join(plan['missingInputs'])}")
-    quote = (await _call(service, "swap.quote", wish))["data"]["quote"]
+    quote = (await _step(caller, "swap.quote", wish))["data"]["quote"]
     _say(f"    you get {quote['expectedOutput']} {quote['payoutAsset']} at {quote['rate']}")
-    made = await _call(service, "swap.execute", {**wish, "to": to})
+    made = await _step(caller, "swap.execute", {**wish, "to": to})
     order_id = made["data"]["order"]["orderId"]
     funding = made["data"]["fundingInstructions"]
     _say(f"    send {funding['amountDisplay']} to {funding['depositAddress']}")
-    await _call(service, "sandbox.fund", {"orderId": order_id})
-    return await _poll(service, order_id)
+    await _step(caller, "sandbox.fund", {"orderId": order_id})
+    return await _poll(caller, order_id)
 
 
-async def _poll(service: LocalService, order_id: str) -> bool:
+async def _poll(caller: Caller, order_id: str) -> bool:
     shown = None
     for _ in range(POLLS):
-        answer = await _call(service, "swap.status", {"orderId": order_id}, show=False)
+        answer = _checked("swap.status", await caller.call("swap.status", {"orderId": order_id}))
         if answer["state"] != shown:
             shown = answer["state"]
             _say(f"--> swap.status: {shown}")
         if shown in ("completed", "terminal_failure"):
             _show_transfers(answer)
             return bool(shown == "completed")
-        await service.settle_for(0.25)
+        await caller.pause()
+    _say(f"    {order_id} is still not over; the demo waits no longer.")
     return False
 
 
@@ -85,13 +161,16 @@ def _show_transfers(answer: Json) -> None:
         )
 
 
-async def _call(service: LocalService, name: str, params: Json, *, show: bool = True) -> Json:
-    if show:
-        _say(f"--> {name} {json.dumps(params)}")
-    body = await service.call(_BY_NAME[name], params, "demo", None)
-    answer: Json = json.loads(body)
-    if show:
-        _say(f"    {answer['state']}")
+async def _step(caller: Caller, name: str, params: Json) -> Json:
+    _say(f"--> {name} {json.dumps(params)}")
+    answer = _checked(name, await caller.call(name, params))
+    _say(f"    {answer['state']}")
+    return answer
+
+
+def _checked(name: str, answer: Json) -> Json:
+    if not answer["ok"]:
+        raise CallFailed(f"{name} answered {answer['error']['code']}: {answer['error']['message']}")
     return answer
 
 

@@ -1,0 +1,186 @@
+"""Carrying out one operation from the command line: inputs, memory, the call, the answer.
+
+What does not live here: which options there are (cli.py), how a call reaches a server
+(cli_client.py), the file that remembers (cli_state.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from rpcsvc.errors import InvalidJson, ServiceError
+from rpcsvc.ids import request_id, system_random
+from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.table import Operation
+from rpcsvc.settings import Settings
+from rpcsvc.transport import strict_json
+from rpcsvc.transport.cli_client import call_rpc, find_endpoint
+from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, opening
+from rpcsvc.transport.cli_state import CliState, load_state, save_state
+
+FIELD: Final = "field_"
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def run_operation(context: Context) -> int:
+    """Call the operation of this command line and print its envelope; the exit status.
+
+    Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable: stdout is empty then.
+    """
+    options, operation = context.options, context.options.operation
+    settings = context.settings()
+    params = read_params(options)
+    key = _take_key(options, operation, params)
+    state = CliState() if options.stateless else load_state(settings.data_dir)
+    is_local = _fill_in(operation, params, state, key)
+    if not options.stateless:
+        state = _note_key(settings.data_dir, state, key, params)
+    envelope = _send(context, settings, params, key)
+    if is_local and envelope["data"].get("sessionSource") == "request":
+        envelope["data"]["sessionSource"] = "local"
+    try:
+        _print(envelope, pretty=options.pretty)
+    finally:
+        if not options.stateless:
+            _remember(settings.data_dir, state, operation, envelope)
+    return OK if envelope["ok"] else FAILED
+
+
+# --- inputs ----------------------------------------------------------------------------------
+
+
+def wire_names(operation: Operation) -> set[str]:
+    """The names of an operation's inputs."""
+    return {info.alias or name for name, info in operation.params.model_fields.items()}
+
+
+def read_params(options: argparse.Namespace) -> Json:
+    """The inputs: ``--params``, with single options on top. Raises UsageError."""
+    params = _whole_params(options.params)
+    given = {
+        name.removeprefix(FIELD): value
+        for name, value in vars(options).items()
+        if name.startswith(FIELD) and value is not None
+    }
+    order = getattr(options, "order", None)
+    if order and given.setdefault("orderId", order) != order:
+        raise UsageError(f"ORDER is {order} and --order-id is {given['orderId']}: give one.")
+    return params | given
+
+
+def _whole_params(text: str | None) -> Json:
+    if text is None:
+        return {}
+    # Bytes as they came: what is not UTF-8 has to be refused, not guessed at.
+    source = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    try:
+        params = strict_json.loads(source)
+    except InvalidJson as error:
+        raise UsageError(f"--params: {error.message}") from error
+    if not isinstance(params, dict):
+        raise UsageError('--params must be a JSON object, such as {"direction": "x2u"}.')
+    return params
+
+
+def _take_key(options: argparse.Namespace, operation: Operation, params: Json) -> Any:
+    """The idempotency key; in ``--params`` it has the place that it has over JSON-RPC."""
+    if not operation.idempotent:
+        return None
+    in_params = params.pop(IDEMPOTENCY_KEY, None)
+    return in_params if options.idempotency_key is None else options.idempotency_key
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+def _fill_in(operation: Operation, params: Json, state: CliState, key: Any) -> bool:
+    """Put what is remembered where nothing was given; True when that was the session."""
+    known = wire_names(operation)
+    if "orderId" in known and state.order_id:
+        params.setdefault("orderId", state.order_id)
+    session_id = state.session_for(key if isinstance(key, str) else None)
+    if "sessionId" not in known or "sessionId" in params or not session_id:
+        return False
+    params["sessionId"] = session_id
+    return True
+
+
+def _note_key(data_dir: Path, state: CliState, key: Any, params: Json) -> CliState:
+    """Write down what goes out with a key before it goes out: its retry must be the same call."""
+    session_id = params.get("sessionId")
+    if not isinstance(key, str) or not (session_id is None or isinstance(session_id, str)):
+        return state
+    noted = state.with_key(key, session_id)
+    try:
+        if noted != state:
+            save_state(data_dir, noted)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"The local state in {data_dir} can't be written: {error}. Nothing was sent."
+            " Give another --data-dir, or add --stateless."
+        ) from error
+    return noted
+
+
+def _remember(data_dir: Path, before: CliState, operation: Operation, envelope: Json) -> None:
+    """Keep the order that was made, and its session. The answer is out: only warn if that fails."""
+    data = envelope["data"]
+    if not (envelope["ok"] and operation.creates and "order" in data):
+        return
+    after = CliState(data.get("sessionId"), data["order"].get("orderId"), before.keys)
+    try:
+        if after != before:
+            save_state(data_dir, after)
+    except OSError as error:
+        sys.stderr.write(f"rpcsvc: the order is made, but not remembered in {data_dir}: {error}\n")
+
+
+# --- the call --------------------------------------------------------------------------------
+
+
+def _send(context: Context, settings: Settings, params: Json, key: Any) -> Json:
+    options, operation = context.options, context.options.operation
+    token = context.token(settings)
+    endpoint = find_endpoint(context.url(), settings.data_dir)
+    if endpoint is None:
+        return _call_in_process(context, settings, params, key)
+    message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
+    method = f"{settings.brand.slug}.{operation.name}"
+    return call_rpc(endpoint, method, message, request_id=options.request_id, token=token)
+
+
+def _call_in_process(context: Context, settings: Settings, params: Json, key: Any) -> Json:
+    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - a server does its own logging
+
+    configure_logging(settings.log.format, "warning")
+    operation: Operation = context.options.operation
+    given = context.options.request_id
+    call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
+
+    async def call() -> bytes:
+        async with context.local(settings) as service:
+            try:
+                return await service.call(operation, params, call_id, key)
+            except ServiceError as error:  # settling what was due before the call
+                no_session = {"sessionId": None, "sessionSource": "none"}
+                return failure(operation.name, error, call_id, no_session)
+
+    with opening(settings):
+        return dict(json.loads(asyncio.run(call())))
+
+
+def _print(envelope: Json, *, pretty: bool | None) -> None:
+    """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program."""
+    wanted = sys.stdout.isatty() if pretty is None else pretty
+    text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
+    # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.flush()

@@ -1,0 +1,88 @@
+"""What every command of the CLI gets and answers: its context, its errors, its exit statuses.
+
+What does not live here: the commands (cli.py) and the calls (cli_call.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rpcsvc.operations.local import LocalService
+from rpcsvc.settings import LoadedSettings, Settings, load_settings
+from rpcsvc.transport.cli_client import Unreachable
+
+OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+Serve = Callable[[Settings], Coroutine[Any, Any, None]]
+Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
+Json = dict[str, Any]
+
+SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
+
+
+class UsageError(Exception):
+    """The command line can't be carried out as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One command line, and the service that it may run: ``serve`` it, or call it ``local``ly."""
+
+    options: argparse.Namespace
+    environ: Mapping[str, str]
+    serve: Serve
+    local: Local
+
+    def loaded(self) -> LoadedSettings:
+        """The settings with this command's flags on top, with origins. Raises SettingsError."""
+        flags = {name: getattr(self.options, name, None) for name in (*SERVE_FLAGS, "data_dir")}
+        return load_settings(config_file=self.options.config, environ=self.environ, flags=flags)
+
+    def settings(self) -> Settings:
+        """The settings with this command's flags on top. Raises SettingsError."""
+        return self.loaded().settings
+
+    def url(self) -> str | None:
+        """The service that was named, if one was."""
+        return self.options.url or self.environ.get("RPCSVC_URL") or None
+
+    def token(self, settings: Settings) -> str | None:
+        """What to send as x-agent-rpc-token. Raises UsageError when no header can hold it."""
+        tokens = settings.agent_rpc_tokens
+        token = self.options.token or (tokens[0].get_secret_value() if tokens else None)
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise UsageError("--token must be printable ASCII, as the server's AGENT_RPC_TOKEN is.")
+        return token or None
+
+
+@contextmanager
+def opening(settings: Settings) -> Iterator[None]:
+    """Say in one line why the service can't be run in this process.
+
+    Raises Unreachable when another process has the data directory, else UsageError.
+    """
+    import sqlite3  # noqa: PLC0415 - asking a server needs none of these
+
+    from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
+    from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
+
+    try:
+        yield
+    except DataDirInUse as error:
+        raise Unreachable(
+            f"Another process has the data directory {settings.data_dir}, but does not answer on"
+            " its socket. Wait until it has started or stopped, or give --url."
+        ) from error
+    except NewerDatabase as error:
+        raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise  # stdout's, not the data directory's
+    except (OSError, sqlite3.Error) as error:
+        raise UsageError(
+            f"The data directory {settings.data_dir} can't be used: {error}."
+            " Give another one with --data-dir, or look at it with: rpcsvc db check"
+        ) from error

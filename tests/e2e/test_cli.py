@@ -1,0 +1,286 @@
+"""The command line as processes: against a server's socket, against its URL, and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.processes import SETTINGS, Server, call, free_port, server, until
+from tests.sandbox import EVM, MONERO
+
+TOKEN = "correct-horse-battery-staple-of-some-length"
+SWAP = ["--direction", "x2u", "--chain", "arbitrum", "--amount", "0.8", "--to", EVM]
+BACK = ["--direction", "u2x", "--chain", "42161", "--amount", "150", "--to", MONERO]
+
+Done = subprocess.CompletedProcess[str]
+
+
+class Cli:
+    """Runs ``rpcsvc`` on a data directory, in a process of its own and a clean environment."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        others = {k: v for k, v in os.environ.items() if not k.startswith(("RPCSVC", "AGENT_RPC"))}
+        self.environ = {**others, **SETTINGS, "RPCSVC_DATA_DIR": str(data_dir)}
+
+    async def run(self, *arguments: str, stdin: str = "", **environ: str) -> Done:
+        return await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "rpcsvc", *arguments],
+            env={**self.environ, **environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+
+    async def ask(self, *arguments: str, **environ: str) -> dict[str, Any]:
+        """The envelope of a call, which is all there is on stdout; nothing is on stderr."""
+        done = await self.run(*arguments, **environ)
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert done.stderr == ""
+        assert done.returncode == (0 if answer["ok"] else 1)
+        return answer
+
+    async def until_over(self, *arguments: str, **environ: str) -> dict[str, Any]:
+        async def over() -> dict[str, Any] | None:
+            answer = await self.ask("agent:swap:status", *arguments, **environ)
+            return answer if answer["state"] in ("completed", "terminal_failure") else None
+
+        return await until(over)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path / "data")
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Another process that has the data directory, but has not begun to listen."""
+    data_dir.mkdir()
+    with (data_dir / "rpcsvc.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.parametrize("swap", [SWAP, BACK], ids=["x2u", "u2x"])
+async def test_a_swap_runs_from_plan_to_completed_without_a_server(
+    cli: Cli, swap: list[str]
+) -> None:
+    plan = await cli.ask("agent:swap:plan", *swap, "--has-funds", "true")
+    assert plan["state"] == "ready"
+    assert (await cli.ask("agent:swap:quote", *swap[:-2]))["state"] == "quoted"
+    made = await cli.ask("agent:swap:execute", *swap, "--idempotency-key", "k")
+    assert made["state"] == "waiting_for_funding"
+    assert (await cli.ask("sandbox:fund"))["ok"]
+    answer = await cli.until_over()
+    assert answer["state"] == "completed"
+    assert answer["data"]["order"]["orderId"] == made["data"]["order"]["orderId"]
+
+
+async def test_a_swap_runs_from_plan_to_completed_over_the_socket(cli: Cli) -> None:
+    async with server(cli.data_dir, environ={"AGENT_RPC_TOKEN": TOKEN}) as up:
+        made = await cli.ask("agent:swap:create", *SWAP, "--request-id", "mine")
+        assert (made["state"], made["requestId"]) == ("waiting_for_funding", "mine")
+        assert (await cli.ask("sandbox:fund"))["ok"]
+        assert (await cli.until_over())["state"] == "completed"
+        assert up.stop() == 0
+    # and the same command goes on in process when the server is gone
+    assert (await cli.ask("agent:swap:status"))["state"] == "completed"
+
+
+async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
+    elsewhere = Cli(tmp_path / "client")
+    async with server(cli.data_dir, environ={"AGENT_RPC_TOKEN": TOKEN}) as up:
+        refused = await elsewhere.ask("agent:swap:create", *SWAP, "--url", up.url)
+        assert (refused["ok"], refused["error"]["code"]) == (False, "unauthorized")
+        wrong = await elsewhere.ask("agent:capabilities", "--url", up.url, "--token", "no")
+        assert wrong["error"]["code"] == "unauthorized"
+        where = {"RPCSVC_URL": up.url, "AGENT_RPC_TOKEN": TOKEN}
+        made = await elsewhere.ask("agent:swap:create", *SWAP, **where)
+        assert (await elsewhere.ask("sandbox:fund", **where))["ok"]
+        assert (await elsewhere.until_over(**where))["state"] == "completed"
+    # what is remembered is the client's; nothing else was made on its side
+    assert [path.name for path in elsewhere.data_dir.iterdir()] == ["cli-state.json"]
+    state = json.loads((elsewhere.data_dir / "cli-state.json").read_text())
+    assert state["order_id"] == made["data"]["order"]["orderId"]
+
+
+async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:
+    words = ["agent:swap:plan", *SWAP, "--request-id", "same", "--compact"]
+    in_process = await cli.run(*words)
+    async with server(cli.data_dir) as up:
+        over_socket = await cli.run(*words)
+        over_url = await cli.run(*words, "--url", up.url)
+    assert in_process.stdout == over_socket.stdout == over_url.stdout
+
+
+async def test_a_retry_with_its_key_finds_its_order_on_every_way(cli: Cli) -> None:
+    words = ["agent:swap:create", *SWAP, "--idempotency-key", "once"]
+    first = await cli.ask(*words)
+    assert (await cli.ask(*words))["data"] == first["data"]
+    async with server(cli.data_dir) as up:
+        assert (await cli.ask(*words))["data"] == first["data"]
+        assert (await cli.ask(*words, "--url", up.url))["data"] == first["data"]
+        other = await cli.ask(*words[:-2], "--idempotency-key", "twice")
+        assert other["data"]["order"]["orderId"] != first["data"]["order"]["orderId"]
+        assert other["data"]["sessionId"] == first["data"]["sessionId"]
+        assert other["data"]["sessionSource"] == "local"
+        assert (await cli.ask(*words))["data"] == first["data"]
+
+
+async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
+    words = ["agent:swap:create", "--idempotency-key", "once"]
+    assert (await cli.ask(*words, *SWAP))["ok"]
+    conflict = await cli.ask(*words, *SWAP[:5], "0.9", *SWAP[6:])
+    assert conflict["state"] == "idempotency_conflict"
+    assert conflict["error"]["details"]["fields"] == ["amount"]
+
+
+async def test_support_uses_the_remembered_order_and_session_for_a_refund(cli: Cli) -> None:
+    assert (await cli.ask("agent:swap:create", *SWAP))["ok"]
+    assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]
+    async with server(cli.data_dir):
+
+        async def waits_for_an_address() -> bool:
+            answer = await cli.ask("agent:swap:status")
+            return bool(answer["data"]["actionRequired"] == "refund_address")
+
+        await until(waits_for_an_address)
+        ticket = await cli.ask(
+            "agent:support:create", "--message", "back, please", "--wallet-address", MONERO
+        )
+        assert ticket["data"]["sessionSource"] == "local"
+        over = await cli.until_over()
+    assert (over["state"], over["data"]["outcome"]) == ("terminal_failure", "refunded")
+
+
+async def test_a_data_directory_that_is_locked_without_a_socket_exits_with_3(cli: Cli) -> None:
+    with locked(cli.data_dir):
+        for words in (["agent:capabilities"], ["demo", "--data-dir", str(cli.data_dir)]):
+            done = await cli.run(*words)
+            assert (done.returncode, done.stdout) == (3, "")
+            assert "does not answer on its socket" in done.stderr
+        second = await cli.run("serve", "--port", str(free_port()))
+    assert (second.returncode, second.stdout) == (2, "")
+
+
+async def test_the_socket_file_of_a_killed_server_is_passed_by(cli: Cli) -> None:
+    async with server(cli.data_dir) as up:
+        made = await cli.ask("agent:swap:create", *SWAP)
+        up.kill()
+    assert (cli.data_dir / "rpcsvc.sock").exists()
+    answer = await cli.ask("agent:swap:status")
+    assert answer["data"]["order"]["orderId"] == made["data"]["order"]["orderId"]
+
+
+async def test_an_order_that_the_server_settles_is_seen_by_everyone(cli: Cli) -> None:
+    async with server(cli.data_dir) as up:
+        made = await call(up, "swap.create", dict(zip(_names(), SWAP[1::2], strict=True)))
+        order_id = made["data"]["order"]["orderId"]
+        assert (await cli.ask("sandbox:fund", order_id))["ok"]
+        assert (await cli.until_over("--order-id", order_id))["state"] == "completed"
+
+
+def _names() -> list[str]:
+    return [flag.removeprefix("--") for flag in SWAP[::2]]
+
+
+async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    async with server(cli.data_dir) as up:
+        second = Cli(tmp_path / "second")
+        done = await second.run("serve", "--port", str(up.port))
+    assert (done.returncode, done.stdout) == (2, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"rpcsvc: can't serve on 127.0.0.1:{up.port}")
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_check_and_a_backup_work_beside_a_running_server(cli: Cli, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    async with server(cli.data_dir):
+        made = await cli.ask("agent:swap:create", *SWAP)
+        check = await cli.run("db", "check")
+        assert (check.returncode, check.stdout, check.stderr) == (0, "ok\n", "")
+        backup = await cli.run("db", "backup", str(copy))
+        assert (backup.returncode, backup.stdout) == (0, f"{copy}\n")
+        again = await cli.run("db", "backup", str(copy))
+        assert (again.returncode, again.stdout) == (2, "")
+        assert (await cli.ask("agent:swap:status"))["ok"]
+    with closing(sqlite3.connect(copy)) as database:
+        rows = database.execute("SELECT order_id FROM orders").fetchall()
+    assert rows == [(made["data"]["order"]["orderId"],)]
+
+
+async def test_a_damaged_database_is_told_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
+    cli.data_dir.mkdir()
+    (cli.data_dir / "rpcsvc.db").write_bytes(b"this is no database" * 100)
+    check = await cli.run("db", "check")
+    assert (check.returncode, check.stderr) == (1, "")
+    assert "file is not a database" in check.stdout
+    for words in (["db", "backup", str(tmp_path / "copy")], ["agent:capabilities"]):
+        done = await cli.run(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "file is not a database" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+async def test_the_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli) -> None:
+    done = await cli.run("demo")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("--> swap.status: completed") == 2
+    assert done.stdout.count("payout of") == 2
+    assert "Both orders completed." in done.stdout
+    assert not cli.data_dir.exists()
+
+
+async def test_the_demo_runs_against_a_server_by_socket_and_by_url(cli: Cli) -> None:
+    async with server(cli.data_dir, environ={"AGENT_RPC_TOKEN": TOKEN}) as up:
+        by_socket = await cli.run("demo", "--data-dir", str(cli.data_dir))
+        assert (by_socket.returncode, by_socket.stderr) == (0, "")
+        by_url = await cli.run("demo", "--url", up.url, "--token", TOKEN)
+        assert (by_url.returncode, by_url.stderr) == (0, "")
+        refused = await cli.run("demo", "--url", up.url)
+        assert refused.returncode == 1
+        assert "The demo stops: swap.plan answered unauthorized" in refused.stdout
+        orders = await asyncio.to_thread(_count_orders, up)
+    assert orders == 4
+
+
+def _count_orders(up: Server) -> int:
+    uri = f"{(up.data_dir / 'rpcsvc.db').as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as database:
+        (count,) = database.execute("SELECT count(*) FROM orders").fetchone()
+    return int(count)
+
+
+async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
+    """``rpcsvc agent:schemas --pretty | head -1``"""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "rpcsvc", "agent:schemas", "--pretty"],
+            env=cli.environ,
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=30,
+        )
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")

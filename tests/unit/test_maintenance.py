@@ -1,0 +1,244 @@
+"""db check and db backup: sound books pass, every planted fault is named, copies are safe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.sqlite import DATABASE_NAME
+from tests.sandbox import MONERO, sandbox
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with one order of each kind: completed, refunded, being paid, awaiting."""
+    data_dir = tmp_path_factory.mktemp("sound")
+
+    async def fill() -> None:
+        async with sandbox(data_dir) as box:
+            completed, refunded = await box.order("x2u"), await box.order("x2u")
+            await completed.fund()
+            await refunded.fund("400")
+            await box.settle()
+            await refunded.give_refund_address(MONERO)
+            await box.settle()
+            paid = await box.order("u2x")
+            await paid.fund()
+            for _ in range(8):
+                if (await paid.status())["state"] != "swap_processing":
+                    await box.settle(0.5)
+            await box.order("u2x")
+
+    asyncio.run(fill())
+    return data_dir
+
+
+@pytest.fixture
+def books(sound: Path, tmp_path: Path) -> Path:
+    """A copy of the sound data directory that a test may spoil."""
+    return Path(shutil.copytree(sound, tmp_path / "books"))
+
+
+def spoil(data_dir: Path, *statements: str) -> None:
+    """Change rows as no version of the service could: without triggers, checks and references."""
+    with closing(sqlite3.connect(data_dir / DATABASE_NAME, isolation_level=None)) as database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        for name, kind in database.execute(
+            "SELECT name, type FROM sqlite_schema WHERE type = 'trigger' OR name = ?",
+            ("one_payout_per_order",),
+        ).fetchall():
+            database.execute(f"DROP {kind} {name}")
+        for statement in statements:
+            changed = database.execute(statement)
+            assert changed.rowcount > 0, f"plants nothing: {statement}"
+
+
+def test_a_sound_database_has_no_problems(books: Path) -> None:
+    statuses = "SELECT DISTINCT status FROM orders ORDER BY status"
+    with closing(sqlite3.connect(books / DATABASE_NAME)) as database:
+        found = [status for (status,) in database.execute(statuses)]
+    assert found == ["awaiting_deposit", "completed", "executing_swap", "refunded"]
+    assert check_database(books) == []
+
+
+PAYOUT = "SELECT transfer_id FROM transfers WHERE kind = 'payout' AND state = 'settled'"
+REFUND = "SELECT transfer_id FROM transfers WHERE kind = 'refund'"
+COMPLETED = "SELECT order_id FROM orders WHERE status = 'completed'"
+NEWEST = "SELECT seq FROM orders ORDER BY seq DESC LIMIT 1"
+
+FAULTS = {
+    "a deposit is spent on a transfer of another order": [
+        f"UPDATE deposits SET transfer_id = ({REFUND}) WHERE transfer_id = ({PAYOUT})"
+    ],
+    "a deposit is spent on a transfer that does not exist": [
+        f"UPDATE deposits SET transfer_id = 'nothing' WHERE transfer_id = ({PAYOUT})"
+    ],
+    "an order has more than one payout that is, or may be, paid": [
+        "INSERT INTO transfers SELECT 'second', order_id, kind, network, asset, address, units,"
+        f" fee, 'published', NULL, NULL, NULL FROM transfers WHERE transfer_id = ({PAYOUT})"
+    ],
+    "a refund is not its deposits less the fee": [
+        f"UPDATE transfers SET units = units + 1 WHERE transfer_id = ({REFUND})"
+    ],
+    "a payout goes to another address than was ordered": [
+        f"UPDATE transfers SET address = 'thief' WHERE transfer_id = ({PAYOUT})"
+    ],
+    "an order is completed without a settled payout": [
+        f"UPDATE transfers SET state = 'failed' WHERE transfer_id = ({PAYOUT})"
+    ],
+    "an order that is over has a deadline, or one that is not has none": [
+        f"UPDATE orders SET deadline_at = 1 WHERE order_id = ({COMPLETED})"
+    ],
+    "an order's history has a gap": [
+        "DELETE FROM event_log WHERE version = 2 AND order_seq ="
+        f" (SELECT seq FROM orders WHERE order_id = ({COMPLETED}))"
+    ],
+    "a transfer that is not over has no pending effect": ["DELETE FROM effects"],
+    "the file is damaged: CHECK constraint failed in orders": [
+        f"UPDATE orders SET deposit_amount = -1 WHERE order_id = ({COMPLETED})"
+    ],
+}
+
+
+@pytest.mark.parametrize("problem", FAULTS)
+def test_each_planted_fault_is_named(books: Path, problem: str) -> None:
+    spoil(books, *FAULTS[problem])
+    assert any(line.startswith(problem) for line in check_database(books)), check_database(books)
+
+
+def test_a_planted_fault_is_reported_with_the_order_that_has_it(books: Path) -> None:
+    spoil(books, f"UPDATE orders SET deadline_at = NULL WHERE seq = ({NEWEST})")
+    with closing(sqlite3.connect(books / DATABASE_NAME)) as database:
+        (order_id,) = database.execute(
+            f"SELECT order_id FROM orders WHERE seq = ({NEWEST})"
+        ).fetchone()
+    assert any(line.endswith(f": {order_id}") for line in check_database(books))
+
+
+def test_history_that_does_not_begin_at_version_1_has_a_gap(books: Path) -> None:
+    seq = f"SELECT seq FROM orders WHERE order_id = ({COMPLETED})"
+    spoil(books, f"UPDATE event_log SET version = 0 WHERE version = 1 AND order_seq = ({seq})")
+    assert any("history has a gap" in line for line in check_database(books))
+
+
+def test_a_row_without_its_order_is_found(books: Path) -> None:
+    spoil(books, f"DELETE FROM orders WHERE order_id = ({COMPLETED})")
+    problems = check_database(books)
+    assert any("of deposits refers to nothing in orders" in line for line in problems)
+
+
+def test_a_file_that_is_not_a_database_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+    assert check_database(tmp_path) == [f"there is no database at {tmp_path / DATABASE_NAME}"]
+    (tmp_path / DATABASE_NAME).write_bytes(b"this is no database" * 100)
+    assert check_database(tmp_path) == ["the file can't be read: file is not a database"]
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_the_books_of_another_schema_are_not_judged(books: Path, version: int) -> None:
+    with closing(sqlite3.connect(books / DATABASE_NAME)) as database:
+        database.execute(f"PRAGMA user_version = {version}")
+        database.execute("ALTER TABLE effects RENAME TO works")
+    (problem,) = check_database(books)
+    assert problem.startswith(f"the schema is version {version};")
+
+
+def test_damaged_pages_are_found(books: Path) -> None:
+    path = books / DATABASE_NAME
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = DELETE")
+        (page,) = database.execute(
+            "SELECT rootpage FROM sqlite_schema WHERE name = 'deposits'"
+        ).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    problems = check_database(books)
+    assert any(line.startswith(("the file is damaged", "the file can't")) for line in problems)
+
+
+async def test_a_check_and_a_backup_work_while_the_service_runs(tmp_path: Path) -> None:
+    data_dir = tmp_path / "live"
+    copy = tmp_path / "copy" / DATABASE_NAME
+    copy.parent.mkdir()
+    async with sandbox(data_dir) as box:
+        placed = await box.order("x2u")
+        assert check_database(data_dir) == []
+        assert backup_database(data_dir, copy) == []
+        await placed.fund()
+        await box.settle()
+        assert check_database(data_dir) == []
+    with closing(sqlite3.connect(copy)) as database:
+        rows = database.execute("SELECT order_id, status FROM orders").fetchall()
+    assert rows == [(placed.order_id, "awaiting_deposit")]
+
+
+def test_a_backup_is_one_private_file(books: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    before = os.umask(0)
+    try:
+        assert backup_database(books, folder / DATABASE_NAME) == []
+    finally:
+        os.umask(before)
+    assert [path.name for path in folder.iterdir()] == [DATABASE_NAME]
+    assert stat.S_IMODE((folder / DATABASE_NAME).stat().st_mode) == 0o600
+    # the file format says: no write-ahead log, so it can be read where nothing can be written
+    assert (folder / DATABASE_NAME).read_bytes()[18:20] == b"\x01\x01"
+    assert check_database(folder) == []
+
+
+def test_a_service_goes_on_from_a_backup(books: Path, tmp_path: Path) -> None:
+    restored = tmp_path / "restored"
+    restored.mkdir()
+    backup_database(books, restored / DATABASE_NAME)
+
+    async def go_on() -> str:
+        async with sandbox(restored) as box:
+            placed = await box.order("u2x")
+            await placed.fund()
+            await box.settle()
+            return str((await placed.status())["state"])
+
+    assert asyncio.run(go_on()) == "completed"
+    assert check_database(restored) == []
+
+
+def test_a_backup_never_replaces_a_file(books: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("precious")
+    with pytest.raises(BackupFailed, match=r"taken exists\. Name a new file"):
+        backup_database(books, taken)
+    assert taken.read_text() == "precious"
+
+
+def test_a_backup_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    destination = tmp_path / "copy"
+    with pytest.raises(BackupFailed, match="There is no database"):
+        backup_database(data_dir, destination)
+    (data_dir / DATABASE_NAME).write_bytes(b"this is no database" * 100)
+    with pytest.raises(BackupFailed, match="could not be copied: file is not a database"):
+        backup_database(data_dir, destination)
+    with pytest.raises(BackupFailed, match="can't be made: No such file or directory"):
+        backup_database(data_dir, tmp_path / "nowhere" / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_backup_of_troubled_books_is_kept_and_its_problems_are_told(
+    books: Path, tmp_path: Path
+) -> None:
+    spoil(books, *FAULTS["a transfer that is not over has no pending effect"])
+    copy = tmp_path / "copy"
+    assert backup_database(books, copy) == check_database(books)
+    assert check_database(books)
+    assert copy.is_file()
