@@ -13,12 +13,11 @@ import re
 from collections.abc import Collection
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from Cryptodome.Hash import keccak
-from monero import base58
+from monero import base58, const
 from monero.address import Address, IntegratedAddress, SubAddress
-from monero.address import address as decode_monero
 from nacl.bindings import (
     crypto_core_ed25519_is_valid_point,
     crypto_core_ed25519_scalar_reduce,
@@ -30,9 +29,19 @@ from rpcsvc.errors import InvalidDestination
 ZERO_ADDRESS: Final = "0x" + "0" * 40
 
 _HEX = re.compile(r"[0-9a-fA-F]{40}", re.ASCII)
+_NOT_HEX = re.compile(r"[^0-9a-fA-F]", re.ASCII)
 _BASE58 = frozenset("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz")
-_MONERO_LENGTHS = (95, 106)
+_INTEGRATED_LENGTH = 106
+_MONERO_LENGTHS = (95, _INTEGRATED_LENGTH)
 _STAGENET_SUBADDRESS = 36
+_EVM_SEED_BYTES = 32
+_MONERO_SEED_BYTES = 64
+_LONGEST_RECEIVED = 128
+
+# Monero's base58 spells 8 bytes as 11 characters; this is 2**64 - 1. The alphabet is in ASCII
+# order, so that texts of one length compare as their numbers do.
+_BLOCK_CHARS = 11
+_LARGEST_BLOCK = "jpXCZedGfVQ"
 
 
 class MoneroNetwork(StrEnum):
@@ -62,12 +71,14 @@ def evm_checksum(address: str) -> str:
     return "0x" + "".join(mixed)
 
 
-def parse_evm_address(text: str, *, field: str = "to", forbidden: Collection[str] = ()) -> str:
+def parse_evm_address(text: object, *, field: str = "to", forbidden: Collection[str] = ()) -> str:
     """The address in its EIP-55 form.
 
     ``forbidden`` holds lower-case addresses that must not be paid. Raises InvalidDestination.
     """
-    problem = _evm_problem(text)
+    if not isinstance(text, str):
+        raise _not_a_string(field, text)
+    problem = _evm_problem(text, field)
     if problem is None:
         checksummed = evm_checksum(text)
         problem = _evm_refusal(text, checksummed, forbidden)
@@ -76,17 +87,27 @@ def parse_evm_address(text: str, *, field: str = "to", forbidden: Collection[str
     raise _refuse(field, text, problem)
 
 
-def _evm_problem(text: str) -> str | None:
+def _evm_problem(text: str, field: str) -> str | None:
     if _looks_like_monero(text):
-        return "is a Monero address; x2u pays USDC to an EVM address (u2x pays XMR)"
+        return "is a Monero address where an EVM address is needed" + _direction_hint(field)
+    if text.strip() != text:
+        return "has spaces around it: leave them out"
     if not text.startswith("0x"):
-        return "does not start with 0x: send 0x and 40 hex digits"
+        capital = "; write the x in lower case" if text.startswith("0X") else ""
+        return f"does not start with 0x: send 0x and 40 hex digits{capital}"
     if len(text) != 42:
         return f"has {len(text)} characters: send 42, which is 0x and 40 hex digits"
     if not _HEX.fullmatch(text, 2):
-        at = next(i for i, c in enumerate(text) if i > 1 and not _HEX.match(c * 40))
+        at = next(i for i, c in enumerate(text) if i > 1 and _NOT_HEX.match(c))
         return f"has a character at position {at + 1} that is not a hex digit"
     return None
+
+
+def _direction_hint(field: str) -> str:
+    """Which direction takes which; a refund address follows the deposit, not the direction."""
+    if field != "to":
+        return ""
+    return ": x2u pays USDC to an EVM address, u2x pays XMR to a Monero address"
 
 
 def _evm_refusal(text: str, checksummed: str, forbidden: Collection[str]) -> str | None:
@@ -94,8 +115,9 @@ def _evm_refusal(text: str, checksummed: str, forbidden: Collection[str]) -> str
     if digits not in (digits.lower(), digits.upper()) and text != checksummed:
         at = next(i for i, (a, b) in enumerate(zip(text, checksummed, strict=True)) if a != b)
         return (
-            f"fails its EIP-55 checksum at character {at + 1}: check it against the source;"
-            " a typing error would send the funds to nobody"
+            "fails its EIP-55 checksum: the first letter in the wrong case is character"
+            f" {at + 1}. Check the whole address against its source; a typing error would send"
+            " the funds to nobody"
         )
     if checksummed.lower() == ZERO_ADDRESS:
         return "is the zero address, which nobody owns"
@@ -108,10 +130,12 @@ def _evm_refusal(text: str, checksummed: str, forbidden: Collection[str]) -> str
 
 
 def parse_monero_address(
-    text: str, *, field: str = "to", networks: Collection[MoneroNetwork]
+    text: object, *, field: str = "to", networks: Collection[MoneroNetwork]
 ) -> MoneroAddress:
     """A standard, sub- or integrated address of one of ``networks``. Raises InvalidDestination."""
-    problem = _monero_form(text)
+    if not isinstance(text, str):
+        raise _not_a_string(field, text)
+    problem = _monero_form(text, field)
     if problem is None:
         found = _decode(text)
         if isinstance(found, MoneroAddress):
@@ -124,9 +148,11 @@ def parse_monero_address(
     raise _refuse(field, text, problem)
 
 
-def _monero_form(text: str) -> str | None:
+def _monero_form(text: str, field: str) -> str | None:
     if text[:2] in ("0x", "0X"):
-        return "is an EVM address; u2x pays XMR to a Monero address (x2u pays USDC)"
+        return "is an EVM address where a Monero address is needed" + _direction_hint(field)
+    if text.strip() != text:
+        return "has spaces around it: leave them out"
     if len(text) not in _MONERO_LENGTHS:
         return f"has {len(text)} characters: a Monero address has 95, an integrated one 106"
     wrong = next((i for i, c in enumerate(text) if c not in _BASE58), None)
@@ -139,15 +165,30 @@ def _monero_form(text: str) -> str | None:
 def _decode(text: str) -> MoneroAddress | str:
     """The address, or what is wrong with it. A pure function, so its cache can't be wrong."""
     try:
-        decoded = decode_monero(text)
-    except (ValueError, IndexError):
+        kind = _kind(text)
+        decoded = kind(text)
+    except ValueError:
         return "fails its checksum: check it against the source, character by character"
-    raw = bytes.fromhex(base58.decode(text))
-    if base58.encode(raw.hex()) != text:
+    # The package takes the block that spells 2**64 for eight zero bytes.
+    if any(block > _LARGEST_BLOCK for block in _full_blocks(text)):
         return "is not spelled as Monero spells it: check it against the source"
-    if not all(crypto_core_ed25519_is_valid_point(raw[i : i + 32]) for i in (1, 33)):
+    keys = (bytes.fromhex(key) for key in (decoded.spend_key(), decoded.view_key()))
+    if not all(map(crypto_core_ed25519_is_valid_point, keys)):
         return "holds keys that no wallet can have made"
-    return MoneroAddress(text, _NETWORK_NAMES[decoded.net], _KINDS[type(decoded)])
+    return MoneroAddress(text, _NETWORK_NAMES[decoded.net], _KINDS[kind])
+
+
+def _full_blocks(text: str) -> list[str]:
+    end = len(text) - len(text) % _BLOCK_CHARS
+    return [text[at : at + _BLOCK_CHARS] for at in range(0, end, _BLOCK_CHARS)]
+
+
+def _kind(text: str) -> Any:
+    """The package's class for this address. Its own lookup decodes every address twice."""
+    if len(text) == _INTEGRATED_LENGTH:
+        return IntegratedAddress
+    network_byte = int(base58.decode(text[:_BLOCK_CHARS])[:2], 16)
+    return SubAddress if network_byte in const.SUBADDR_NETBYTES else Address
 
 
 _NETWORK_NAMES = {
@@ -166,7 +207,25 @@ def _looks_like_monero(text: str) -> bool:
 
 
 def _refuse(field: str, text: str, problem: str) -> InvalidDestination:
-    return InvalidDestination(f"{field} {problem}.", field=field, received=text)
+    short = text if len(text) <= _LONGEST_RECEIVED else text[: _LONGEST_RECEIVED - 3] + "..."
+    return InvalidDestination(f"{field} {problem}.", field=field, received=short)
+
+
+def _not_a_string(field: str, value: object) -> InvalidDestination:
+    kind = _json_type(value)
+    return InvalidDestination(
+        f"{field} must be a string with an address, not {kind}.", field=field, received=kind
+    )
+
+
+def _json_type(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    return "an array" if isinstance(value, list | tuple) else "an object"
 
 
 # --- comparing and making --------------------------------------------------------------------
@@ -176,22 +235,38 @@ def same_address(a: str, b: str) -> bool:
     """Whether two texts are one address: EVM without case, Monero to the letter."""
     if a[:2] in ("0x", "0X"):
         a, b = a.lower(), b.lower()
-    return hmac.compare_digest(a.encode("utf-8", "replace"), b.encode("utf-8", "replace"))
+    # surrogatepass keeps different texts different; "replace" would make a surrogate equal "?".
+    return hmac.compare_digest(
+        a.encode("utf-8", "surrogatepass"), b.encode("utf-8", "surrogatepass")
+    )
 
 
 def evm_address_from_seed(seed: bytes) -> str:
-    """An address that nobody has the key of, for the sandbox. ``seed``: 32 random bytes."""
+    """An address that nobody has the key of, for the sandbox. ``seed``: 32 random bytes.
+
+    Raises ValueError for a seed of another length, which would give a shorter address.
+    """
+    _require_length(seed, _EVM_SEED_BYTES)
     return evm_checksum("0x" + seed[:20].hex())
 
 
 def stagenet_subaddress(seed: bytes) -> str:
-    """A subaddress that is valid in form, on Monero's stagenet. ``seed``: 64 random bytes."""
+    """A subaddress that is valid in form, on Monero's stagenet. ``seed``: 64 random bytes.
+
+    Raises ValueError for a seed of another length.
+    """
+    _require_length(seed, _MONERO_SEED_BYTES)
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
     body = bytes([_STAGENET_SUBADDRESS]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
     # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
     changing, last = body[:40], body[64:] + checksum
     return _base58(changing) + _VIEW_BLOCKS + _base58(last)
+
+
+def _require_length(seed: bytes, wanted: int) -> None:
+    if len(seed) != wanted:
+        raise ValueError(f"the seed must have {wanted} bytes, not {len(seed)}")
 
 
 def _base58(data: bytes) -> str:

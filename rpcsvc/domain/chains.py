@@ -7,15 +7,20 @@ choice: it is chain id 0 (spec 2.4) and the other side of every swap.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.errors import InvalidInput, UnsupportedChain
+from rpcsvc.domain.addresses import evm_checksum, parse_evm_address
+from rpcsvc.errors import InvalidDestination, InvalidInput, UnsupportedChain
 
 MONERO_CHAIN_ID = 0
+
+_MONERO_NAMES = frozenset({"monero", "xmr"})
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9 ._-]*", re.ASCII)
+_LONGEST_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +81,41 @@ class ChainRegistry:
     def _find(self, value: int | str) -> Chain | None:
         if isinstance(value, int):
             return self._by_id.get(value)
-        if len(value) <= 20 and value.isascii() and value.isdigit():
-            return self._by_id.get(int(value))
-        return self._by_name.get(value.lower())
+        number = _number(value)
+        return self._by_name.get(value.lower()) if number is None else self._by_id.get(number)
 
     def _unsupported(self, value: int | str, field: str) -> UnsupportedChain:
         names = [chain.name for chain in self._chains]
-        near = difflib.get_close_matches(str(value)[:40].lower(), list(self._by_name), n=2)
+        shown = _shown(value)
+        near = difflib.get_close_matches(shown.lower(), list(self._by_name), n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        if str(value).lower() in ("0", "monero", "xmr"):
-            hint = " chain is the USDC side of the swap; the XMR side is always Monero."
+        if _is_monero(value):
+            hint = f" {field} is the USDC side of the swap; the XMR side is always Monero."
         return UnsupportedChain(
-            f"{str(value)[:40]!r} is not a supported chain.{hint} Send one of: {', '.join(names)}.",
+            f"{shown!r} is not a supported chain.{hint} Send one of: {', '.join(names)}.",
             field=field,
             received=value,
             allowed=names,
             details={"nearest": near} if near else None,
         )
+
+
+def _number(text: str) -> int | None:
+    """The chain id that a string spells. ASCII only: int() would take digits of any script."""
+    return int(text) if len(text) <= 20 and text.isascii() and text.isdigit() else None
+
+
+def _is_monero(value: int | str) -> bool:
+    if isinstance(value, int):
+        return value == MONERO_CHAIN_ID
+    return value.lower() in _MONERO_NAMES or _number(value) == MONERO_CHAIN_ID
+
+
+def _shown(value: int | str) -> str:
+    # From 4300 digits on Python refuses to write an integer as text.
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of more than 64 bits"
+    return str(value)[:_LONGEST_SHOWN]
 
 
 def load_chains(toml_text: str) -> ChainRegistry:
@@ -104,6 +127,9 @@ def load_chains(toml_text: str) -> ChainRegistry:
     tables = document.get("chains")
     if set(document) != {"chains"} or not isinstance(tables, dict) or not tables:
         raise ValueError("the chains file must hold [chains.<name>] tables and nothing else")
+    no_tables = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if no_tables:
+        raise ValueError(f"chains.{no_tables[0]} must be a table: [chains.{no_tables[0]}]")
     return ChainRegistry(_chain(name, table) for name, table in tables.items())
 
 
@@ -111,25 +137,45 @@ _WANTED = {f.name: f.type for f in fields(Chain) if f.name != "name"}
 
 
 def _chain(name: str, table: dict[str, Any]) -> Chain:
-    for key in table.keys() ^ _WANTED.keys():
+    for key in sorted(table.keys() ^ _WANTED.keys()):
         problem = "is missing" if key in _WANTED else "is not known"
         raise ValueError(f"chains.{name}.{key} {problem}")
     for key, value in table.items():
         _check(f"chains.{name}.{key}", key, value)
+    for callers_name in (name, *table["aliases"]):
+        _check_name(f"chains.{name}", callers_name)
     return Chain(name=name, **{**table, "aliases": tuple(table["aliases"])})
 
 
+def _check_name(where: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{where}: a name or alias begins with a letter, unlike {name!r}")
+    if name.lower() in _MONERO_NAMES:
+        raise ValueError(f"{where}: {name!r} is the other side of every swap, not a USDC chain")
+
+
 def _check(where: str, key: str, value: Any) -> None:
-    wanted = _WANTED[key]
-    good = {
-        "int": isinstance(value, int) and not isinstance(value, bool) and value > 0,
-        "str": isinstance(value, str) and bool(value),
-        "tuple[str, ...]": isinstance(value, list) and all(isinstance(v, str) for v in value),
-    }[str(wanted)]
+    good, wanted = {
+        "int": (type(value) is int and value > 0, "a whole number above 0"),
+        "str": (isinstance(value, str) and bool(value), "a string that is not empty"),
+        "tuple[str, ...]": (
+            isinstance(value, list) and all(isinstance(v, str) for v in value),
+            "a list of strings",
+        ),
+    }[str(_WANTED[key])]
     if not good:
-        raise ValueError(f"{where} must be a {wanted}, not {value!r}")
-    if key.endswith("usdc_contract") and evm_checksum(value) != value:
-        raise ValueError(f"{where} must be a checksummed address (EIP-55): {evm_checksum(value)}")
+        raise ValueError(f"{where} must be {wanted}, not {value!r}")
+    if key.endswith("usdc_contract"):
+        _check_contract(where, value)
+
+
+def _check_contract(where: str, address: str) -> None:
+    try:
+        parse_evm_address(address.lower(), field=where)
+    except InvalidDestination as problem:
+        raise ValueError(problem.message) from None
+    if evm_checksum(address) != address:
+        raise ValueError(f"{where} must be a checksummed address (EIP-55): {evm_checksum(address)}")
 
 
 def _unique(index: dict[Any, Chain], entries: Iterable[tuple[Any, Chain]]) -> dict[Any, Chain]:

@@ -106,18 +106,25 @@ def _units(whole: str, fraction: str, asset: Asset, field: str, text: str) -> in
 
 
 def _not_a_string(value: object, field: str) -> InputError:
-    shown = f', such as "{value}"' if isinstance(value, int | float) and value is not True else ""
-    return InvalidInput(
-        f"{field} must be a string{shown}: a JSON number loses digits on its way.",
-        field=field,
-        received=value,
-    )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        reason = f"{_as_text(value)}: a JSON number loses digits on its way"
+    else:
+        reason = ' with a decimal number, such as "0.8"'
+    return InvalidInput(f"{field} must be a string{reason}.", field=field, received=value)
+
+
+def _as_text(number: float) -> str:
+    """How to send the number instead; nothing where its own text would be refused as well."""
+    # Beyond 64 bits no amount is good, and from 4300 digits on Python won't write an integer.
+    text = str(number) if abs(number) <= MAX_UNITS else ""
+    return f', such as "{text}"' if _AMOUNT.fullmatch(text) else ""
 
 
 _COMPLAINTS: tuple[tuple[str, str], ...] = (
     (r"", "is empty: send a decimal string"),
     (r".*[^\x00-\x7f].*", "has characters other than the ASCII digits 0 to 9"),
     (r"\s.*|.*\s", "has spaces around it: leave them out"),
+    (r".*\s.*", "has spaces in it: leave them out"),
     (r"[+-].*", "has a sign: send a positive amount without one"),
     (r".*,.*", 'has a comma: use a point for decimals, as in "1.5", and no thousands separators'),
     (r"[0-9.]+[eE].*", "has an exponent: write the number out"),
@@ -148,9 +155,10 @@ def format_units(units: int, asset: Asset) -> str:
     """Atomic units as a canonical decimal string: no exponent, no trailing zeros."""
     decimals = asset.decimals
     digits = str(abs(units)).rjust(decimals + 1, "0")
-    fraction = digits[-decimals:].rstrip("0")
+    point = len(digits) - decimals
+    whole, fraction = digits[:point], digits[point:].rstrip("0")
     sign = "-" if units < 0 else ""
-    return f"{sign}{digits[:-decimals]}.{fraction}" if fraction else sign + digits[:-decimals]
+    return f"{sign}{whole}.{fraction}" if fraction else sign + whole
 
 
 def mul_div_floor(a: int, b: int, c: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 from hypothesis import assume, given
@@ -11,6 +12,7 @@ from monero import base58
 from monero.address import Address
 from monero.address import address as decode
 from monero.keccak import keccak_256
+from nacl.bindings import crypto_core_ed25519_add
 
 from rpcsvc.domain.addresses import (
     MoneroNetwork,
@@ -118,3 +120,196 @@ def test_evm_addresses_compare_without_case_and_monero_ones_to_the_letter() -> N
     assert same_address(DONATION, DONATION)
     assert not same_address(DONATION, DONATION.swapcase())
     assert not same_address("\ud800", DONATION)
+
+
+# Made by real wallets, of each network and kind; published with the monero package.
+PUBLISHED = [
+    (MoneroNetwork.MAINNET, "standard",
+     "47ewoP19TN7JEEnFKUJHAYhGxkeTRH82sf36giEp9AcNfDBfkAtRLX7A6rZz18bbNHPNV7ex6WYbMN3aKisFRJZ8"
+     "Ebsmgef"),
+    (MoneroNetwork.MAINNET, "subaddress",
+     "84LooD7i35SFppgf4tQ453Vi3q5WexSUXaVgut69ro8MFnmHwuezAArEZTZyLr9fS6QotjqkSAxSF6d1aDgsPoX8"
+     "49izJ7m"),
+    (MoneroNetwork.MAINNET, "integrated",
+     "4HMcpBpe4ddJEEnFKUJHAYhGxkeTRH82sf36giEp9AcNfDBfkAtRLX7A6rZz18bbNHPNV7ex6WYbMN3aKisFRJZ8"
+     "M7yKhzQhKW3ECCLWQw"),
+    (MoneroNetwork.TESTNET, "standard",
+     "9wuKTHsxGiwEsMp2fYzJiVahyhU2aZi1oZ6R6fK5U64uRa1Pxi8diZh2S1GJFqYXRRhcbfzfWiPD819zKEZkXTMw"
+     "P7hMs5N"),
+    (MoneroNetwork.TESTNET, "subaddress",
+     "BaU3yLuDqdcETYzeF7vFSVEKNR4sSGxBV1Evrw5yNBf2VMiuAwfDmiF3RHqLHkaA5A6RGiNNRUqvtaqhMtdjA1SQ"
+     "1tnQV8D"),
+    (MoneroNetwork.STAGENET, "standard",
+     "52jzuBBUMty3xPL3JsQxGP74LDuV6E1LS8Zda1PbdqQjGzFmH6N9ep9McbFKMALujVT9S5mKpbEgC5VPhfoAiVj8"
+     "LdAqbp6"),
+    (MoneroNetwork.STAGENET, "subaddress",
+     "7AeQwvrLtPeYoXVPRkEu8oEL7N9wnqHjYKwSvTf6YKbHgYmw6AJMsjggzVLo21egMK9qcoV1mxCTfP4FbaGb7JEM"
+     "DfpLetk"),
+    (MoneroNetwork.STAGENET, "integrated",
+     "5CSfuyzxyAV3xPL3JsQxGP74LDuV6E1LS8Zda1PbdqQjGzFmH6N9ep9McbFKMALujVT9S5mKpbEgC5VPhfoAiVj8"
+     "Vz8ySmoqYgTE8dR1yS"),
+]  # fmt: skip
+NOT_STRINGS: list[tuple[object, str]] = [
+    (None, "null"),
+    (True, "a boolean"),
+    (5, "a number"),
+    (0.5, "a number"),
+    ([], "an array"),
+    ({}, "an object"),
+]
+
+
+def monero_text(network_byte: int, keys: bytes) -> str:
+    body = bytes([network_byte]) + keys
+    return str(base58.encode((body + keccak_256(body).digest()[:4]).hex()))
+
+
+@pytest.mark.parametrize(("network", "kind", "text"), PUBLISHED)
+def test_addresses_of_real_wallets_are_good_on_their_network_only(
+    network: MoneroNetwork, kind: str, text: str
+) -> None:
+    assert parse_monero_address(text, networks=[network]) == (text, network, kind)
+    with pytest.raises(InvalidDestination, match=f"is for {network}"):
+        parse_monero_address(text, networks=ALL - {network})
+
+
+@given(st.sampled_from(PUBLISHED), st.integers(0, 105), st.sampled_from(_BASE58))
+def test_no_address_of_any_kind_survives_a_changed_character(
+    published: tuple[MoneroNetwork, str, str], at: int, char: str
+) -> None:
+    good = published[2]
+    at %= len(good)
+    changed = good[:at] + char + good[at + 1 :]
+    assume(changed != good)
+    with pytest.raises(InvalidDestination):
+        parse_monero_address(changed, networks=ALL)
+
+
+def test_a_block_that_spells_2_to_the_64_is_not_taken_for_zeros() -> None:
+    good = monero_text(18, b"\x58" * 7 + b"\x00" * 8 + b"\x58" * 49)
+    assert good[11:22] == "1" * 11
+    assert base58.encode("ff" * 8) == "jpXCZedGfVQ"
+    overflowing = good[:11] + "jpXCZedGfVR" + good[22:]
+    assert decode(overflowing).net  # the package itself takes it
+    with pytest.raises(InvalidDestination, match="not spelled"):
+        parse_monero_address(overflowing, networks=ALL)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_every_block_that_the_package_writes_is_within_the_largest(block: bytes) -> None:
+    assert base58.encode(block.hex()) <= "jpXCZedGfVQ"
+
+
+def test_a_key_with_a_part_outside_the_main_subgroup_is_refused() -> None:
+    point = bytes.fromhex(decode(STANDARD).spend_key())
+    of_order_2 = b"\xec" + b"\xff" * 30 + b"\x7f"
+    for bad in (crypto_core_ed25519_add(point, of_order_2), of_order_2, b"\x01" + b"\x00" * 31):
+        for keys in (bad + point, point + bad):
+            with pytest.raises(InvalidDestination, match="no wallet"):
+                parse_monero_address(monero_text(18, keys), networks=ALL)
+
+
+def test_a_network_byte_that_monero_does_not_use_is_refused() -> None:
+    keys = bytes.fromhex(decode(STANDARD).spend_key()) * 2
+    for byte in (0, 17, 20, 37, 255):
+        with pytest.raises(InvalidDestination):
+            parse_monero_address(monero_text(byte, keys), networks=ALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "lesson"),
+    [
+        (STANDARD[:-1], "94 characters"),
+        (STANDARD + " ", "spaces around"),
+        ("0" + STANDARD[1:], "position 1 that"),
+        (STANDARD[:50] + "l" + STANDARD[51:], "position 51 that"),
+        (STANDARD.lower().replace("l", "k").replace("0", "1"), "checksum"),
+        ("", "has 0 characters"),
+    ],
+)
+def test_a_bad_monero_address_is_told_what_is_wrong(text: str, lesson: str) -> None:
+    with pytest.raises(InvalidDestination, match=lesson):
+        parse_monero_address(text, networks=ALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "lesson"),
+    [
+        (EIP55[0][2:], "does not start with 0x"),
+        ("0X" + EIP55[0][2:], "write the x in lower case"),
+        (EIP55[0][:-1], "has 41 characters: send 42"),
+        (EIP55[0] + "\n", "spaces around"),
+        (EIP55[0][:9] + "g" + EIP55[0][10:], "position 10 that is not a hex digit"),
+        (EIP55[0][:9] + "\uff11" + EIP55[0][10:], "position 10 that is not a hex digit"),
+        (EIP55[0][:4] + EIP55[0][4].swapcase() + EIP55[0][5:], "EIP-55 .* is character 5"),
+        ("0x" + "0" * 40, "zero address"),
+        ("", "does not start with 0x"),
+    ],
+)
+def test_a_bad_evm_address_is_told_what_is_wrong(text: str, lesson: str) -> None:
+    with pytest.raises(InvalidDestination, match=lesson):
+        parse_evm_address(text)
+
+
+@pytest.mark.parametrize("spell", [str, str.lower, lambda t: "0x" + t[2:].upper()])
+def test_a_forbidden_address_is_refused_in_every_spelling(spell: Callable[[str], str]) -> None:
+    forbidden = frozenset({EIP55[0].lower()})
+    with pytest.raises(InvalidDestination, match="token contract"):
+        parse_evm_address(spell(EIP55[0]), forbidden=forbidden)
+    assert parse_evm_address(spell(EIP55[1]), forbidden=forbidden) == EIP55[1]
+
+
+def test_an_address_of_the_other_side_is_told_the_direction() -> None:
+    direction = "x2u pays USDC to an EVM address, u2x pays XMR to a Monero address"
+    with pytest.raises(InvalidDestination, match=f"is a Monero address .*{direction}"):
+        parse_evm_address(STANDARD)
+    with pytest.raises(InvalidDestination, match=f"is an EVM address .*{direction}"):
+        parse_monero_address(EIP55[0], networks=ALL)
+
+
+def test_a_refund_address_of_the_other_side_is_told_nothing_of_payouts() -> None:
+    # The refund of u2x goes to an EVM address: the words for payouts would mislead.
+    for parse in (
+        lambda: parse_evm_address(STANDARD, field="walletAddress"),
+        lambda: parse_monero_address(EIP55[0], field="walletAddress", networks=ALL),
+    ):
+        with pytest.raises(InvalidDestination, match="address is needed") as caught:
+            parse()
+        assert "pays" not in caught.value.message
+
+
+@pytest.mark.parametrize(("value", "kind"), NOT_STRINGS, ids=repr)
+def test_what_is_no_string_is_called_by_its_json_type(value: object, kind: str) -> None:
+    for parse in (parse_evm_address, lambda v: parse_monero_address(v, networks=ALL)):
+        with pytest.raises(InvalidDestination, match=f"not {kind}") as caught:
+            parse(value)
+        assert caught.value.received == kind
+
+
+def test_what_was_received_is_given_back_short() -> None:
+    with pytest.raises(InvalidDestination) as caught:
+        parse_evm_address("0x" + "q" * 5000)
+    received = caught.value.received
+    assert (len(received), received[-4:]) == (128, "q...")
+    with pytest.raises(InvalidDestination) as caught:
+        parse_monero_address(STANDARD[:-1], networks=ALL)
+    assert caught.value.received == STANDARD[:-1]
+
+
+def test_a_lone_surrogate_is_equal_to_itself_only() -> None:
+    assert same_address("\ud800", "\ud800")
+    assert not same_address("\ud800", "?")
+    assert not same_address("\ud800", "\ud801")
+
+
+def test_a_seed_of_the_wrong_length_makes_no_address() -> None:
+    with pytest.raises(ValueError, match="must have 32 bytes, not 20"):
+        evm_address_from_seed(b"\x07" * 20)
+    with pytest.raises(ValueError, match="must have 64 bytes, not 32"):
+        stagenet_subaddress(b"\x07" * 32)
+
+
+def test_the_same_seed_makes_the_same_address() -> None:
+    assert stagenet_subaddress(b"\x07" * 64) == stagenet_subaddress(b"\x07" * 64)
+    assert stagenet_subaddress(b"\x07" * 64) != stagenet_subaddress(b"\x08" * 64)
+    assert evm_address_from_seed(b"\x07" * 32) != evm_address_from_seed(b"\x08" * 32)

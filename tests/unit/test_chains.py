@@ -77,7 +77,7 @@ def test_any_other_value_is_an_input_error(value: object) -> None:
     [
         ('native_token = "ETH"', "", "native_token is missing"),
         ("confirmations = 20", "confirmations = 20\nextra = 1", "extra is not known"),
-        ("chain_id = 42161", 'chain_id = "42161"', "chain_id must be a int"),
+        ("chain_id = 42161", 'chain_id = "42161"', "chain_id must be a whole number"),
         ("chain_id = 10\n", "chain_id = 1\n", "both claim 1"),
         ('aliases = ["eth",', 'aliases = ["arb",', "both claim 'arb'"),
         ("0xaf88d065e77c8cC2239327C5EDb3A432268e5831",
@@ -86,5 +86,71 @@ def test_any_other_value_is_an_input_error(value: object) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_with_the_place(before: str, after: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load_chains(TOML.replace(before, after, 1))
+
+
+@pytest.mark.parametrize("value", ["0", "00", "XMR", "Monero"])
+def test_monero_is_told_to_be_the_other_side(chains: ChainRegistry, value: object) -> None:
+    with pytest.raises(UnsupportedChain, match="chain is the USDC side"):
+        chains.resolve(value)
+
+
+def test_an_unknown_chain_is_offered_near_names_and_all_names(chains: ChainRegistry) -> None:
+    with pytest.raises(UnsupportedChain) as caught:
+        chains.resolve("optimsm", field="toChain")
+    assert caught.value.field == "toChain"
+    assert caught.value.details == {"nearest": ["optimism"]}
+    assert caught.value.allowed == [chain.name for chain in chains.all()]
+
+
+def test_a_number_that_python_will_not_write_is_refused_like_any_other(
+    chains: ChainRegistry,
+) -> None:
+    with pytest.raises(UnsupportedChain, match="more than 64 bits"):
+        chains.resolve(10**5000)
+
+
+def test_the_usdc_contracts_are_those_that_circle_publishes(chains: ChainRegistry) -> None:
+    assert {chain.name: chain.usdc_contract for chain in chains.all()} == {
+        "arbitrum": "0xaf88d065e77c8cC2239327C5EDb3A432268e5831",
+        "ethereum": "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48",
+        "base": "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913",
+        "optimism": "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85",
+        "polygon": "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359",
+        "avalanche": "0xB97EF9Ef8734C71904D8002F8b6Bc66Dd9c48a6E",
+    }
+
+
+def test_no_test_network_is_a_network_where_funds_are_real(chains: ChainRegistry) -> None:
+    real = {chain.chain_id for chain in chains.all()}
+    assert real.isdisjoint(chain.test_chain_id for chain in chains.all())
+    assert chains.token_contracts.isdisjoint(c.test_usdc_contract.lower() for c in chains.all())
+
+
+ARBITRUM_USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        (ARBITRUM_USDC, "0x12", "chains.arbitrum.usdc_contract has 4 characters"),
+        (ARBITRUM_USDC, "0x" + "0" * 40, "chains.arbitrum.usdc_contract is the zero address"),
+        (ARBITRUM_USDC, "0x" + "zz" * 20, "chains.arbitrum.usdc_contract .* not a hex digit"),
+        ('aliases = ["arb",', 'aliases = ["7",', "chains.arbitrum: .* unlike '7'"),
+        ('aliases = ["arb",', 'aliases = ["",', "chains.arbitrum: .* unlike ''"),
+        ('aliases = ["arb",', 'aliases = ["XMR",', "chains.arbitrum: 'XMR' is the other side"),
+        ('aliases = ["arb",', 'aliases = ["BASE",', "both claim 'base'"),
+        ("min_swap_usd = 10\n", "min_swap_usd = 0\n", "min_swap_usd must be a whole number above"),
+        ("min_swap_usd = 10\n", "min_swap_usd = true\n", "must be a whole number above 0"),
+        ("min_swap_usd = 10\n", "min_swap_usd = 1.5\n", "must be a whole number above 0"),
+        ("[chains.arbitrum]", "[chains]\nmoon = 1\n[chains.arbitrum]", "chains.moon must be a tab"),
+        ("[chains.arbitrum]", "[chains.arbitrum", "line 6"),
+    ],
+)
+def test_what_no_caller_could_use_or_nobody_owns_is_refused(
+    before: str, after: str, complaint: str
+) -> None:
+    assert before in TOML
     with pytest.raises(ValueError, match=complaint):
         load_chains(TOML.replace(before, after, 1))

@@ -81,3 +81,82 @@ def test_rounding_is_to_the_named_side_by_less_than_one(a: int, b: int, c: int) 
     low, high = mul_div_floor(a, b, c), mul_div_ceil(a, b, c)
     assert low * c <= a * b <= high * c
     assert high - low in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "lesson"),
+    [
+        ("0", "above 0"),
+        ("0.000", "above 0"),
+        ("-1", "sign"),
+        ("+1", "sign"),
+        ("1e3", "exponent"),
+        ("1e400", "exponent"),
+        ("0.0000000000001", "13 decimals; XMR has 12"),
+        (" 1", "spaces around"),
+        ("1\n", "spaces around"),
+        ("1 000", "spaces in it"),
+        ("1,5", "comma"),
+        ("1_000", "underscore"),
+        ("\u0661", "ASCII digits"),
+        ("\uff11", "ASCII digits"),
+        ("9" * 200, "too long"),
+        ("01", "leading zero"),
+        (".5", 'write "0"'),
+        ("5.", "ends with a point"),
+        ("", "empty"),
+        ("NaN", "not a decimal number"),
+        ("0x10", "not a decimal number"),
+    ],
+    ids=repr,
+)
+def test_each_bad_amount_has_its_own_lesson(text: str, lesson: str) -> None:
+    with pytest.raises(InvalidInput, match=lesson) as caught:
+        parse_amount(text, XMR)
+    assert (caught.value.field, caught.value.received) == ("amount", text)
+
+
+def test_usdc_takes_no_more_decimals_than_it_has() -> None:
+    assert parse_amount("0.000001", USDC) == Money(1, USDC)
+    with pytest.raises(InvalidInput, match="7 decimals; USDC has 6"):
+        parse_amount("0.0000001", USDC)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.8, '"0.8"'), (1, '"1"'), (150.25, '"150.25"')])
+def test_a_number_is_told_which_string_to_send(number: float, text: str) -> None:
+    with pytest.raises(InvalidInput, match=f"such as {text}: a JSON number loses digits"):
+        parse_amount(number, XMR)
+
+
+@pytest.mark.parametrize("number", [1e-7, 1e22, -1, 10**5000, float("nan")], ids=type)
+def test_a_number_is_not_told_to_send_what_would_be_refused_too(number: float) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_amount(number, XMR)
+    assert "such as" not in caught.value.message
+
+
+@pytest.mark.parametrize("value", [True, False, None, [], {}])
+def test_what_is_no_number_either_is_not_called_one(value: object) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_amount(value, XMR)
+    assert "JSON number" not in caught.value.message
+    assert str(value) not in caught.value.message
+
+
+def test_an_asset_without_decimals_is_written_without_a_point() -> None:
+    assert format_units(5, Asset("PTS", 0)) == "5"
+    assert format_units(0, Asset("PTS", 0)) == "0"
+
+
+def test_money_is_shown_with_its_asset() -> None:
+    assert Money(8 * 10**11, XMR).display() == "0.8 XMR"
+
+
+def test_money_is_compared_with_money_only() -> None:
+    assert Money(1, XMR) < Money(2, XMR) <= Money(2, XMR)
+    assert Money(2, XMR) > Money(1, XMR)
+    assert Money(1, XMR) != Money(1, USDC)
+    with pytest.raises(TypeError):
+        _ = Money(1, XMR) < 2  # type: ignore[operator] # the point of the test
+    with pytest.raises(TypeError):
+        _ = Money(1, XMR) + 2  # type: ignore[operator] # the point of the test
