@@ -1,0 +1,72 @@
+"""What the documents tell of the service: its address, brand, limits, chains and operations.
+
+Everything comes from the settings and the operation table, nothing from a request: a ``Host``
+header could name anything. What does not live here: the documents themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcsvc import __version__
+from rpcsvc.domain.chains import Chain
+from rpcsvc.operations.service import Service
+from rpcsvc.operations.table import Operation, operations_for
+from rpcsvc.settings import BrandSettings, LimitSettings, RateLimitSettings, Settings
+from rpcsvc.verify import signature_headers
+
+API_ROOT = "/api/v1"
+RPC_PATH = "/rpc"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The public face of one installation. ``url`` is the site root without a trailing slash."""
+
+    url: str
+    domain: str
+    brand: BrandSettings
+    contact: str | None
+    version: str
+    network: str
+    is_simulated: bool
+    rpc_needs_token: bool
+    limits: LimitSettings
+    rate_limit: RateLimitSettings
+    deposit_window_seconds: int
+    idempotency_days: int
+    chains: tuple[Chain, ...]
+    operations: tuple[Operation, ...]
+
+    def absolute(self, path: str) -> str:
+        """The address of a path that begins with a slash."""
+        return self.url + path
+
+    @property
+    def signature_headers(self) -> tuple[str, ...]:
+        """Names of the headers that a signed response has (spec 5.3)."""
+        return signature_headers(self.brand.slug)
+
+    def rpc_method(self, operation: Operation) -> str:
+        """The JSON-RPC method of an operation."""
+        return f"{self.brand.slug}.{operation.name}"
+
+
+def site_of(settings: Settings, service: Service) -> Site:
+    """The site that these settings and this service make."""
+    return Site(
+        url=settings.effective_site_url,
+        domain=settings.effective_domain,
+        brand=settings.brand,
+        contact=settings.contact,
+        version=__version__,
+        network=service.venue.network,
+        is_simulated=service.venue.is_simulated,
+        rpc_needs_token=bool(settings.agent_rpc_tokens),
+        limits=settings.limits,
+        rate_limit=settings.rate_limit,
+        deposit_window_seconds=settings.orders.deposit_window_seconds,
+        idempotency_days=settings.orders.idempotency_days,
+        chains=tuple(service.chains.all()),
+        operations=tuple(operations_for(service)),
+    )
