@@ -1,10 +1,11 @@
 """JSON-RPC 2.0 at the level of messages: the bytes of a body in, the bytes of the answer out.
 
-jsonrpcserver looks each method up, binds its params and builds its response; this wrapper parses,
-judges and writes the messages, splits batches and runs the methods. The library is driven through
-its synchronous dispatch, whose table holds one ``_Entry`` per method: an entry only notes which
-method is to run, and the wrapper awaits it afterwards. So the library makes no task per call, and
-sees neither an exception (whose text it would send) nor a batch (which it would run unbounded).
+jsonrpcserver looks each method up, binds its params and calls it; this wrapper parses, judges and
+writes the messages, splits batches and awaits the methods. The library is driven one request at a
+time through its synchronous ``dispatch_request``, whose table holds one ``_Entry`` per method: an
+entry only notes that its method was found, and the wrapper runs it afterwards. So the library
+makes no task per call, and sees neither an exception (whose text it would send) nor a batch
+(which it would run unbounded).
 
 What does not live here: HTTP (status lines, headers, tokens, limits on size and rate), what a
 method does, and how JSON is read (strict_json.py).
@@ -49,6 +50,8 @@ with warnings.catch_warnings():
     # The library reads its schema, which is not used here, by functions that 3.11 deprecates.
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     import jsonrpcserver
+    from jsonrpcserver.dispatcher import dispatch_request
+    from jsonrpcserver.request import Request
 
 C = TypeVar("C")
 
@@ -203,62 +206,59 @@ class JsonRpcServer(Generic[C]):
         return answers
 
     async def _answer_one(self, element: Any, caller: C) -> bytes | None:
-        call: _Call[C] = _Call(element)
-        response = jsonrpcserver.dispatch_to_response(
-            element,
-            self._entries,
-            context=call,
-            deserializer=_wrap_params,
-            validator=call.check,
-            post_process=_members,
-        )
-        if isinstance(response, dict) and "error" in response:
-            request_id = self._request_id(caller, call.hint)
-            error = self._fault(call, response["error"], request_id)
-            return self._refusal(caller, response["id"], error, request_id)
-        if call.method is None:
-            return None
-        return await self._run(call, call.method, response, caller)
-
-    async def _run(
-        self, call: _Call[C], method: RpcMethod[C], response: Any, caller: C
-    ) -> bytes | None:
-        """Run the method that jsonrpcserver found and put its result into the library's response.
-
-        ``response`` is None for a notification.
-        """
-        if response is None and not method.runs_as_notification:
-            return None
+        """The answer to one element; None for a notification."""
+        problem = _problem(element)
+        if problem is not None:
+            request_id = self._request_id(caller, _hint_of(element))
+            return self._refusal(caller, None, InvalidRequest(problem), request_id)
+        call_id = element.get("id", _NO_ID)
+        is_notification = call_id is _NO_ID
+        hint = call_id if type(call_id) is str else None
         try:
-            result = await method.call(caller, call.hint, call.params)
-            if response is None:
+            found = self._find(element, call_id)
+            result = await self._run(found, caller, hint, is_notification=is_notification)
+            if is_notification:
                 return None
-            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": response["id"]})
+            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": call_id})
         except (ProtocolError, InternalError) as error:
             failure: ServiceError = error
-            request_id = self._request_id(caller, call.hint)
+            request_id = self._request_id(caller, hint)
         except Exception:
-            request_id = self._request_id(caller, call.hint)
-            _logger.exception("rpc_method_failed", method=call.name, request_id=request_id)
+            name, request_id = _shown(element["method"]), self._request_id(caller, hint)
+            _logger.exception("rpc_method_failed", method=name, request_id=request_id)
             failure = InternalError(request_id)
-        return (
-            None if response is None else self._refusal(caller, response["id"], failure, request_id)
-        )
+        return None if is_notification else self._refusal(caller, call_id, failure, request_id)
 
-    def _fault(self, call: _Call[C], refusal: dict[str, Any], request_id: str) -> ServiceError:
+    def _find(self, element: dict[str, Any], call_id: Any) -> _Found[C]:
+        """The method that an element calls. Raises UnknownMethod and InvalidParams."""
+        found: _Found[C] = _Found()
+        # As one positional argument, no name in the params can meet a Python name.
+        params = [element.get("params", {})]
+        _, outcome = dispatch_request(
+            self._entries, found, Request(element["method"], params, call_id)
+        )
+        if found.method is None:
+            raise self._fault(element["method"], outcome)
+        return found
+
+    async def _run(
+        self, found: _Found[C], caller: C, hint: str | None, *, is_notification: bool
+    ) -> Any:
+        method = found.method
+        if method is None or (is_notification and not method.runs_as_notification):
+            return None
+        return await method.call(caller, hint, found.params)
+
+    def _fault(self, name: str, outcome: Any) -> ServiceError:
         """Say in words that help the caller why jsonrpcserver found no method to run."""
-        if call.fault is not None:
-            return call.fault
-        if refusal["code"] == UnknownMethod.rpc_code:
-            return self._unknown_method(call.name)
-        if refusal["code"] == InvalidParams.rpc_code:
+        code = outcome._error.code
+        if code == UnknownMethod.rpc_code:
+            return self._unknown_method(name)
+        if code == InvalidParams.rpc_code:
             return InvalidParams(
                 'The member "params" is a list. Send an object: params are given by name.'
             )
-        _logger.error(
-            "rpc_dispatch_failed", method=_shown(call.name), refusal=refusal, request_id=request_id
-        )
-        return InternalError(request_id)
+        raise RuntimeError(f"jsonrpcserver refused a call: {outcome._error!r}")
 
     def _unknown_method(self, name: str) -> UnknownMethod:
         guessable = name if len(name) <= _LONGEST_GUESSED_NAME else ""
@@ -282,31 +282,18 @@ class JsonRpcServer(Generic[C]):
         return RpcAnswer(status, self._refusal(caller, None, error, request_id))
 
 
-class _Call(Generic[C]):
-    """One element on its way through jsonrpcserver, which hands it to the entry as its context."""
+class _Found(Generic[C]):
+    """What jsonrpcserver found for one element: it hands this to the entry as its context."""
 
-    __slots__ = ("fault", "hint", "method", "name", "params")
+    __slots__ = ("method", "params")
 
-    def __init__(self, element: Any) -> None:
-        call_id = element.get("id") if type(element) is dict else None
-        self.hint: str | None = call_id if type(call_id) is str else None
-        self.name = ""
-        self.params: dict[str, Any] = {}
+    def __init__(self) -> None:
         self.method: RpcMethod[C] | None = None
-        self.fault: InvalidRequest | None = None
-
-    def check(self, request: Any) -> Any:
-        """Refuse what is no request; keep the reason, since the library drops it."""
-        problem = _problem(request)
-        if problem is not None:
-            self.fault = InvalidRequest(problem)
-            raise ValueError(problem)
-        self.name = request["method"]
-        return request
+        self.params: dict[str, Any] = {}
 
 
 class _TwoPositional(Signature):
-    """The signature of every entry. ``_wrap_params`` sees to it that a call always fits.
+    """The signature of every entry. Params come as one argument, so that a call always fits.
 
     The library binds it at each call only to see whether that raises; Signature's own ``bind``
     would take longer than all else that the library does.
@@ -323,7 +310,7 @@ _BOUND: Final = BoundArguments(Signature(), OrderedDict())
 
 
 class _Entry(Generic[C]):
-    """A method as jsonrpcserver knows it: called with the call and its params, it notes both.
+    """A method as jsonrpcserver knows it: called with its params, it notes that it was found.
 
     The library asks for the signature at every call; this one is made once.
     """
@@ -336,35 +323,28 @@ class _Entry(Generic[C]):
     def __init__(self, method: RpcMethod[C]) -> None:
         self._method = method
 
-    def __call__(self, call: _Call[C], params: Any, /) -> jsonrpcserver.Result:
+    def __call__(self, found: _Found[C], params: Any, /) -> jsonrpcserver.Result:
         if type(params) is not dict:
             return jsonrpcserver.InvalidParams()
-        call.method = self._method
-        call.params = params
+        found.method = self._method
+        found.params = params
         return _FOUND
 
 
-# What an entry gives the library to build a response of; the wrapper puts the real result there.
+# What an entry gives the library for a result; the real one comes when the wrapper has run it.
 _FOUND: Final = jsonrpcserver.Success(None)
+_NO_ID: Final = object()
+_NO_PARAMS: Final[dict[str, Any]] = {}
 
 
-def _members(response: Any) -> dict[str, Any]:
-    """The library's response as the members of a JSON-RPC one, without the result."""
-    if hasattr(response, "_error"):
-        error = response._error
-        return {"jsonrpc": "2.0", "error": {"code": error.code}, "id": error.id}
-    return {"jsonrpc": "2.0", "id": response._value.id}
-
-
-def _wrap_params(element: Any) -> Any:
-    """Make params one positional argument, so that no name in them can meet a Python name."""
-    if type(element) is not dict:
-        return element
-    return {**element, "params": [element.get("params", {})]}
+def _hint_of(element: Any) -> str | None:
+    """The id of an element that is no request, if it is a string."""
+    call_id = element.get("id") if type(element) is dict else None
+    return call_id if type(call_id) is str else None
 
 
 def _problem(request: Any) -> str | None:
-    """Why ``request``, its params wrapped, is no request (JSON-RPC 2.0, section 4), or None."""
+    """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
     if type(request) is not dict:
         return f"A request is an object, not {_KINDS[type(request)]}."
     if request.get("jsonrpc") != "2.0":
@@ -373,7 +353,7 @@ def _problem(request: Any) -> str | None:
         return f'The member "method" is {_kind(request, "method")}. Send a name, as a string.'
     if type(request.get("id")) not in _ID_TYPES:
         return f'The member "id" is {_kind(request, "id")}. Send a string, a number or null.'
-    params = request["params"][0]
+    params = request.get("params", _NO_PARAMS)
     if type(params) is not dict and type(params) is not list:
         return f'The member "params" is {_KINDS[type(params)]}. Send an object, or leave it out.'
     return None

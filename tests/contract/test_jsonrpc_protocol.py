@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonrpcserver import Error as LibraryError
 from structlog.testing import capture_logs
 
 from rpcsvc.errors import (
@@ -632,17 +633,16 @@ async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caller = Caller()
-    refusal = {"code": -32000, "message": "Server error", "data": "secret"}
+    refusal = LibraryError(-32000, "Server error", "secret")
     monkeypatch.setattr(
-        "jsonrpcserver.dispatch_to_response",
-        lambda *_, **__: {"jsonrpc": "2.0", "error": refusal, "id": None},
+        "rpcsvc.transport.jsonrpc.dispatch_request", lambda _, __, request: (request, refusal)
     )
     with capture_logs() as logs:
         response = await reply(request("echo", id="r-1"), caller)
 
-    assert outline(response) == (-32603, None)
+    assert outline(response) == (-32603, "r-1")
     assert "secret" not in json.dumps(response)
-    assert logs[0]["refusal"] == refusal
+    assert (logs[0]["event"], logs[0]["exc_info"]) == ("rpc_method_failed", True)
     assert caller.calls == []
 
 
