@@ -30,7 +30,12 @@ class Dispatcher:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
         try:
-            reply = await self._run(operation, params, call)
+            if call.idempotency_key is not None:
+                read_key(call.idempotency_key)
+            parsed = parse_params(operation.params, params, self._service)
+            reply = self._reply(
+                operation, await operation.handler(self._service, parsed, call), call
+            )
         except ServiceError as error:
             reply = self.refuse(operation.name, error, call)
         except Exception:
@@ -46,23 +51,13 @@ class Dispatcher:
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
-    async def _run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
-        if call.idempotency_key is not None:
-            read_key(call.idempotency_key)
-        parsed = parse_params(operation.params, params, self._service)
-        result = await operation.handler(self._service, parsed, call)
+    def _reply(self, operation: Operation, result: Answer | Stored, call: Call) -> Reply:
         if isinstance(result, Stored):
             return Reply(finish(result.head, call.request_id), replayed=result.replayed)
-        return Reply(finish(head(operation.name, self._complete(result)), call.request_id))
-
-    def _complete(self, answer: Answer) -> Answer:
-        if "sessionSource" not in answer.data:
-            data = with_session(self._service.venue, answer.data, NO_SESSION)
-            return Answer(
-                answer.state, data, answer.next_actions, answer.missing_inputs,
-                answer.validation_errors, answer.ok,
-            )  # fmt: skip
-        return answer
+        if "sessionSource" not in result.data:
+            data = with_session(self._service.venue, result.data, NO_SESSION)
+            result = result._replace(data=data)
+        return Reply(finish(head(operation.name, result), call.request_id))
 
 
 def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:

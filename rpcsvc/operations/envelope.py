@@ -8,8 +8,7 @@ byte for byte, under the request id of the retry.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -19,20 +18,18 @@ from rpcsvc.errors import InputError, InputErrors, MissingInput, ServiceError
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What an operation found. ``next_actions`` hold calls that can be sent as they stand."""
 
     state: AgentState
     data: Json
-    next_actions: list[Json] = field(default_factory=list)
-    missing_inputs: list[str] = field(default_factory=list)
-    validation_errors: list[Json] = field(default_factory=list)
+    next_actions: Sequence[Json] = ()
+    missing_inputs: Sequence[str] = ()
+    validation_errors: Sequence[Json] = ()
     ok: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """An answer ready to send: the envelope's JSON bytes and what the transport adds."""
 
     body: bytes

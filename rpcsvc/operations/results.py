@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Venue
@@ -10,8 +10,7 @@ from rpcsvc.operations.service import Venue
 NO_SESSION = (None, "none")
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """The head of an envelope as it was committed; ``replayed`` when it answers a retry."""
 
     head: bytes

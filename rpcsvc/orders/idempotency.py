@@ -31,14 +31,13 @@ class Idempotency:
 
     def __init__(self, store: OrderStore) -> None:
         self._store = store
-        self._running: dict[tuple[str, str], asyncio.Task[bytes]] = {}
+        self._running: dict[tuple[str, str], asyncio.Future[None]] = {}
 
     async def once(self, claim: Claim, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
         """The answer to the call, and whether it is a replay.
 
-        ``make`` must commit its answer under the claim's key. It runs to its end even if the
-        caller goes away. Raises IdempotencyConflict, and whatever ``make`` raises (the key is
-        free again then).
+        ``make`` must commit its answer under the claim's key. Raises IdempotencyConflict, and
+        whatever ``make`` raises (the key is free again then).
         """
         slot = (claim.namespace, claim.key)
         while True:
@@ -49,21 +48,17 @@ class Idempotency:
             running = self._running.get(slot)
             if running is None:
                 break
-            await asyncio.wait([running])
-        return await asyncio.shield(self._start(slot, make)), False
-
-    def _start(
-        self, slot: tuple[str, str], make: Callable[[], Awaitable[bytes]]
-    ) -> asyncio.Task[bytes]:
-        async def run() -> bytes:
-            try:
-                return await make()
-            finally:
-                del self._running[slot]
-
-        task = asyncio.create_task(run(), name="idempotent call")
-        self._running[slot] = task
-        return task
+            await asyncio.shield(running)
+        ended = self._running[slot] = asyncio.get_running_loop().create_future()
+        try:
+            return await make(), False
+        except asyncio.CancelledError:
+            # What was handed to the store is committed all the same; copies wait until it is.
+            await self._store.settle()
+            raise
+        finally:
+            del self._running[slot]
+            ended.set_result(None)
 
 
 def _require_same(stored: StoredResponse, claim: Claim) -> None:

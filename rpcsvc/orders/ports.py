@@ -142,6 +142,10 @@ class OrderStore(Protocol):
         """Make the change durable, whole or not at all."""
         ...
 
+    async def settle(self) -> None:
+        """Wait until every commit begun so far is on disk or refused."""
+        ...
+
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time; returns how many."""
         ...

@@ -5,6 +5,8 @@ What does not live here: transactions and connections (sqlite.py), what the valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from rpcsvc.domain.states import (
     TransferKind,
     TransferState,
 )
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import (
     Change,
     HistoryEntry,
@@ -69,6 +72,12 @@ def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Inser
     return plain._replace(sql=f"{plain.sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}")
 
 
+# How much of an address its index holds (migrations/0003_address_index.sql).
+_ADDRESS_START = 18
+_SELECT_BY_ADDRESS = f"""
+    SELECT order_id, deposit_network, deposit_address FROM orders
+    WHERE substr(deposit_address, 1, {_ADDRESS_START}) = ?
+"""  # noqa: S608 - a constant
 _VIEW = ("view", "view_valid_until", "view_key")
 _CHANGING = (*_STANDING, *_VIEW)
 _INSERT_ORDER = _insert("orders", (*_TERMS, *_CHANGING))
@@ -108,7 +117,7 @@ _SELECT_EFFECTS = """
 class SqliteOrderStore:
     """The OrderStore port (orders/ports.py) over a Database."""
 
-    def __init__(self, database: Database, view_key: str) -> None:
+    def __init__(self, database: Database, view_key: Callable[[], str]) -> None:
         self._db = database
         self._view_key = view_key
 
@@ -130,21 +139,22 @@ class SqliteOrderStore:
 
     def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """Which order an address was given to."""
-        row = self._db.read_one(
-            "SELECT order_id FROM orders WHERE deposit_address = ? AND deposit_network = ?",
-            (address, network),
-        )
-        return row[0] if row else None
+        found = self._given(address)
+        return found[0] if found is not None and found[1] == network else None
 
     def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
         """The destination and the status answer of an order, if it holds now."""
-        row = self._db.read_one(_SELECT_VIEW, (order_id, self._view_key, now))
+        row = self._db.read_one(_SELECT_VIEW, (order_id, self._view_key(), now))
         return (row[0], row[1]) if row else None
 
     def is_deposit_address(self, address: str) -> bool:
         """Whether the address was given to an order to pay to, on whatever network."""
-        sql = "SELECT 1 FROM orders WHERE deposit_address = ?"
-        return self._db.read_one(sql, (address,)) is not None
+        return self._given(address) is not None
+
+    def _given(self, address: str) -> tuple[str, str] | None:
+        """The order and the network of a deposit address."""
+        row = self._db.read_one(_SELECT_BY_ADDRESS, (address[:_ADDRESS_START],))
+        return (row[0], row[1]) if row is not None and row[2] == address else None
 
     def history(self, order_id: str) -> list[HistoryEntry]:
         """All events of an order, oldest first."""
@@ -183,7 +193,12 @@ class SqliteOrderStore:
 
         Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
         """
-        await self._db.write(_statements(change, self._view_key))
+        await self._db.write(_statements(change, self._view_key()))
+
+    async def settle(self) -> None:
+        """Wait until every commit begun so far is on disk or refused."""
+        with suppress(Unavailable):  # closing: the writes that wait are finished all the same
+            await self._db.write(())
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time; returns how many."""

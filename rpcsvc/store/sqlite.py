@@ -4,9 +4,11 @@ Durability: WAL with ``synchronous=FULL``; ``write`` returns after the commit is
 that wait at the same time share one transaction and so one fsync. The writer is an aiosqlite
 connection with its own thread. Reads are point look-ups by index on a read-only connection in
 the caller's thread: in WAL mode they never wait for the writer, and a few microseconds of SQLite
-cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures).
+cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures). Between two
+commits nothing can change, since no one else writes: reads then share one read transaction.
 
-What does not live here: what the rows mean (orders.py, sandbox.py).
+What does not live here: what the rows mean (orders.py, sandbox.py), the way of committed pages
+into the database file (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +28,7 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
+from rpcsvc.store.checkpoints import RESTART, Checkpointer
 from rpcsvc.store.migrations import migrate, scripts
 
 log = structlog.get_logger(__name__)
@@ -35,8 +38,6 @@ LOCK_NAME = "rpcsvc.lock"
 BUSY_TIMEOUT_MS = 2_000
 # How long after a failed commit the writer tries by itself whether it can write again.
 PROBE_SECONDS = 0.5
-# 32 MiB of WAL between checkpoints: fewer, larger ones keep the tail latency of commits low.
-WAL_PAGES = 8_000
 MAX_GROUP = 512
 MAX_ROWS = 64
 
@@ -141,10 +142,13 @@ class Database:
         writer: aiosqlite.Connection,
         connection: GroupConnection,
         reader: sqlite3.Connection,
+        checkpoints: Checkpointer,
     ) -> None:
         self._writer = writer
         self._connection = connection
         self._reader = reader
+        self._checkpoints = checkpoints
+        self._is_writing = False
         self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
@@ -178,7 +182,8 @@ class Database:
         try:
             for pragma in _WRITER_PRAGMAS:
                 await writer.execute(pragma)
-            return cls(writer, made[0], open_reader(path))
+            checkpoints = await Checkpointer.open(path, BUSY_TIMEOUT_MS)
+            return cls(writer, made[0], open_reader(path), checkpoints)
         except sqlite3.Error:
             await writer.close()  # its thread would keep the process from ending
             raise
@@ -188,12 +193,14 @@ class Database:
         self._closing = True
         self._wake.set()
         await self._committer
+        await self._checkpoints.close()
         self._reader.close()
         await self._writer.close()
 
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """All rows of a query over committed state. Raises errors.Unavailable."""
         try:
+            self._hold_snapshot()
             return self._reader.execute(sql, values).fetchall()
         except sqlite3.OperationalError as error:
             raise _unavailable(error) from error
@@ -201,9 +208,23 @@ class Database:
     def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
         """The first row, or None. Raises errors.Unavailable."""
         try:
+            self._hold_snapshot()
             return self._reader.execute(sql, values).fetchone()
         except sqlite3.OperationalError as error:
             raise _unavailable(error) from error
+
+    def _hold_snapshot(self) -> None:
+        """Keep the read transaction open from one read to the next while nothing is written.
+
+        Taking the locks of WAL mode anew for each read costs as much as the read itself.
+        """
+        if not self._is_writing and not self._reader.in_transaction:
+            self._reader.execute("BEGIN")
+
+    def _release_snapshot(self) -> None:
+        """See the next commit, and let the log start again from its beginning."""
+        if self._reader.in_transaction:
+            self._reader.execute("COMMIT")
 
     def health(self) -> Health:
         """Whether the last commit and a read now go through."""
@@ -223,7 +244,7 @@ class Database:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((statements, done))
         self._wake.set()
-        await asyncio.shield(done)
+        await done  # if the caller is cancelled, its statements are committed all the same
 
     async def _commit_groups(self) -> None:
         while True:
@@ -233,6 +254,8 @@ class Database:
             while self._waiting:
                 group, self._waiting = self._waiting[:MAX_GROUP], self._waiting[MAX_GROUP:]
                 await self._commit_group(group)
+                if self._checkpoints.wants_restart:
+                    await self._restart_log()
             if self._closing:
                 return
 
@@ -290,7 +313,23 @@ class Database:
         for sql, values, _ in sorted(statements, key=_comes_later):
             rows_of.setdefault(sql, []).append(values)
         self._connection.group = rows_of
-        await self._writer.commit()
+        await self._exclusively(self._writer.commit())
+        self._checkpoints.note(sum(map(len, rows_of.values())))
+
+    async def _exclusively(self, write: Awaitable[Any]) -> None:
+        """Run a write while no read holds on to what was there before it."""
+        self._release_snapshot()
+        self._is_writing = True
+        try:
+            await write
+        finally:
+            self._is_writing = False
+
+    async def _restart_log(self) -> None:
+        """Begin the log anew. If that fails, it goes on growing, and the next move asks again."""
+        self._checkpoints.wants_restart = False
+        with suppress(sqlite3.Error):
+            await self._exclusively(self._writer.execute_fetchall(RESTART))
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
@@ -315,7 +354,7 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
-    f"PRAGMA wal_autocheckpoint = {WAL_PAGES}",
+    "PRAGMA wal_autocheckpoint = 0",  # checkpoints.py does it, beside the writer
 )
 
 

@@ -297,9 +297,10 @@ def _fresh(token: str, number: int) -> str:
         return "ord_" + base64.b32encode(bits).translate(_CROCKFORD)[6:].decode()
     if len(token) == 36 and token.count("-") == 4:
         return str(uuid.UUID(int=random.getrandbits(128), version=4))
-    noise = "".join(random.choices(_DIGITS, k=12)) if len(token) >= 40 else ""
-    tail = noise + _in_digits(number)
-    return token[: len(token) - len(tail)] + tail
+    # What is random in an address or a hash begins after its prefix, so a copy differs there too.
+    noise = "".join(random.choices(_DIGITS, k=16)) if len(token) >= 40 else ""
+    tail = _in_digits(number)
+    return token[:2] + noise + token[2 + len(noise) : len(token) - len(tail)] + tail
 
 
 def _in_digits(number: int) -> str:

@@ -48,7 +48,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def store(database: Database) -> SqliteOrderStore:
-    return SqliteOrderStore(database, "key")
+    return SqliteOrderStore(database, lambda: "key")
 
 
 def fresh(number: int = 1) -> Order:
@@ -155,7 +155,7 @@ async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
     await store.commit(created(fresh()))
     assert store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
     assert store.status_view("ord_1", NOW + 1000) is None
-    assert SqliteOrderStore(database, "another key").status_view("ord_1", NOW) is None
+    assert SqliteOrderStore(database, lambda: "another key").status_view("ord_1", NOW) is None
 
 
 async def test_pending_effects_come_back_with_prepared_transfers_first(

@@ -1,0 +1,113 @@
+"""Checkpoints: moving committed pages from the write-ahead log into the database file.
+
+SQLite's own way is to let the commit that fills the log do it, and every order that waits for
+that commit waits for the whole move: hundreds of milliseconds where the pages lie far apart. Here
+a connection of its own moves them while the writer goes on appending. Only the last step, starting
+the log again from its beginning, needs the writer to pause, and by then little is left to move.
+
+What does not live here: transactions (sqlite.py), which call ``note`` after each commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+import aiosqlite
+import structlog
+
+log = structlog.get_logger(__name__)
+
+# A row dirties about two pages of 4 KiB, so this is some 16 MiB of log from one move to the next.
+ROWS_BETWEEN = 2_000
+# Frames (pages in the log) that are few enough to be moved while the writer waits.
+FEW_FRAMES = 1_000
+# A log longer than this, 64 MiB, is started again; a shorter one goes on growing.
+LONG_LOG_FRAMES = 16_000
+MOST_PASSES = 5
+
+_PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
+RESTART = "PRAGMA wal_checkpoint(RESTART)"
+
+
+class _Progress(NamedTuple):
+    """What SQLite answers: whether others were in the way, frames in the log, frames moved."""
+
+    busy: int
+    frames: int
+    moved: int
+
+
+class Checkpointer:
+    """Moves pages beside the writer. ``wants_restart`` asks the writer to run ``RESTART``."""
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+        self._rows = 0
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._is_well = True
+        self.wants_restart = False
+        self._task = asyncio.create_task(self._run(), name="checkpointer")
+
+    @classmethod
+    async def open(cls, path: Path, busy_timeout_ms: int) -> Checkpointer:
+        """A checkpointer for the database at ``path``. Raises sqlite3.Error."""
+        connection = await aiosqlite.connect(path, isolation_level=None)
+        try:
+            await connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
+            await connection.execute("PRAGMA wal_autocheckpoint = 0")
+        except sqlite3.Error:
+            await connection.close()  # its thread would keep the process from ending
+            raise
+        return cls(connection)
+
+    def note(self, rows: int) -> None:
+        """Count the rows of a commit; enough of them start a move."""
+        self._rows += rows
+        if self._rows >= ROWS_BETWEEN:
+            self._rows = 0
+            self._wake.set()
+
+    async def close(self) -> None:
+        """Finish the move at hand and close."""
+        self._closing = True
+        self._wake.set()
+        await self._task
+        await self._connection.close()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._closing:
+                return
+            await self._move()
+
+    async def _move(self) -> None:
+        """Move pages until few are left: what commits add meanwhile is less with each pass."""
+        try:
+            progress = await self._pass()
+            for _ in range(MOST_PASSES - 1):
+                if progress.frames - progress.moved <= FEW_FRAMES:
+                    break
+                progress = await self._pass()
+        except sqlite3.Error as error:
+            self._report_failure(error)
+            return
+        self._is_well = True
+        self.wants_restart = progress.frames > LONG_LOG_FRAMES
+
+    async def _pass(self) -> _Progress:
+        cursor = await self._connection.execute(_PASSIVE)
+        row = await cursor.fetchone()
+        await cursor.close()
+        return _Progress(*row) if row is not None else _Progress(1, 0, 0)
+
+    def _report_failure(self, error: sqlite3.Error) -> None:
+        """Say it once: commits still go to the log, and the next move is tried as usual."""
+        if self._is_well:
+            log.warning("checkpoint_failed", reason=str(error))
+        self._is_well = False
