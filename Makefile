@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install run demo test check bench generate crash clean
+.PHONY: help install run demo test check bench generate crash regtest spectral clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,7 +13,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rpcsvc needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain]'
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything that the other targets need
@@ -29,6 +29,13 @@ test: install ## the quick tests
 
 crash: install ## the long tests: kill -9 under load, many times
 	$(BIN)/python -m pytest -m slow
+
+regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
+	tools/regtest/install
+	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest
+
+spectral: install ## lint the OpenAPI document (needs Node)
+	tools/spectral/run.sh docs/generated/openapi.json
 
 check: install ## lint, types, import direction, generated files
 	$(BIN)/ruff check .

@@ -14,9 +14,9 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -26,10 +26,11 @@ from aiohttp import web
 
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
-from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.ids import RandomBytes, system_random
+from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
@@ -44,14 +45,23 @@ from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
 from rpcsvc.transport.agent_http import AgentHttp
+from rpcsvc.transport.cors import cors
+from rpcsvc.transport.discovery import DiscoveryHttp
+from rpcsvc.transport.documents import recording
+from rpcsvc.transport.documents.catalogue import Sources, catalogue
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.health import HealthRoutes
 from rpcsvc.transport.http import catch_all
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.rpc_http import RpcHttp
+from rpcsvc.transport.signed import sign_all
+from rpcsvc.transport.site import Site, site_of
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +80,7 @@ class Running:
     worker: Worker
     effects: EffectRunner
     database: Database
+    signer: ResponseSigner | None
 
 
 @asynccontextmanager
@@ -78,7 +89,8 @@ async def running(
 ) -> AsyncIterator[Running]:
     """The service on its data directory, owned exclusively, until the block ends.
 
-    The worker is made, not started. Raises DataDirInUse, NewerDatabase and SettingsError.
+    The worker is made, not started. Raises DataDirInUse, NewerDatabase, SigningKeyError and
+    SettingsError.
     """
     if settings.engine != "sandbox":
         raise SettingsError(
@@ -90,15 +102,29 @@ async def running(
     try:
         database = await Database.open(settings.data_dir)
         try:
-            yield await _compose(settings, database, clock or SystemClock(), random)
+            base = clock or SystemClock()
+            signer = _signer(settings, base, random)
+            yield await _compose(settings, database, base, random, signer)
         finally:
             await database.close()
     finally:
         lock.release()
 
 
+def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSigner | None:
+    """What signs, by the real clock: a sandbox's time machine must not make answers look old."""
+    if not settings.signing.enabled:
+        return None
+    ring = KeyRing.load_or_create(settings.data_dir / KEYS_DIR, clock, random)
+    return ResponseSigner(ring, clock, slug=settings.brand.slug)
+
+
 async def _compose(
-    settings: Settings, database: Database, base_clock: Clock, random: RandomBytes
+    settings: Settings,
+    database: Database,
+    base_clock: Clock,
+    random: RandomBytes,
+    signer: ResponseSigner | None,
 ) -> Running:
     chains = load_chains(_chains_toml(settings.chains_file))
     clock = OffsetClock(base_clock)
@@ -106,7 +132,11 @@ async def _compose(
     engine = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
     await engine.start()
     venue = Venue(engine.name, engine, is_simulated=True)
-    store = SqliteOrderStore(database, view_key(venue, [chain.name for chain in chains.all()]))
+    if signer is not None:
+        issuer = settings.effective_site_url
+        attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
+        venue = replace(venue, attest=attest)
+    store = SqliteOrderStore(database, _view_key(venue, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, venue))
     payouts = Payouts(store, engine, processor)
     effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
@@ -134,7 +164,15 @@ async def _compose(
         wake=worker.wake,
         sandbox=SandboxControls(ledger, engine, clock, random),
     )
-    return Running(settings, service, Dispatcher(service), worker, effects, database)
+    return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
+
+
+def _view_key(
+    venue: Venue, chains: ChainRegistry, signer: ResponseSigner | None
+) -> Callable[[], str]:
+    """Under which key status answers hold now: after a rotation they are attested anew."""
+    rendering = view_key(replace(venue, attest=None), [chain.name for chain in chains.all()])
+    return lambda: rendering if signer is None else f"{rendering}-{signer.kid[:16]}"
 
 
 def _chains_toml(configured: Path | None) -> str:
@@ -206,13 +244,31 @@ def web_app(up: Running) -> web.Application:
         max_depth=limits.depth,
     )
     agent = AgentHttp(gate, up.dispatcher, body_bytes=limits.body_bytes, max_depth=limits.depth)
+    site = site_of(settings, up.service)
+    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, _sources(site, up.signer)))
+    signing = [sign_all(up.signer, body_bytes=limits.body_bytes)] if up.signer else []
     app = web.Application(
-        middlewares=[catch_all(gate, up.dispatcher)], client_max_size=limits.body_bytes
+        middlewares=[
+            *signing,
+            cors(discovery.paths, site.signature_headers),
+            catch_all(gate, up.dispatcher),
+        ],
+        client_max_size=limits.body_bytes,
     )
     app.add_routes([web.post("/rpc", rpc.handle)])
     app.add_routes(agent.routes(operations))
-    app.add_routes(HealthRoutes(gate, up.service, up.worker, up.database).routes())
+    app.add_routes(discovery.routes())
+    app.add_routes(HealthRoutes(gate, up.service, up.worker, up.database, up.signer).routes())
     return app
+
+
+def _sources(site: Site, signer: ResponseSigner | None) -> Sources:
+    return Sources(
+        openapi=partial(openapi_document, site),
+        openrpc=partial(openrpc_document, site),
+        jwks=signer.jwks if signer else lambda: {"keys": []},
+        recording=recording.load,
+    )
 
 
 async def serve(settings: Settings) -> None:

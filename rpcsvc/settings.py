@@ -151,6 +151,12 @@ class RatesSettings(Group):
     max_age_seconds: Annotated[int, whole(1, DAY)] = 60
 
 
+class SigningSettings(Group):
+    """Whether responses and orders are signed, with keys made in the data directory."""
+
+    enabled: Flag = True
+
+
 class LogSettings(Group):
     """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
 
@@ -179,6 +185,7 @@ class Settings(Group):
     orders: OrderSettings = OrderSettings()
     sandbox: SandboxSettings = SandboxSettings()
     rates: RatesSettings = RatesSettings()
+    signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()
 
     @field_validator("tls_key")

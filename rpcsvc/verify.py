@@ -1,10 +1,183 @@
 """Checking what the service signed: a response, or the terms of an order.
 
 Needs the standard library and PyNaCl only, so that a client can use it, or copy it, without the
-rest. What does not live here: keys and signing (signing.py).
+rest. The whole format is written here once; signing.py signs what these functions build. What does
+not live here: keys and signing (signing.py), files and addresses of a JWKS (the CLI).
+
+Both checks raise a VerificationError for whatever does not hold, and nothing else:
+
+    VerificationError
+    +-- BadInput               what the verifier itself gave can't be right
+    +-- BadJwks                the key set, or the key that is asked for, is not usable
+    +-- UnknownKey             the key set has no key of that kid
+    +-- UnpinnedKey            another key than the one that the verifier trusts
+    +-- RetiredKey             made after its key was retired
+    +-- UnknownAlgorithm       not signed with Ed25519
+    +-- BadSignature           the signature is not of this key over this content
+    +-- MissingHeader          a header of the six is not there
+    +-- MalformedHeader        a header of the six is there twice, or has the wrong form
+    +-- UnknownVersion         signed by rules that this module does not know
+    +-- DigestMismatch         the body is not the one that was signed
+    +-- TooOld, FromTheFuture  signed outside the time that the verifier accepts
+    +-- MalformedAttestation   not a compact JWS over order terms, to the letter
+    +-- TermsMismatch          a real attestation, of another order than the verifier's
+
+Sources: spec 5.3; design part 3 "Signing"; RFC 8032 (Ed25519), RFC 8037 (OKP keys), RFC 7638
+(thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times). docs/signing.md says it
+all in words.
 """
 
 from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final, NoReturn, cast
+
+from nacl.bindings import crypto_sign_open
+from nacl.exceptions import BadSignatureError
+
+VERSION: Final = "1"
+ALGORITHM: Final = "ed25519"
+LABEL: Final = "service-response-signature"
+JWS_ALGORITHM: Final = "EdDSA"
+JWS_TYPE: Final = "service-order-attestation"
+DECIMALS: Final = {"x2u": 12, "u2x": 6}
+"""Decimals of what is sent, by direction: XMR or USDC."""
+
+DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
+MAX_SKEW: Final = timedelta(seconds=60)
+"""How far in the future a response may be: clocks differ."""
+
+LONGEST_ATTESTATION: Final = 8192
+_LONGEST_SHOWN: Final = 80
+
+_KID: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TARGET: Final = re.compile(r"[/*][^\x00-\x20\x7f]*")
+_TIME: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]{1,9}))?Z"
+)
+_UNITS: Final = re.compile(r"0|[1-9][0-9]{0,77}")
+_AMOUNT: Final = re.compile(r"(0|[1-9][0-9]{0,39})(?:\.([0-9]{1,40}))?")
+_TEXT: Final = re.compile(r"[\x21-\x7e]{1,256}")
+_EVM: Final = re.compile(r"0x[0-9a-fA-F]{40}")
+_MONERO: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?")
+_MAX_CHAIN_ID: Final = 2**53 - 1
+
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+
+
+class VerificationError(Exception):
+    """Something does not hold. ``code`` names the cause for programs."""
+
+    code: ClassVar[str]
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class BadInput(VerificationError, ValueError):
+    """What the verifier itself gave can't be right."""
+
+    code = "bad_input"
+
+
+class BadJwks(VerificationError):
+    """The key set, or the key of it that is asked for, is not usable."""
+
+    code = "bad_jwks"
+
+
+class UnknownKey(VerificationError):
+    """The key set has no key of that kid."""
+
+    code = "unknown_key"
+
+
+class UnpinnedKey(VerificationError):
+    """It is signed with another key than the one that the verifier trusts."""
+
+    code = "unpinned_key"
+
+
+class RetiredKey(VerificationError):
+    """It says that it was made after its key was retired."""
+
+    code = "retired_key"
+
+
+class UnknownAlgorithm(VerificationError):
+    """It is not signed with Ed25519."""
+
+    code = "unknown_algorithm"
+
+
+class BadSignature(VerificationError):
+    """The signature is not of this key over this content."""
+
+    code = "bad_signature"
+
+
+class MissingHeader(VerificationError):
+    """A header of the six is not there."""
+
+    code = "missing_header"
+
+
+class MalformedHeader(VerificationError):
+    """A header of the six is there twice, or does not have its form."""
+
+    code = "malformed_header"
+
+
+class UnknownVersion(VerificationError):
+    """The response is signed by rules that this module does not know."""
+
+    code = "unknown_version"
+
+
+class DigestMismatch(VerificationError):
+    """The body is not the one whose digest the headers hold."""
+
+    code = "digest_mismatch"
+
+
+class TooOld(VerificationError):
+    """The response was signed longer ago than the verifier accepts."""
+
+    code = "too_old"
+
+
+class FromTheFuture(VerificationError):
+    """The response was signed later than the verifier's clock allows."""
+
+    code = "from_the_future"
+
+
+class MalformedAttestation(VerificationError):
+    """Not a compact JWS over order terms, to the letter."""
+
+    code = "malformed_attestation"
+
+
+class TermsMismatch(VerificationError):
+    """The signature holds, but over another order. ``fields`` names the terms that differ."""
+
+    code = "terms_mismatch"
+
+    def __init__(self, message: str, differing: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.fields = differing
+
+
+# --- the signed response ---------------------------------------------------------------------
 
 
 def signature_headers(slug: str = "service") -> tuple[str, str, str, str, str, str]:
@@ -17,3 +190,667 @@ def signature_headers(slug: str = "service") -> tuple[str, str, str, str, str, s
         f"x-{slug}-signed-at",
         f"x-{slug}-signature",
     )
+
+
+def signed_head(kid: str, signed_at: str) -> bytes:
+    """The first five signed lines: what responses of the same second have in common."""
+    return f"{LABEL}\n{VERSION}\n{ALGORITHM}\n{kid}\n{signed_at}\n".encode()
+
+
+def signed_rest(
+    method: str, target: str, status: int, request_sha256: str, content_sha256: str
+) -> bytes:
+    """The other five signed lines: request method, target and body, status, response body.
+
+    A byte of the target that is not UTF-8 stands in ``target`` as a surrogate (PEP 383).
+    """
+    lines = f"{method}\n{target}\n{status}\n{request_sha256}\n{content_sha256}"
+    return lines.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request as *you* sent it, and the response that came. Raises BadInput.
+
+    ``method``, ``target`` (path and query as sent, such as ``/rpc``) and ``request_body`` are your
+    own: take none of them from the response. ``body`` is what came, unparsed, content encodings
+    undone; empty for HEAD and 304. The names of ``headers`` may be in any case.
+    """
+
+    method: str
+    target: str
+    request_body: bytes
+    status: int
+    headers: Headers
+    body: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not _METHOD.fullmatch(self.method):
+            raise BadInput(
+                f"method must be the request's HTTP method, such as POST, not {_show(self.method)}."
+            )
+        if not _is_target(self.target):
+            raise BadInput(
+                "target must be the path and query as they were sent, such as"
+                f" /api/v1/agent/swap/status/ord_...?verify=0x..., not {_show(self.target)}."
+            )
+        if type(self.status) is not int or not 100 <= self.status <= 599:
+            raise BadInput(
+                f"status must be the response's status code, such as 200, not {_show(self.status)}."
+            )
+        if not isinstance(self.request_body, bytes) or not isinstance(self.body, bytes):
+            raise BadInput("request_body and body must be bytes, exactly as sent and as received.")
+
+    def signed_text(self, kid: str, signed_at: str) -> bytes:
+        """What must have been signed for this exchange: the ten lines of design part 3."""
+        request, content = (hashlib.sha256(b).hexdigest() for b in (self.request_body, self.body))
+        rest = signed_rest(self.method, self.target, self.status, request, content)
+        return signed_head(kid, signed_at) + rest
+
+
+def _is_target(target: object) -> bool:
+    if not isinstance(target, str) or not _TARGET.fullmatch(target):
+        return False
+    try:
+        target.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedResponse:
+    """What is known of a response whose signature holds."""
+
+    kid: str
+    signed_at: datetime
+    key_retired_at: datetime | None
+
+
+def verify_response(
+    exchange: Exchange,
+    jwks: Mapping[str, Any],
+    *,
+    slug: str = "service",
+    now: datetime | None = None,
+    max_age: timedelta = DEFAULT_MAX_AGE,
+    pinned_kid: str | None = None,
+) -> VerifiedResponse:
+    """Check that the service gave this response to this request (design part 3 "Signing").
+
+    With ``now`` (a datetime with its time zone) a response older than ``max_age``, or more than
+    MAX_SKEW in the future, is refused; without it, age is not looked at. ``pinned_kid``: accept
+    this key only. ``slug``: the word in the headers' names.
+
+    Raises VerificationError, one subclass for each cause.
+    """
+    if not isinstance(exchange, Exchange):
+        raise BadInput("exchange must be an Exchange, made of your request and its response.")
+    _check_moment(now, max_age)
+    names = signature_headers(slug)
+    version, alg, kid, content_sha256, signed_at, signature = _six(exchange.headers, names)
+    _check_format(version, alg)
+    key = _find_key(jwks, _form(_KID, kid, names[2]), pinned_kid)
+    _check_digest(exchange.body, _form(_SHA256, content_sha256, names[3]))
+    made = _header_time(signed_at, names[4])
+    text = exchange.signed_text(kid, signed_at)
+    _check_signature(key, text, _header_signature(signature, names[5]))
+    key.vouches_for(made)
+    if now is not None:
+        _check_age(made, now, max_age)
+    return VerifiedResponse(kid, made, key.retired_at)
+
+
+def _six(headers: Headers, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of the six headers, in the order of ``names``."""
+    found: dict[str, str] = {}
+    for name, value in _pairs(headers):
+        lower = name.lower() if isinstance(name, str) else ""
+        if lower not in names:
+            continue
+        if lower in found:
+            raise MalformedHeader(
+                f"{lower} is there twice. Each header is sent once; trust neither."
+            )
+        if not isinstance(value, str):
+            raise MalformedHeader(f"{lower} must be text, not {type(value).__name__}.")
+        found[lower] = value
+    for name in names:
+        if name not in found:
+            raise MissingHeader(
+                f"The response has no header {name}, so it is not signed, or something on the way"
+                " dropped it. If the service has another name than the usual one, give its slug."
+            )
+    return tuple(found[name] for name in names)
+
+
+def _pairs(headers: object) -> list[tuple[Any, Any]]:
+    items = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        return [(name, value) for name, value in cast("Iterable[tuple[Any, Any]]", items)]
+    except (TypeError, ValueError):
+        raise BadInput("headers must be a mapping of names to values, or pairs of them.") from None
+
+
+def _check_format(version: str, alg: str) -> None:
+    if version != VERSION:
+        raise UnknownVersion(
+            f"The response is signed by version {_show(version)}; this module knows {VERSION}."
+            " Use a newer one."
+        )
+    if alg != ALGORITHM:
+        raise UnknownAlgorithm(
+            f"The response names algorithm {_show(alg)}; only {ALGORITHM} is known."
+        )
+
+
+def _form(form: re.Pattern[str], value: str, name: str) -> str:
+    if not form.fullmatch(value):
+        raise MalformedHeader(f"{name} does not have its form: {_show(value)}.")
+    return value
+
+
+def _header_time(value: str, name: str) -> datetime:
+    moment = parse_time(value)
+    if moment is None:
+        raise MalformedHeader(
+            f"{name} must be a time in UTC such as 2026-01-02T03:04:05Z, not {_show(value)}."
+        )
+    return moment
+
+
+def _header_signature(value: str, name: str) -> bytes:
+    signature = unb64url(value)
+    if signature is None or len(signature) != 64:
+        raise MalformedHeader(
+            f"{name} must be 64 bytes in base64url without padding, not {_show(value)}."
+        )
+    return signature
+
+
+def _check_digest(body: bytes, content_sha256: str) -> None:
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != content_sha256:
+        raise DigestMismatch(
+            f"The body ({len(body)} bytes) has SHA-256 {actual}, but {content_sha256} was signed."
+            " Take the body as it came, before any parsing or reformatting; if you did, it was"
+            " changed on the way."
+        )
+
+
+def _check_age(made: datetime, now: datetime, max_age: timedelta) -> None:
+    if now - made > max_age:
+        raise TooOld(
+            f"The response was signed at {made.isoformat()}, more than {max_age} before"
+            f" {now.isoformat()}. It may be an old answer sent again; ask once more."
+        )
+    if made - now > MAX_SKEW:
+        raise FromTheFuture(
+            f"The response was signed at {made.isoformat()}, more than {MAX_SKEW} after"
+            f" {now.isoformat()}. Set your clock, or do not trust the service's."
+        )
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+def thumbprint(x: str) -> str:
+    """The RFC 7638 thumbprint of an Ed25519 key (RFC 8037, appendix A.3), base64url.
+
+    ``x`` is the public key in base64url without padding, as a JWK has it.
+    """
+    canonical = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
+    return b64url(hashlib.sha256(canonical.encode()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    kid: str
+    public: bytes
+    retired_at: datetime | None
+
+    def vouches_for(self, made: datetime) -> None:
+        """A retired key vouches for what was made before only."""
+        if self.retired_at is not None and made > self.retired_at:
+            raise RetiredKey(
+                f"It says that it was made at {made.isoformat()}, but its key {self.kid} was"
+                f" retired at {self.retired_at.isoformat()}. Nobody should have that key any more:"
+                " do not trust it."
+            )
+
+
+def _find_key(jwks: object, kid: str, pinned_kid: str | None) -> _Key:
+    if pinned_kid is not None and kid != pinned_kid:
+        raise UnpinnedKey(
+            f"It is signed with key {_show(kid)}, but you trust {_show(pinned_kid)} only. If the"
+            " service has a new key, learn its kid from the operator, not from the response."
+        )
+    keys = jwks.get("keys") if isinstance(jwks, Mapping) else None
+    if not isinstance(keys, list):
+        raise BadJwks('The key set must be a JWKS: a JSON object with a list "keys".')
+    found = [key for key in keys if isinstance(key, Mapping) and key.get("kid") == kid]
+    if not found:
+        raise UnknownKey(
+            f"The key set has no key {_show(kid)}. If the set is not fresh, fetch it again:"
+            " the service may have a new key. Otherwise the service did not sign this."
+        )
+    if len(found) > 1:
+        raise BadJwks(f"The key set has {len(found)} keys of the kid {_show(kid)}; trust none.")
+    return _read_key(found[0], kid)
+
+
+_KEY_MEMBERS: Final[Mapping[str, tuple[object, ...]]] = {
+    "kty": ("OKP",),
+    "crv": ("Ed25519",),
+    "use": (None, "sig"),
+    "alg": (None, "EdDSA", "Ed25519"),
+    "d": (None,),
+}
+
+
+def _read_key(key: Mapping[str, Any], kid: str) -> _Key:
+    for name, allowed in _KEY_MEMBERS.items():
+        if not any(key.get(name) == value for value in allowed):
+            shown = "a private key" if name == "d" else _show(key.get(name))
+            raise BadJwks(
+                f"The key {kid} has {shown} as {name}; it must be a public Ed25519 key for"
+                " signatures (RFC 8037)."
+            )
+    x = key.get("x")
+    public = unb64url(x) if isinstance(x, str) else None
+    if public is None or len(public) != 32:
+        raise BadJwks(f"The x of key {kid} must be 32 bytes in base64url without padding.")
+    if thumbprint(b64url(public)) != kid:
+        raise BadJwks(f"The kid {kid} is not its key's RFC 7638 thumbprint; do not trust the set.")
+    return _Key(kid, public, _retired_at(key, kid))
+
+
+def _retired_at(key: Mapping[str, Any], kid: str) -> datetime | None:
+    if "retiredAt" not in key:
+        return None
+    moment = parse_time(key["retiredAt"])
+    if moment is None:
+        raise BadJwks(
+            f"The retiredAt of key {kid} must be a time in UTC such as 2026-01-02T03:04:05Z, not"
+            f" {_show(key['retiredAt'])}."
+        )
+    return moment
+
+
+def _check_signature(key: _Key, text: bytes, signature: bytes) -> None:
+    try:
+        crypto_sign_open(signature + text, key.public)
+    except BadSignatureError:
+        raise BadSignature(
+            f"The signature is not of key {key.kid} over this content. Something that is signed"
+            " differs from what you gave; for a response: method, target (path and query),"
+            " request body, status, or one of the headers."
+        ) from None
+
+
+# --- the attestation of an order -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderTerms:
+    """The terms of an order as the service attests them. Raises BadInput for impossible ones.
+
+    Amounts are integers of atomic units: ``deposit_amount`` of what is sent (XMR 10**-12, USDC
+    10**-6), ``expected_output`` and ``min_received`` of what is paid out. ``chain_id`` and
+    ``token`` (contract address) are the USDC side, whichever way the order swaps. Times are RFC
+    3339 in UTC. ``network`` is ``sandbox`` for simulated money. ``issuer`` is the service's site
+    address.
+    """
+
+    order_id: str
+    direction: str
+    chain_id: int
+    token: str
+    deposit_address: str
+    deposit_amount: int
+    to_address: str
+    expected_output: int
+    min_received: int
+    expires_at: str
+    issued_at: str
+    network: str
+    issuer: str
+
+    def __post_init__(self) -> None:
+        for name, value in self._members():
+            if not _ALLOWED[name](value):
+                raise BadInput(f"{_WIRE[name]} can't be {_show(value)}.")
+
+    def _members(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
+
+    def as_json(self) -> dict[str, str | int]:
+        """The terms under their names on the wire; amounts are strings of atomic units."""
+        return {
+            _WIRE[name]: str(value) if name in _AMOUNTS else value
+            for name, value in self._members()
+        }
+
+    def canonical(self) -> bytes:
+        """The terms as RFC 8785 writes them: what an attestation's payload is, byte for byte."""
+        return _canonical(self.as_json())
+
+    @classmethod
+    def from_json(cls, value: object) -> OrderTerms:
+        """The terms that ``as_json`` gave. Raises BadInput for anything else."""
+        if not isinstance(value, dict) or value.keys() != set(_WIRE.values()):
+            raise BadInput(f"must have exactly the terms {', '.join(_WIRE.values())}.")
+        members = {name: value[wire] for name, wire in _WIRE.items()}
+        for name in _AMOUNTS:
+            members[name] = _units(members[name], _WIRE[name])
+        return cls(**members)
+
+
+def _camel(name: str) -> str:
+    head, *tail = name.split("_")
+    return head + "".join(word.title() for word in tail)
+
+
+_WIRE: Final = {field.name: _camel(field.name) for field in fields(OrderTerms)}
+_AMOUNTS: Final = ("deposit_amount", "expected_output", "min_received")
+
+
+def _units(text: object, name: str) -> int:
+    if not isinstance(text, str) or not _UNITS.fullmatch(text):
+        raise BadInput(f"{name} must be a string of atomic units, not {_show(text)}.")
+    return int(text)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and _TEXT.fullmatch(value) is not None
+
+
+def _is_units(value: object) -> bool:
+    return type(value) is int and 0 <= value < 10**78
+
+
+def _is_chain_id(value: object) -> bool:
+    return type(value) is int and 1 <= value <= _MAX_CHAIN_ID
+
+
+_ALLOWED: Final = dict.fromkeys(_WIRE, _is_text) | {
+    "direction": lambda value: isinstance(value, str) and value in DECIMALS,
+    "chain_id": _is_chain_id,
+    "deposit_amount": _is_units,
+    "expected_output": _is_units,
+    "min_received": _is_units,
+    "expires_at": lambda value: parse_time(value) is not None,
+    "issued_at": lambda value: parse_time(value) is not None,
+    "issuer": lambda value: _is_text(value) and not value.endswith("/"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The order as the verifier knows it from its own inputs. Take nothing of it from the token.
+
+    ``amount`` is what was ordered, as a decimal string ("0.8"): XMR for ``x2u``, USDC for ``u2x``.
+    ``chain_id`` is the USDC chain's number; ``to`` is where the payout must go; ``issuer`` the
+    service's site address. What else is known may be given: ``deposit_address`` is the one that
+    the money is about to be sent to. Raises BadInput.
+    """
+
+    direction: str
+    chain_id: int
+    amount: str
+    to: str
+    issuer: str
+    deposit_address: str | None = None
+    token: str | None = None
+    order_id: str | None = None
+    network: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.direction, str) or self.direction not in DECIMALS:
+            raise BadInput(f"direction must be x2u or u2x, not {_show(self.direction)}.")
+        if not _is_chain_id(self.chain_id):
+            raise BadInput(
+                f"chain_id must be the USDC chain's number, such as 42161, not"
+                f" {_show(self.chain_id)}."
+            )
+        self._check_addresses()
+        if not _is_text(self.issuer):
+            raise BadInput(
+                "issuer must be the service's site address, such as https://swap.example, not"
+                f" {_show(self.issuer)}."
+            )
+        for name in ("token", "order_id", "network"):
+            if getattr(self, name) is not None and not _is_text(getattr(self, name)):
+                raise BadInput(f"{name} can't be {_show(getattr(self, name))}.")
+        _ = self.deposit_units
+
+    def _check_addresses(self) -> None:
+        evm, monero = (_EVM, "an EVM address"), (_MONERO, "a Monero address")
+        to, deposit = (evm, monero) if self.direction == "x2u" else (monero, evm)
+        rows = (("to", self.to, to), ("deposit_address", self.deposit_address, deposit))
+        for name, value, (form, words) in rows:
+            if value is None and name != "to":
+                continue
+            if not isinstance(value, str) or not form.fullmatch(value):
+                raise BadInput(
+                    f"{name} must be {words} when direction is {self.direction}, not"
+                    f" {_show(value)}."
+                )
+
+    @property
+    def deposit_units(self) -> int:
+        """``amount`` in atomic units of what is sent."""
+        decimals = DECIMALS[self.direction]
+        match = _AMOUNT.fullmatch(self.amount) if isinstance(self.amount, str) else None
+        fraction = (match[2] or "") if match else ""
+        units = int(match[1] + fraction.ljust(decimals, "0")) if match else 0
+        if units == 0 or len(fraction) > decimals:
+            raise BadInput(
+                f"amount must be what was ordered, as a string such as '0.8' with at most"
+                f" {decimals} decimals, not {_show(self.amount)}."
+            )
+        return units
+
+    def terms(self) -> dict[str, str | int]:
+        """The terms that follow from this, under their names on the wire."""
+        known: dict[str, str | int | None] = {
+            "direction": self.direction,
+            "chainId": self.chain_id,
+            "depositAmount": str(self.deposit_units),
+            "toAddress": self.to,
+            "issuer": self.issuer.rstrip("/"),
+            "depositAddress": self.deposit_address,
+            "token": self.token,
+            "orderId": self.order_id,
+            "network": self.network,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """What a genuine attestation says.
+
+    ``expired`` is None when no ``now`` was given; if True, send nothing to the address any more.
+    """
+
+    terms: OrderTerms
+    kid: str
+    key_retired_at: datetime | None
+    expired: bool | None
+
+
+def attestation_input(kid: str, terms: OrderTerms) -> bytes:
+    """What is signed for an attestation: the JWS signing input of RFC 7515, section 5.1."""
+    return f"{b64url(_jws_header(kid))}.{b64url(terms.canonical())}".encode()
+
+
+def verify_attestation(
+    token: str,
+    jwks: Mapping[str, Any],
+    expected: Expected,
+    *,
+    now: datetime | None = None,
+    pinned_kid: str | None = None,
+) -> Attestation:
+    """Check that the service attested an order of exactly these ``expected`` terms.
+
+    ``token`` is ``data.order.attestation``, a compact JWS. A swapped address, amount, chain,
+    direction or destination is caught, because it is compared with the verifier's own inputs; EVM
+    addresses compare without case, Monero ones exactly. ``now`` (a datetime with its time zone)
+    only fills ``expired``. ``pinned_kid``: accept this key only.
+
+    Raises VerificationError, one subclass for each cause.
+    """
+    if not isinstance(expected, Expected):
+        raise BadInput("expected must be an Expected, made of what you ordered yourself.")
+    _check_moment(now)
+    header, payload, signature = _parts(token)
+    kid = _jws_kid(header)
+    key = _find_key(jwks, kid, pinned_kid)
+    _check_signature(key, token.rpartition(".")[0].encode(), signature)
+    terms = _read_terms(payload)
+    key.vouches_for(_known_time(terms.issued_at))
+    _compare(expected, terms)
+    expired = None if now is None else now >= _known_time(terms.expires_at)
+    return Attestation(terms, kid, key.retired_at, expired)
+
+
+def _parts(token: object) -> tuple[bytes, bytes, bytes]:
+    if not isinstance(token, str) or len(token) > LONGEST_ATTESTATION:
+        _malformed(f"it must be a string of at most {LONGEST_ATTESTATION} characters")
+    parts = [unb64url(part) for part in token.split(".")]
+    if len(parts) != 3:
+        _malformed(f"it has {len(parts)} parts between dots, not three")
+    header, payload, signature = parts
+    if header is None or payload is None or signature is None:
+        _malformed("a part of it is not base64url without padding, to the letter")
+    if len(signature) != 64:
+        _malformed(f"its signature has {len(signature)} bytes, not 64")
+    return header, payload, signature
+
+
+def _jws_header(kid: str) -> bytes:
+    return _canonical({"alg": JWS_ALGORITHM, "kid": kid, "typ": JWS_TYPE})
+
+
+def _jws_kid(raw: bytes) -> str:
+    header = _json(raw, "header")
+    if not isinstance(header, dict):
+        _malformed("its header is not a JSON object")
+    if header.get("alg") != JWS_ALGORITHM:
+        raise UnknownAlgorithm(
+            f"The attestation names algorithm {_show(header.get('alg'))}; only {JWS_ALGORITHM}"
+            " (Ed25519) is accepted."
+        )
+    if header.get("typ") != JWS_TYPE:
+        _malformed(f"its typ is {_show(header.get('typ'))}, not {JWS_TYPE}: it is something else")
+    kid = header.get("kid")
+    if not isinstance(kid, str) or not _KID.fullmatch(kid):
+        _malformed(f"its kid is not a key's RFC 7638 thumbprint: {_show(kid)}")
+    if raw != _jws_header(kid):
+        _malformed("its header must have alg, kid and typ, nothing else, as RFC 8785 writes them")
+    return kid
+
+
+def _read_terms(raw: bytes) -> OrderTerms:
+    value = _json(raw, "payload")
+    try:
+        terms = OrderTerms.from_json(value)
+    except BadInput as error:
+        _malformed(f"its payload is not an order's terms: {error.message.rstrip('.')}")
+    if raw != terms.canonical():
+        _malformed("its payload is not written as RFC 8785 has it")
+    return terms
+
+
+def _compare(expected: Expected, terms: OrderTerms) -> None:
+    actual = terms.as_json()
+    wrong = {
+        name: f"{name} is {_show(actual[name])}, not {_show(value)}"
+        for name, value in expected.terms().items()
+        if _folded(actual[name]) != _folded(value)
+    }
+    if wrong:
+        raise TermsMismatch(
+            "The service signed this, but for another order than yours:"
+            f" {'; '.join(wrong.values())}. Send nothing to its deposit address.",
+            tuple(wrong),
+        )
+
+
+def _folded(value: str | int) -> str | int:
+    """EVM addresses without case (EIP-55 is a checksum only); the rest as it is."""
+    return value.lower() if isinstance(value, str) and _EVM.fullmatch(value) else value
+
+
+def _malformed(reason: str) -> NoReturn:
+    raise MalformedAttestation(
+        f"This is not an attestation: {reason}. Take data.order.attestation of the answer whole."
+    )
+
+
+# --- encodings -------------------------------------------------------------------------------
+
+
+def b64url(data: bytes) -> str:
+    """Base64url without padding (RFC 7515, section 2)."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def unb64url(text: str) -> bytes | None:
+    """The bytes that ``b64url`` turns into ``text``; None if there are none."""
+    try:
+        data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    return data if b64url(data) == text else None
+
+
+def _canonical(value: Mapping[str, str | int]) -> bytes:
+    """RFC 8785, for what occurs here: printable ASCII and integers of at most 53 bits."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _json(raw: bytes, what: str) -> object:
+    """A part of a token. Names that are there twice show when it is written anew and compared."""
+    try:
+        return cast("object", json.loads(raw.decode()))
+    except (ValueError, RecursionError) as error:
+        _malformed(f"its {what} is not plain JSON ({error})")
+
+
+def parse_time(text: object) -> datetime | None:
+    """The moment that an RFC 3339 text in UTC (``Z``) names; None if it names none."""
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = map(int, match.groups()[:6])
+    micros = int((match[7] or "").ljust(6, "0")[:6])
+    try:
+        return datetime(year, month, day, hour, minute, second, micros, tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _known_time(text: str) -> datetime:
+    return cast("datetime", parse_time(text))  # OrderTerms holds nothing else
+
+
+def _check_moment(now: object, max_age: object = DEFAULT_MAX_AGE) -> None:
+    if now is not None and (not isinstance(now, datetime) or now.utcoffset() is None):
+        raise BadInput("now must be a datetime with its time zone, such as datetime.now(UTC).")
+    if not isinstance(max_age, timedelta):
+        raise BadInput("max_age must be a timedelta, such as timedelta(minutes=5).")
+
+
+def _show(value: object) -> str:
+    """A value for a message: never long, whatever it is."""
+    if isinstance(value, str):
+        shown = repr(value[:_LONGEST_SHOWN])
+        return shown if len(value) <= _LONGEST_SHOWN else f"{shown}..."
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int) and value.bit_length() <= 256:
+        return repr(value)
+    return f"a value of type {type(value).__name__}"

@@ -3,22 +3,36 @@
 docs/lifecycle.md         the diagram and the table, between their markers
 docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
+docs/generated/openapi.json, openrpc.json   the API descriptions of a service with default settings
+rpcsvc/transport/documents/recording.json   real answers, for the documents that show some
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import re
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from rpcsvc.app import Running, running
 from rpcsvc.domain.states import AGENT_STATE_OF, OrderStatus
 from rpcsvc.domain.transition import TRANSITIONS
+from rpcsvc.logs import configure_logging
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import load_settings
 from rpcsvc.transport.cli import build_parser
+from rpcsvc.transport.documents import recording
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openrpc import openrpc_document
+from rpcsvc.transport.site import site_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,6 +81,32 @@ def cli_reference() -> str:
     return "\n".join(parts)
 
 
+@asynccontextmanager
+async def _staged(clock: recording.StageClock) -> AsyncIterator[Running]:
+    """A service with default settings whose time and randomness are always the same."""
+    with TemporaryDirectory() as folder:
+        settings = load_settings(config_file=None, environ={}, flags={"data_dir": folder}).settings
+        async with running(settings, clock=clock, random=recording.StageRandom()) as up:
+            yield up
+
+
+async def _recorded() -> str:
+    clock = recording.StageClock()
+    async with _staged(clock) as up:
+        local = LocalService(up.dispatcher, up.worker, up.effects)
+        return recording.dumps(await recording.record(local, clock))
+
+
+async def _described() -> tuple[str, str]:
+    async with _staged(recording.StageClock()) as up:
+        site = site_of(up.settings, up.service)
+    openapi, openrpc = (
+        json.dumps(document, indent=2) + "\n"
+        for document in (openapi_document(site), openrpc_document(site))
+    )
+    return openapi, openrpc
+
+
 def _commands(
     parser: argparse.ArgumentParser, name: str
 ) -> list[tuple[str, argparse.ArgumentParser]]:
@@ -95,8 +135,11 @@ def generated() -> dict[Path, str]:
     for name, content in (("diagram", diagram()), ("table", table())):
         text = _between_markers(text, name, content)
     folder = ROOT / "docs" / "generated"
+    openapi, openrpc = asyncio.run(_described())
     return {
         lifecycle: text,
+        folder / "openapi.json": openapi,
+        folder / "openrpc.json": openrpc,
         folder / "schemas.json": schemas(),
         folder / "cli.md": cli_reference(),
     }
@@ -105,17 +148,27 @@ def generated() -> dict[Path, str]:
 def main() -> int:
     """Write the files, or check them."""
     checking = "--check" in sys.argv[1:]
+    configure_logging("json", "critical")
+    # The API descriptions show answers of the recording: it comes first.
+    recorded = ROOT / "rpcsvc" / "transport" / "documents" / "recording.json"
+    stale = _bring_up({recorded: asyncio.run(_recorded())}, checking=checking)
+    stale += _bring_up(generated(), checking=checking)
+    for name in stale:
+        sys.stdout.write(f"{'stale' if checking else 'written'}: {name}\n")
+    return 1 if checking and stale else 0
+
+
+def _bring_up(files: dict[Path, str], *, checking: bool) -> list[str]:
+    """Names of the files that were not as they should be; unless ``checking``, they are now."""
     stale = []
-    for path, text in generated().items():
+    for path, text in files.items():
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         stale.append(str(path.relative_to(ROOT)))
         if not checking:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    for name in stale:
-        sys.stdout.write(f"{'stale' if checking else 'written'}: {name}\n")
-    return 1 if checking and stale else 0
+    return stale
 
 
 if __name__ == "__main__":

@@ -12,6 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from rpcsvc.domain.order import REFUND_ADDRESS
+from rpcsvc.domain.states import (
+    DepositState,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
 from rpcsvc.settlement.sandbox.controls import FaultKind
 
 UUID_PATTERN = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
@@ -22,8 +30,10 @@ Direction = Annotated[
     Literal["x2u", "u2x"],
     Field(description="x2u sends XMR and receives USDC; u2x sends USDC and receives XMR."),
 ]
+# The bounds are for readers of the schema: what is no chain's number is refused in inputs.py.
+ChainNumber = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 2**53 - 1})]
 ChainName = Annotated[
-    str | int,
+    str | ChainNumber,
     Field(description="The USDC side: chain name, alias or number, as capabilities list them."),
 ]
 Amount = Annotated[
@@ -60,7 +70,9 @@ class NoParams(Params):
 
 
 class PlanParams(Params):
-    """PlanRequest of spec 2.3: every field optional."""
+    """What is known of a swap so far: every field may be left out (spec 2.3)."""
+
+    model_config = ConfigDict(title="PlanRequest")
 
     direction: Direction | None = None
     chain: ChainName | None = None
@@ -70,7 +82,9 @@ class PlanParams(Params):
 
 
 class QuoteParams(Params):
-    """SwapRequestBase of spec 2.3."""
+    """An amount to price (spec 2.3)."""
+
+    model_config = ConfigDict(title="SwapRequestBase")
 
     direction: Direction
     chain: ChainName
@@ -78,7 +92,9 @@ class QuoteParams(Params):
 
 
 class SwapParams(QuoteParams):
-    """SwapRequest of spec 2.3."""
+    """An order to make (spec 2.3)."""
+
+    model_config = ConfigDict(title="SwapRequest")
 
     to: Destination
     session_id: SessionId | None = None
@@ -88,11 +104,17 @@ class StatusParams(Params):
     """Which order, and optionally the destination that it must have."""
 
     order_id: OrderId
-    verify: Destination | None = None
+    verify: (
+        Annotated[str, Field(description="The order's destination, if it is to be checked.")] | None
+    ) = None
 
 
 class SupportParams(Params):
-    """SupportRequest of spec 2.3."""
+    """A ticket to open (spec 2.3). With the order's own sessionId, walletAddress sets where a
+    refund goes that waits for an address.
+    """
+
+    model_config = ConfigDict(title="SupportRequest")
 
     message: Annotated[str, Field(min_length=1, max_length=8000)]
     category: Annotated[str, Field(min_length=1, max_length=64)] = "agent"
@@ -104,12 +126,16 @@ class SupportParams(Params):
 class FundParams(Params):
     """A simulated deposit; ``amount`` is what is still due if left out."""
 
+    model_config = ConfigDict(title="FundRequest")
+
     order_id: OrderId
     amount: Amount | None = None
 
 
 class FaultParams(Params):
     """A simulated fault."""
+
+    model_config = ConfigDict(title="FaultRequest")
 
     fault: Annotated[
         Literal[tuple(kind.value for kind in FaultKind)],  # type: ignore[valid-type] # from one list
@@ -126,39 +152,78 @@ class View(BaseModel):
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
 
+Time = Annotated[
+    str, Field(description="RFC 3339, UTC.", json_schema_extra={"format": "date-time"})
+]
+Decimal = Annotated[
+    str,
+    Field(
+        description="A decimal string, in whole units of the asset.",
+        json_schema_extra={"pattern": AMOUNT_PATTERN},
+    ),
+]
+Units = Annotated[
+    str,
+    Field(
+        description="Atomic units of the asset, as a string: 10^-12 XMR, 10^-6 USDC.",
+        json_schema_extra={"pattern": "^(0|[1-9][0-9]*)$"},
+    ),
+]
+Asset = Annotated[Literal["XMR", "USDC"], Field(description="The asset's symbol.")]
+ChainId = Annotated[int, Field(description="The chain's number; 0 is Monero.", ge=0)]
+Seconds = Annotated[int, Field(description="Whole seconds.", ge=0)]
+
+
 class Result(View):
     """``data`` of an envelope. ``sessionSource`` is in all of them (spec 2.1)."""
 
     network: Annotated[str, Field(description="sandbox, or the engine's network.")]
-    session_id: str | None
-    session_source: Literal["request", "local", "generated", "none"]
+    session_id: Annotated[
+        str | None,
+        Field(
+            description="With the orderId, the secret of the order's owner: keep it.",
+            json_schema_extra={"format": "uuid"},
+        ),
+    ]
+    session_source: Annotated[
+        Literal["request", "local", "generated", "none"],
+        Field(description="Where sessionId came from; none when there is none."),
+    ]
 
 
 class AssetInfo(View):
     """An asset and how finely it divides."""
 
-    symbol: str
-    decimals: int
+    symbol: Asset
+    decimals: Annotated[int, Field(description="The most decimals that an amount may have.")]
+
+
+class DirectionInfo(View):
+    """A direction: what the user sends and what is paid out."""
+
+    direction: Direction
+    send: Asset
+    receive: Asset
 
 
 class ChainInfo(View):
     """A chain on which the service takes and pays USDC."""
 
-    name: str
-    chain_id: int
-    aliases: list[str]
+    name: Annotated[str, Field(description="The name to send as chain.")]
+    chain_id: Annotated[int, Field(description="The number to send as chain.", ge=1)]
+    aliases: Annotated[list[str], Field(description="Other names that mean this chain.")]
     display_name: str
-    token: str
-    min_swap_usd: int
+    token: Annotated[str, Field(description="The chain's USDC contract.")]
+    min_swap_usd: Annotated[int, Field(description="The least that is swapped, in whole USD.")]
 
 
 class Limits(View):
     """The least and the most of one direction, in the asset that is sent."""
 
     direction: Direction
-    asset: str
-    minimum: str
-    maximum: str
+    asset: Asset
+    minimum: Decimal
+    maximum: Decimal
 
 
 class DepositPolicyRow(View):
@@ -168,25 +233,60 @@ class DepositPolicyRow(View):
     action: str
 
 
+class OperationInfo(View):
+    """An operation. ``http`` is method and path under /api/v1, null where HTTPS lacks it."""
+
+    operation: str
+    summary: str
+    http: str | None
+    idempotent: Annotated[bool, Field(description="Whether it takes an idempotency key.")]
+
+
+class RateInfo(View):
+    """The current rate."""
+
+    usdc_per_xmr: Decimal
+    source: str
+
+
 class CapabilitiesResult(Result):
     """What the service can do now."""
 
     engine: str
-    directions: list[dict[str, str]]
+    directions: list[DirectionInfo]
     chains: list[ChainInfo]
     assets: list[AssetInfo]
-    limits: list[Limits]
-    operations: list[dict[str, Any]]
+    limits: Annotated[
+        list[Limits], Field(description="Over all chains; empty while there is no rate.")
+    ]
+    operations: list[OperationInfo]
     deposit_policy: list[DepositPolicyRow]
-    deposit_window_seconds: int
-    rate: dict[str, str] | None
+    deposit_window_seconds: Seconds
+    rate: Annotated[RateInfo | None, Field(description="Null while there is no rate.")]
+
+
+class OperationSchemas(View):
+    """JSON Schemas of one operation's params and result."""
+
+    params: dict[str, Any]
+    result: dict[str, Any]
 
 
 class SchemasResult(Result):
     """JSON Schemas of every operation's params and result."""
 
-    operations: dict[str, dict[str, Any]]
+    operations: dict[str, OperationSchemas]
     envelope: dict[str, Any]
+
+
+class QuoteFees(View):
+    """The fees within a quote, in ``asset``; a refund's fee is taken in ``refundAsset``."""
+
+    asset: Asset
+    spread: Decimal
+    network: Decimal
+    refund_network: Decimal
+    refund_asset: Asset
 
 
 class Quote(View):
@@ -194,17 +294,17 @@ class Quote(View):
 
     direction: Direction
     chain: str
-    chain_id: int
-    deposit_asset: str
-    deposit_amount: str
-    payout_asset: str
-    expected_output: str
-    min_received: str
-    rate: str
-    rate_as_of: str
-    fees: dict[str, str]
-    estimated_time_seconds: int
-    deposit_window_seconds: int
+    chain_id: ChainId
+    deposit_asset: Asset
+    deposit_amount: Decimal
+    payout_asset: Asset
+    expected_output: Annotated[Decimal, Field(description="What is paid out, after all fees.")]
+    min_received: Annotated[Decimal, Field(description="The least that would be paid out.")]
+    rate: Annotated[Decimal, Field(description="USDC per XMR.")]
+    rate_as_of: Time
+    fees: QuoteFees
+    estimated_time_seconds: Seconds
+    deposit_window_seconds: Seconds
     deposit_policy: list[DepositPolicyRow]
 
 
@@ -214,49 +314,76 @@ class QuoteResult(Result):
     quote: Quote
 
 
+class Intent(View):
+    """A swap as far as it is known, normalised; null is what is not known."""
+
+    direction: Direction | None
+    chain: str | None
+    chain_id: ChainId | None
+    amount: Decimal | None
+    send: Asset | None
+    receive: Asset | None
+    to: Destination | None
+    has_funds: bool | None
+
+
 class PlanResult(Result):
     """What is known so far, normalised."""
 
-    intent: dict[str, Any]
+    intent: Intent
 
 
 class FundingInstructions(View):
     """What the user has to send, where and until when (design part 3)."""
 
     deposit_address: str
-    amount: str
-    amount_display: str
-    asset: str
-    network: str
-    chain_id: int
-    expires_at: str
-    payment_uri: str
-    warnings: list[str]
+    amount: Decimal
+    amount_display: Annotated[str, Field(description="The amount with its asset: 0.8 XMR.")]
+    asset: Asset
+    network: Annotated[str, Field(description="The network to send on.")]
+    chain_id: ChainId
+    expires_at: Time
+    payment_uri: Annotated[
+        str,
+        Field(
+            description="For wallets: a monero: or an EIP-681 URI.",
+            json_schema_extra={"format": "uri"},
+        ),
+    ]
+    warnings: Annotated[list[str], Field(description="Show them to the user.")]
 
 
 class OrderView(View):
-    """The draft order fields of spec 2.4, and the deadline of a status that is not terminal.
+    """An order, and its deadline while its status is not terminal (spec 2.4).
 
     Amounts are atomic units as strings, as in the BFF.
     """
 
-    order_id: str
-    status: str
+    order_id: OrderId
+    status: OrderStatus
     deposit_address: str
-    deposit_token_symbol: str
-    deposit_amount: str
+    deposit_token_symbol: Asset
+    deposit_amount: Units
     to_address: str
-    expected_output: str
-    deposit_chain_id: int
+    expected_output: Units
+    deposit_chain_id: ChainId
     deposit_tx_hash: str | None
-    actual_output: str | None
+    actual_output: Annotated[Units | None, Field(description="Set once the payout has settled.")]
     error_message: str | None
     refund_tx_hash: str | None
-    created_at: str
-    expires_at: str
-    completed_at: str | None
-    deadline_at: str | None = None
-    on_deadline: str | None = None
+    created_at: Time
+    expires_at: Annotated[Time, Field(description="Until when a deposit is awaited.")]
+    completed_at: Time | None
+    deadline_at: Annotated[
+        Time | None, Field(description="When the service acts by itself; absent when terminal.")
+    ] = None
+    on_deadline: Annotated[
+        OnDeadline | None, Field(description="What the service does then; absent when terminal.")
+    ] = None
+    attestation: Annotated[
+        str | None,
+        Field(description="The order's terms, signed: a compact JWS. Absent when not signed."),
+    ] = None
 
 
 class OrderResult(Result):
@@ -271,20 +398,20 @@ class DepositView(View):
     """A deposit on record. ``use``: undecided, payout, refund or dust."""
 
     txid: str
-    amount: str
-    status: str
-    first_seen_at: str
-    use: str
+    amount: Decimal
+    status: DepositState
+    first_seen_at: Time
+    use: Literal["undecided", "payout", "refund", "dust"]
 
 
 class TransferView(View):
     """A payout or refund on record."""
 
-    kind: str
+    kind: TransferKind
     address: str
-    amount: str
-    asset: str
-    status: str
+    amount: Decimal
+    asset: Asset
+    status: TransferState
     txid: str | None
 
 
@@ -292,29 +419,63 @@ class StatusResult(Result):
     """An order as it stands."""
 
     order: OrderView
-    funding_instructions: FundingInstructions | None
-    amount_due: str | None
+    funding_instructions: Annotated[
+        FundingInstructions | None, Field(description="Null once nothing is due any more.")
+    ]
+    amount_due: Annotated[Decimal | None, Field(description="What is still to be sent.")]
     deposits: list[DepositView]
     transfers: list[TransferView]
-    outcome: str | None
-    action_required: str | None
+    outcome: Annotated[
+        Literal[tuple(status.value for status in OrderStatus if status.is_terminal)] | None,  # type: ignore[valid-type] # from one list
+        Field(description="The order's last status; null until then."),
+    ]
+    action_required: Annotated[
+        Literal[REFUND_ADDRESS] | None,  # type: ignore[valid-type] # from one place
+        Field(description="What the user has to give; see nextActions."),
+    ]
+
+
+class TicketView(View):
+    """A ticket."""
+
+    ticket_id: Annotated[str, Field(json_schema_extra={"pattern": "^tkt_[0-9A-HJKMNP-TV-Z]{26}$"})]
+    created_at: Time
+    category: str
+    order_id: OrderId | None
+
+
+class RefundAddressView(View):
+    """The refund address that came with the ticket. Not accepted: another was set before it."""
+
+    accepted: bool
+    address: str
 
 
 class SupportResult(Result):
-    """The created ticket."""
+    """The created ticket; ``refundAddress`` is null where none was asked for."""
 
-    ticket: dict[str, Any]
-    refund_address: dict[str, Any] | None
+    ticket: TicketView
+    refund_address: RefundAddressView | None
+
+
+class TransactionView(View):
+    """A transaction on a simulated chain."""
+
+    txid: str
+    network: str
+    to: str
+    amount: Decimal
+    asset: Asset
 
 
 class FundResult(Result):
     """The simulated deposit."""
 
-    transaction: dict[str, Any]
+    transaction: TransactionView
 
 
 class FaultResult(Result):
-    """The fault as it was set."""
+    """The fault as it was set, and the sandbox's time."""
 
     fault: str
-    now: str
+    now: Time

@@ -8,7 +8,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import AgentState
 from rpcsvc.errors import InvalidInput, Unavailable
 from rpcsvc.operations.envelope import Answer, action
-from rpcsvc.operations.inputs import missing
+from rpcsvc.operations.inputs import missing, read_order_id
 from rpcsvc.operations.models import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_order
@@ -43,6 +43,8 @@ async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
     """Provoke a fault, move the clock, or change the rate."""
     kind = FaultKind(params.fault)
     controls = _controls(service)
+    if params.order_id is not None:
+        read_order_id(params.order_id)
     if kind in NEEDS_ORDER:
         if params.order_id is None:
             raise missing("orderId")

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.order import Timeouts
+from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports import Health, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.controls import SandboxControls
+
+# The terms of an order as a signed text that can be passed on; None where signing is off.
+Attest = Callable[[Terms], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Venue:
-    """Where orders settle: what their views need to know."""
+    """Where orders settle, and who vouches for their terms: what their views need to know."""
 
     network: str
     engine: SettlementEngine
     is_simulated: bool
+    attest: Attest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,7 @@ class Service:
         return Health(True)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call: who asks, and under which idempotency key."""
 
     request_id: str

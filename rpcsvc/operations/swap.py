@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from rpcsvc import ids
@@ -206,7 +205,7 @@ async def _make(
         "quote": quote_view(service, found),
     }
     data = with_session(service.venue, data, (session_id, source))
-    body = head(operation, replace(status, data=data))
+    body = head(operation, status._replace(data=data))
     response = _response(claim, body, order.terms.created_at)
     await service.processor.open(order, as_view(order, status), response)
     return body

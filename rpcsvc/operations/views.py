@@ -22,7 +22,7 @@ AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETE
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
 
 
-def order_view(order: Order) -> Json:
+def order_view(venue: Venue, order: Order) -> Json:
     """``data.order``."""
     terms = order.terms
     payout = order.payout
@@ -48,6 +48,8 @@ def order_view(order: Order) -> Json:
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
+    if venue.attest is not None:
+        view["attestation"] = venue.attest(terms)
     return view
 
 
@@ -132,7 +134,7 @@ def status_data(venue: Venue, order: Order) -> Json:
     awaits = order.status in AWAITS_MONEY and order.due_units > 0
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
     return {
-        "order": order_view(order),
+        "order": order_view(venue, order),
         "fundingInstructions": funding_view(venue, order) if awaits else None,
         "amountDue": due,
         "deposits": [deposit_view(order, d) for d in order.deposits],

@@ -3,7 +3,8 @@
 stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
 0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
 What does not live here: carrying out an operation (cli_call.py), where a call goes
-(cli_client.py), what is remembered (cli_state.py).
+(cli_client.py), what is remembered (cli_state.py), signing keys and checking signatures
+(cli_keys.py, cli_verify.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ from rpcsvc.transport.cli_context import (
     UsageError,
     opening,
 )
+from rpcsvc.transport.cli_keys import add_keys
 from rpcsvc.transport.cli_state import BrokenState
+from rpcsvc.transport.cli_verify import add_verify
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -96,6 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_config(commands)
     _add_db(commands)
+    add_keys(commands, _common)
+    add_verify(commands, _Once)
     _add_demo(commands)
     for operation in OPERATIONS:
         _add_operation(commands, operation)
@@ -221,6 +226,7 @@ def _add_target(group: Any) -> None:
 
 def _serve(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
+    from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
 
@@ -228,7 +234,7 @@ def _serve(context: Context) -> int:
     configure_logging(settings.log.format, settings.log.level)
     try:
         asyncio.run(context.serve(settings))
-    except (DataDirInUse, NewerDatabase) as error:
+    except (DataDirInUse, NewerDatabase, SigningKeyError) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"can't serve on {settings.host}:{settings.port}: {error}") from error

@@ -67,6 +67,7 @@ def opening(settings: Settings) -> Iterator[None]:
     """
     import sqlite3  # noqa: PLC0415 - asking a server needs none of these
 
+    from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
 
@@ -77,7 +78,7 @@ def opening(settings: Settings) -> Iterator[None]:
             f"Another process has the data directory {settings.data_dir}, but does not answer on"
             " its socket. Wait until it has started or stopped, or give --url."
         ) from error
-    except NewerDatabase as error:
+    except (NewerDatabase, SigningKeyError) as error:
         raise UsageError(str(error)) from error
     except BrokenPipeError:
         raise  # stdout's, not the data directory's

@@ -15,6 +15,7 @@ from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Health
 from rpcsvc.orders.worker import Worker
+from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.sqlite import Database
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.http import respond
@@ -23,11 +24,19 @@ from rpcsvc.transport.http import respond
 class HealthRoutes:
     """The health endpoints. Each check is a look at memory or one point read."""
 
-    def __init__(self, gate: Gate, service: Service, worker: Worker, database: Database) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        service: Service,
+        worker: Worker,
+        database: Database,
+        signer: ResponseSigner | None,
+    ) -> None:
         self._gate = gate
         self._service = service
         self._worker = worker
         self._database = database
+        self._signer = signer
 
     def routes(self) -> list[web.RouteDef]:
         """All health routes."""
@@ -40,7 +49,7 @@ class HealthRoutes:
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """Every check by name; 503 when one is not well."""
-        checks = self._checks()
+        checks = {**self._checks(), **self._signing()}
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail else {})}
             for name, h in checks.items()
@@ -68,6 +77,13 @@ class HealthRoutes:
         body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
         return respond(body, request_id, status=200 if ok else 503)
 
+    def _signing(self) -> dict[str, Health]:
+        """Not needed to take orders: signing goes on with the keys that were read last."""
+        if self._signer is None:
+            return {}
+        problem = self._signer.problem
+        return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
+
     def _checks(self) -> dict[str, Health]:
         return {
             "store": self._database.health(),
@@ -90,6 +106,10 @@ class HealthRoutes:
         status = 200 if all(h.ok for h in checks.values()) else 503
         request_id = visitor.request_id or self._gate.new_request_id()
         return respond(body, request_id, status=status)
+
+
+# The reason itself names paths; it is in the log.
+_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
 
 
 def _word(health: Health) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -42,11 +43,32 @@ def require_json(request: web.Request, limit: int) -> None:
         raise _too_large(limit)
 
 
+# The body of a request as far as the service has it: all of it, or nothing of one that it did not
+# read to its end.
+BODY = web.RequestKey("body", bytes)
+
+
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge without reading more than the limit.
 
     Raises InvalidRequest for a body that breaks off, stalls, or is not what its headers say.
     """
+    request[BODY] = b""
+    request[BODY] = body = await _read(request, limit)
+    return body
+
+
+async def body_of(request: web.Request, limit: int) -> bytes:
+    """What a signature covers of the request: its body, or nothing if it can't be read whole."""
+    if BODY not in request:
+        with suppress(ServiceError):
+            if request.body_exists and (request.content_length or 0) <= limit:
+                await read_body(request, limit)
+    body: bytes = request.get(BODY, b"")
+    return body
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
     try:
         if request.content.is_eof():
             return await request.read()

@@ -33,7 +33,9 @@ class Site:
     rpc_needs_token: bool
     limits: LimitSettings
     rate_limit: RateLimitSettings
+    max_swap_usd: int
     deposit_window_seconds: int
+    late_window_seconds: int
     idempotency_days: int
     chains: tuple[Chain, ...]
     operations: tuple[Operation, ...]
@@ -65,7 +67,9 @@ def site_of(settings: Settings, service: Service) -> Site:
         rpc_needs_token=bool(settings.agent_rpc_tokens),
         limits=settings.limits,
         rate_limit=settings.rate_limit,
+        max_swap_usd=settings.orders.max_swap_usd,
         deposit_window_seconds=settings.orders.deposit_window_seconds,
+        late_window_seconds=settings.orders.effective_late_window_seconds,
         idempotency_days=settings.orders.idempotency_days,
         chains=tuple(service.chains.all()),
         operations=tuple(operations_for(service)),

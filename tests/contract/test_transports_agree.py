@@ -19,9 +19,10 @@ from tests.contract.serving import SWAP, Served
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
 
-# What rightly differs between two runs of one call: ids, times, addresses, transactions.
+# What rightly differs between two runs of one call: ids, times, addresses, transactions, and what
+# is signed over them.
 _VARYING = re.compile(
-    r"(ord|tkt|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
+    r"\beyJ[\w-]+\.[\w-]+\.[\w-]{86}|(ord|tkt|req)_[0-9A-Za-z]+|\d{4}-\d\d-\d\dT[\d:.]+Z|[0-9a-f]{8}-[0-9a-f-]{27}"
     r"|\b0x[0-9a-fA-F]{40}\b|\b[1-9A-HJ-NP-Za-km-z]{95}\b|\b[0-9a-f]{64}\b"
 )
 

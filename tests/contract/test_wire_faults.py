@@ -149,10 +149,10 @@ async def test_the_other_methods_are_told_which_one_is_allowed(served: Served) -
 async def test_a_fault_of_the_service_tells_nothing_of_itself(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(*_: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise sqlite3.OperationalError("no such table: orders in /var/lib/secret.sqlite3")
 
-    monkeypatch.setattr(Dispatcher, "_run", fail)
+    monkeypatch.setattr("rpcsvc.operations.dispatch.parse_params", fail)
     over_http = await served.post("/agent/swap/create", SWAP, x_request_id="mine")
     over_rpc = await served.rpc("swap.create", SWAP, x_request_id="mine")
     assert over_http.status == 500

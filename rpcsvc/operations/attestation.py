@@ -1,0 +1,44 @@
+"""Which terms of an order are attested (issue of funding terms: docs/signing.md).
+
+What does not live here: the signing (signing.py) and the form of an attestation (verify.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.order import Terms
+from rpcsvc.operations.service import Attest
+from rpcsvc.verify import OrderTerms
+
+
+def attester(
+    sign: Callable[[OrderTerms], str], chains: ChainRegistry, *, network: str, issuer: str
+) -> Attest:
+    """What vouches for orders: ``sign`` over their terms, in the name of ``issuer``."""
+
+    def attest(terms: Terms) -> str:
+        return sign(attested_terms(terms, chains, network=network, issuer=issuer))
+
+    return attest
+
+
+def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> OrderTerms:
+    """The terms as the user can check them against what was ordered."""
+    return OrderTerms(
+        order_id=terms.order_id,
+        direction=terms.direction.value,
+        chain_id=terms.chain_id,
+        token=chains.resolve(terms.chain).usdc_contract,
+        deposit_address=terms.deposit_address,
+        deposit_amount=terms.deposit_amount,
+        to_address=terms.to_address,
+        expected_output=terms.expected_output,
+        min_received=terms.min_received,
+        expires_at=iso8601(terms.expires_at),
+        issued_at=iso8601(terms.created_at),
+        network=network,
+        issuer=issuer,
+    )

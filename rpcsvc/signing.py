@@ -1,0 +1,475 @@
+"""The service's signing keys, and signing with them: responses and the terms of orders.
+
+``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key with its
+private part, and the public parts of the retired ones. One file, because a rotation is then one
+rename: whatever stops the process, the ring on disk is the old or the new one, whole. Rotation by
+another process is noticed within a second.
+
+What does not live here: what is signed, byte for byte, and how it is checked (verify.py); which
+responses are signed (transport/).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import structlog
+from nacl.bindings import crypto_sign, crypto_sign_seed_keypair
+
+from rpcsvc.clock import Clock, iso8601
+from rpcsvc.verify import (
+    ALGORITHM,
+    VERSION,
+    OrderTerms,
+    attestation_input,
+    b64url,
+    parse_time,
+    signature_headers,
+    signed_head,
+    signed_rest,
+    thumbprint,
+    unb64url,
+)
+
+log = structlog.get_logger(__name__)
+
+KEYS_DIR: Final = "keys"
+RING_NAME: Final = "ring.json"
+FRESH_NAME: Final = "ring.json.new"
+HANDOVER_SECONDS: Final = 10
+"""How long after a rotation the old key's signatures count: servers that run notice it later."""
+
+_FORMAT: Final = 1
+_LARGEST_RING: Final = 1024 * 1024
+_SEED_BYTES: Final = 32
+_SIGNATURE_BYTES: Final = 64
+
+Json = dict[str, Any]
+RandomBytes = Callable[[int], bytes]
+Mark = tuple[int, int, int, int]
+
+
+class SigningKeyError(Exception):
+    """The keys can't be used as they are; the message says what the operator has to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """The key that signs. ``x`` is the public key, base64url; ``secret`` libsodium's 64 bytes."""
+
+    kid: str
+    x: str
+    secret: bytes = field(repr=False)
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredKey:
+    """A key that signed before. Only its public part is left."""
+
+    kid: str
+    x: str
+    created_at: str
+    retired_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    current: SigningKey
+    retired: tuple[RetiredKey, ...] = ()
+
+
+class KeyRing:
+    """The keys in one directory. Made by ``load_or_create`` or ``load``."""
+
+    def __init__(self, directory: Path, clock: Clock, random: RandomBytes) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._random = random
+        self._keys: _Keys
+        self._mark: Mark
+
+    @classmethod
+    def load_or_create(cls, directory: Path, clock: Clock, random: RandomBytes) -> Self:
+        """The ring in ``directory``; at the first start, a new one. Raises SigningKeyError.
+
+        ``random`` gives so many bytes that nobody can guess. The files are made with modes 0700
+        and 0600, and are on disk when this returns.
+        """
+        ring = cls(directory, clock, random)
+        with _explaining(directory):
+            _make_directory(directory)
+            with _locked(directory, fcntl.LOCK_EX):
+                if not (directory / RING_NAME).exists():
+                    _commit(directory, _Keys(ring._new_key()))
+                    _sync_directory(directory.parent)
+                ring._adopt()
+        return ring
+
+    @classmethod
+    def load(cls, directory: Path, clock: Clock, random: RandomBytes) -> Self:
+        """The ring in ``directory``, which must be there. Raises SigningKeyError."""
+        ring = cls(directory, clock, random)
+        with _explaining(directory):
+            if not (directory / RING_NAME).exists():
+                raise SigningKeyError(
+                    f"There are no signing keys in {directory}. They are made when the service"
+                    " first starts (rpcsvc serve). If it has, name its data directory with"
+                    " --data-dir."
+                )
+            with _locked(directory, fcntl.LOCK_SH):
+                ring._adopt()
+        return ring
+
+    @property
+    def current(self) -> SigningKey:
+        """The key that signs now."""
+        return self._keys.current
+
+    @property
+    def retired(self) -> tuple[RetiredKey, ...]:
+        """Keys that signed before, the latest first."""
+        return self._keys.retired
+
+    def jwks(self) -> Json:
+        """The public keys as a JWKS (RFC 7517, RFC 8037), the current one first.
+
+        A retired key has ``retiredAt``: what says that it was signed later is not to be believed.
+        """
+        current = _jwk(self.current)
+        retired = [{**_jwk(key), "retiredAt": key.retired_at} for key in self.retired]
+        return {"keys": [current, *retired]}
+
+    def rotate(self, *, revoke: bool = False) -> SigningKey:
+        """Make a new key the current one; returns it.
+
+        The old public key stays in the JWKS with the time from which it is not believed; with
+        ``revoke`` it goes, and nothing that it signed can be checked any more: for a key that
+        somebody else may have. The new key is on disk before the old private key is destroyed.
+        Raises SigningKeyError; what is on disk then is the old ring or the new one, whole.
+        """
+        with _explaining(self._directory), _locked(self._directory, fcntl.LOCK_EX):
+            old, _ = _read(self._directory)
+            end = _rfc3339(self._clock.now_ms() // 1000 + HANDOVER_SECONDS)
+            gone = RetiredKey(old.current.kid, old.current.x, old.current.created_at, end)
+            retired = old.retired if revoke else (gone, *old.retired)
+            _commit(self._directory, _Keys(self._new_key(), retired))
+            self._adopt()
+        return self.current
+
+    def refresh(self) -> bool:
+        """Take over what another process has rotated to; True if something was.
+
+        Costs one stat when nothing has changed. Never waits: while the other process is at it,
+        the keys stay as they are, and the next call looks again. Raises SigningKeyError.
+        """
+        with _explaining(self._directory):
+            if _mark_of((self._directory / RING_NAME).stat()) == self._mark:
+                return False
+            try:
+                with _locked(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB):
+                    self._adopt()
+            except BlockingIOError:
+                return False
+        return True
+
+    def _adopt(self) -> None:
+        self._keys, self._mark = _read(self._directory)
+
+    def _new_key(self) -> SigningKey:
+        return _signing_key(self._random(_SEED_BYTES), _rfc3339(self._clock.now_ms() // 1000))
+
+
+class ResponseSigner:
+    """Signs what goes out. One for a server; not for several threads at once.
+
+    ``problem`` says why the keys on disk could not be read again, and is None when all is well;
+    until then signing goes on with the keys that were read last.
+    """
+
+    def __init__(self, ring: KeyRing, clock: Clock, *, slug: str = "service") -> None:
+        self.problem: str | None = None
+        self._ring = ring
+        self._clock = clock
+        self._names = signature_headers(slug)
+        self._second = -1
+        self._kid = ""
+        self._secret = b""
+        self._head = b""
+        self._fixed: dict[str, str] = {}
+        self._keep_time()
+
+    def headers(
+        self, method: str, target: str, status: int, request_body: bytes, body: bytes
+    ) -> dict[str, str]:
+        """The six headers of a response (design part 3 "Signing").
+
+        ``target`` is path and query as they came, bytes that are not UTF-8 as surrogates (PEP 383);
+        ``body`` the exact bytes that are sent: none for HEAD and 304. Never raises for what a
+        client sent.
+        """
+        self._keep_time()
+        content = hashlib.sha256(body).hexdigest()
+        request = hashlib.sha256(request_body).hexdigest()
+        text = self._head + signed_rest(method, target, status, request, content)
+        signature = b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])
+        return {**self._fixed, self._names[3]: content, self._names[5]: signature}
+
+    def attest(self, terms: OrderTerms) -> str:
+        """The terms of an order as a compact JWS that can be passed on."""
+        self._keep_time()
+        text = attestation_input(self._kid, terms)
+        return f"{text.decode()}.{b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])}"
+
+    @property
+    def kid(self) -> str:
+        """Id of the key that signs now."""
+        return self._kid
+
+    def jwks(self) -> Json:
+        """The public keys, the one that signs this very response included."""
+        self._keep_time()
+        return self._ring.jwks()
+
+    def _keep_time(self) -> None:
+        second = self._clock.now_ms() // 1000
+        if second != self._second:
+            self._begin(second)
+
+    def _begin(self, second: int) -> None:
+        """What the responses of one second have in common, and a look at the keys."""
+        self._refresh()
+        key, signed_at = self._ring.current, _rfc3339(second)
+        self._kid, self._secret = key.kid, key.secret
+        self._head = signed_head(key.kid, signed_at)
+        version, alg, kid, _, at, _ = self._names
+        self._fixed = {version: VERSION, alg: ALGORITHM, kid: key.kid, at: signed_at}
+        self._second = second
+
+    def _refresh(self) -> None:
+        try:
+            if self._ring.refresh():
+                log.info("signing_keys_reread", kid=self._ring.current.kid)
+            self.problem = None
+        except SigningKeyError as error:
+            if self.problem != str(error):
+                log.warning("signing_keys_unreadable", reason=str(error))
+            self.problem = str(error)
+
+
+# --- keys as values --------------------------------------------------------------------------
+
+
+def _signing_key(seed: bytes, created_at: str) -> SigningKey:
+    if len(seed) != _SEED_BYTES:
+        raise ValueError(f"a seed has {_SEED_BYTES} bytes, not {len(seed)}")
+    public, secret = crypto_sign_seed_keypair(seed)
+    x = b64url(public)
+    return SigningKey(thumbprint(x), x, secret, created_at)
+
+
+def _jwk(key: SigningKey | RetiredKey) -> Json:
+    return {
+        "kty": "OKP",
+        "crv": "Ed25519",
+        "x": key.x,
+        "kid": key.kid,
+        "use": "sig",
+        "alg": "EdDSA",
+    }
+
+
+def _rfc3339(second: int) -> str:
+    """A second since the epoch, such as ``2026-01-02T03:04:05Z``."""
+    return iso8601(second * 1000).removesuffix(".000Z") + "Z"
+
+
+def _encode(keys: _Keys) -> bytes:
+    current, retired = keys.current, keys.retired
+    seed = b64url(current.secret[:_SEED_BYTES])
+    rows: list[Json] = [{"x": current.x, "d": seed, "createdAt": current.created_at}]
+    rows += [{"x": k.x, "createdAt": k.created_at, "retiredAt": k.retired_at} for k in retired]
+    return json.dumps({"format": _FORMAT, "keys": rows}, indent=2).encode() + b"\n"
+
+
+def _decode(raw: bytes) -> _Keys:
+    """Raises ValueError, KeyError, TypeError or RecursionError for anything but ``_encode``'s."""
+    value = json.loads(raw)
+    if value["format"] != _FORMAT:
+        raise ValueError(f"format {value['format']!r}, not {_FORMAT}")
+    first, *others = value["keys"]
+    current = _signing_key(_bytes32(first["d"]), _moment(first["createdAt"]))
+    if current.x != first["x"]:
+        raise ValueError("the current key's two halves do not belong together")
+    return _Keys(current, tuple(_retired_key(row) for row in others))
+
+
+def _retired_key(row: Json) -> RetiredKey:
+    x = b64url(_bytes32(row["x"]))
+    return RetiredKey(thumbprint(x), x, _moment(row["createdAt"]), _moment(row["retiredAt"]))
+
+
+def _bytes32(text: str) -> bytes:
+    data = unb64url(text)
+    if data is None or len(data) != _SEED_BYTES:
+        raise ValueError("a key is not 32 bytes in base64url")
+    return data
+
+
+def _moment(text: str) -> str:
+    if parse_time(text) is None:
+        raise ValueError("a time is not RFC 3339")
+    return text
+
+
+# --- keys on disk ----------------------------------------------------------------------------
+
+
+@contextmanager
+def _explaining(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SigningKeyError(
+            f"The signing keys in {directory} can't be used: {error}. The user that runs the"
+            " service must own that directory and be able to write in it."
+        ) from error
+
+
+@contextmanager
+def _locked(directory: Path, how: int) -> Iterator[None]:
+    """Hold the directory against other processes, and see that it is private."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _check_private(directory, os.fstat(fd), 0o700)
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_private(path: Path, found: os.stat_result, mode: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise SigningKeyError(
+            f"{path} belongs to user {found.st_uid}, not to {os.geteuid()} who runs this. Run it as"
+            " the service's user, or give the file to that one with chown."
+        )
+    if found.st_mode & 0o077:
+        raise SigningKeyError(
+            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: others than its owner may use it."
+            f" Run: chmod {mode:o} {path}. If somebody may have read the key, then also:"
+            " rpcsvc keys rotate --revoke"
+        )
+
+
+def _make_directory(directory: Path) -> None:
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _read(directory: Path) -> tuple[_Keys, Mark]:
+    """The ring on disk and the mark of its file. The directory must be locked."""
+    _check_files(directory)
+    path = directory / RING_NAME
+    # O_NONBLOCK: opening a pipe in the file's place must not wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise SigningKeyError(f"{path} is not a file. Move it away.")
+        _check_private(path, found, 0o600)
+        raw = file.read(_LARGEST_RING)
+    try:
+        return _decode(raw), _mark_of(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SigningKeyError(
+            f"{path} is not a key ring that this version can use"
+            f" ({error or type(error).__name__}). Put a backup of it in place. Without one, move it"
+            " away: a new key is made at the next start, and old signatures can't be checked."
+        ) from error
+
+
+def _check_files(directory: Path) -> None:
+    foreign = sorted({path.name for path in directory.iterdir()} - {RING_NAME, FRESH_NAME})
+    if foreign:
+        raise SigningKeyError(
+            f"{directory} is for signing keys only, but has {', '.join(foreign[:5])} in it. Move"
+            " away what you put there; if it was not you, find out who can write there."
+        )
+
+
+def _mark_of(found: os.stat_result) -> Mark:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _commit(directory: Path, keys: _Keys) -> None:
+    """Replace the ring on disk whole, then overwrite what the old file held.
+
+    The directory must be locked. Whatever stops this leaves the old ring or the new one.
+    """
+    _check_files(directory)
+    _write_fresh(directory / FRESH_NAME, _encode(keys))
+    with _held(directory / RING_NAME) as old:
+        (directory / FRESH_NAME).replace(directory / RING_NAME)
+        _sync_directory(directory)
+        if old is not None:
+            _overwrite(old)
+
+
+def _write_fresh(path: Path, data: bytes) -> None:
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[int | None]:
+    """An open descriptor of a file that is about to be replaced, if it is there."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _overwrite(fd: int) -> None:
+    """Destroy the private key in a file that no name leads to any more.
+
+    The file system may keep copies of its own; and the rotation is done, whether this works or not.
+    A file that has another name besides is somebody's copy, and stays.
+    """
+    found = os.fstat(fd)
+    if found.st_nlink:
+        return
+    try:
+        os.pwrite(fd, bytes(found.st_size), 0)
+        os.fsync(fd)
+    except OSError as error:
+        log.warning("old_signing_key_not_overwritten", reason=str(error))

@@ -1,0 +1,101 @@
+"""``rpcsvc keys``: the service's signing keys, listed, rotated, and given out.
+
+stdout is exactly one JSON object. A server that runs on the same data directory notices a rotation
+within a second. What does not live here: the keys (rpcsvc.signing).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rpcsvc.clock import SystemClock
+from rpcsvc.ids import system_random
+from rpcsvc.transport.cli_context import OK, Context, Json, UsageError
+
+if TYPE_CHECKING:
+    from rpcsvc.signing import KeyRing
+
+Common = Callable[[argparse.ArgumentParser], None]
+
+
+def add_keys(commands: Any, common: Common) -> None:
+    """Hang ``keys`` and its actions into the command tree; ``common`` adds the shared options."""
+    parser = commands.add_parser("keys", help="look after the keys that sign responses")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    rows = (
+        ("list", "list the current key and the retired ones", _list),
+        ("rotate", "make a new key; the old one can still be checked", _rotate),
+        ("export-public", "print the public keys as a JWKS", _export_public),
+    )
+    for name, text, command in rows:
+        action = actions.add_parser(name, help=text, description=text)
+        common(action)
+        action.set_defaults(command=command)
+        if name == "rotate":
+            action.add_argument(
+                "--revoke",
+                action="store_true",
+                help="drop the old public key too: somebody else may have the private one",
+            )
+
+
+def _list(context: Context) -> int:
+    ring = _ring(context)
+    current: Json = {
+        "kid": ring.current.kid,
+        "status": "current",
+        "createdAt": ring.current.created_at,
+    }
+    retired = [
+        {
+            "kid": key.kid,
+            "status": "retired",
+            "createdAt": key.created_at,
+            "retiredAt": key.retired_at,
+        }
+        for key in ring.retired
+    ]
+    return _print({"keys": [current, *retired]})
+
+
+def _rotate(context: Context) -> int:
+    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
+    from rpcsvc.signing import SigningKeyError  # noqa: PLC0415 - no other command needs keys
+
+    configure_logging(context.settings().log.format, "warning")
+    ring = _ring(context)
+    try:
+        fresh = ring.rotate(revoke=context.options.revoke)
+    except SigningKeyError as error:
+        raise UsageError(str(error)) from error
+    retired = None if context.options.revoke else ring.retired[0]
+    return _print(
+        {
+            "kid": fresh.kid,
+            "createdAt": fresh.created_at,
+            "retired": retired and {"kid": retired.kid, "retiredAt": retired.retired_at},
+        }
+    )
+
+
+def _export_public(context: Context) -> int:
+    return _print(_ring(context).jwks())
+
+
+def _ring(context: Context) -> KeyRing:
+    from rpcsvc.signing import KEYS_DIR, KeyRing, SigningKeyError  # noqa: PLC0415 - as above
+
+    directory = context.settings().data_dir / KEYS_DIR
+    try:
+        return KeyRing.load(directory, SystemClock(), system_random)
+    except SigningKeyError as error:
+        raise UsageError(str(error)) from error
+
+
+def _print(value: Json) -> int:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    return OK

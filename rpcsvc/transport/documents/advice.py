@@ -1,0 +1,98 @@
+"""What each state and each error code means for an agent, and what to do then.
+
+One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one
+that is missing, so nothing new can go without advice. What does not live here: the lists themselves
+(domain/states.py, errors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rpcsvc.domain.states import AgentState, OnDeadline
+from rpcsvc.errors import ServiceError
+
+STATE: dict[AgentState, str] = {
+    AgentState.NEEDS_INPUT: "Inputs are missing. Ask the user for what `missingInputs` names.",
+    AgentState.NEEDS_DESTINATION: "Only `to` is missing. Ask the user where the payout goes.",
+    AgentState.READY: "Everything needed is there. Go on with the next action.",
+    AgentState.QUOTED: "Show the user the price and the fees, then create the order.",
+    AgentState.WAITING_FOR_FUNDING: "The order waits for the deposit. Show the user"
+    " `data.fundingInstructions`, then poll.",
+    AgentState.DEPOSIT_DETECTED: "A deposit was seen and waits for confirmations. Poll; if"
+    " `data.amountDue` is not null, more has to be sent.",
+    AgentState.SWAP_PROCESSING: "The payout is on its way. Poll.",
+    AgentState.REFUNDING: "The deposit goes back. Poll; if `data.actionRequired` is"
+    " `refund_address`, ask the user for one and send it with support.create.",
+    AgentState.COMPLETED: "Terminal. The payout is final; tell the user.",
+    AgentState.TERMINAL_FAILURE: "Terminal. `data.outcome` is `expired`, `refunded` or `failed`."
+    " Tell the user, and open a support ticket if they need help.",
+    AgentState.TICKET_CREATED: "The ticket is on record. Give the user its `ticketId`.",
+    AgentState.INVALID_INPUT: "Something sent is wrong. `validationErrors` says which field, what"
+    " came and what is allowed. Correct it and send again.",
+    AgentState.IDEMPOTENCY_CONFLICT: "The idempotency key belongs to another payload. Use a new"
+    " key for a new order.",
+    AgentState.NOT_FOUND: "There is no such order, method or path. Check what you sent.",
+    AgentState.VERIFICATION_FAILED: "`verify` is not this order's destination. Don't fund it:"
+    " somebody may have given you another order's id.",
+    AgentState.RATE_LIMITED: "Too many calls. Wait for `Retry-After` seconds.",
+    AgentState.UNAVAILABLE: "A part of the service is down for now. Wait for `Retry-After`"
+    " seconds and repeat the same call with the same idempotency key.",
+    AgentState.INTERNAL_ERROR: "The service failed. Repeat the same call with the same"
+    " idempotency key; if it goes on, give the operator the `requestId`.",
+}
+
+ERROR: dict[str, str] = {
+    "invalid_json": "Send one JSON document in UTF-8, no key twice, no NaN or Infinity, not"
+    " nested too deeply.",
+    "invalid_request": "Read the message: the body must be a JSON object (over JSON-RPC a request"
+    " with `params` as an object), or the HTTP method is not one of this path.",
+    "unknown_method": "Check the method's name or the path.",
+    "payload_too_large": "Send less: see the limits below.",
+    "unsupported_media_type": "Send `content-type: application/json`.",
+    "unauthorized": "JSON-RPC only: send the operator's token, or use the HTTPS API, which needs"
+    " none.",
+    "tls_required": "Use https.",
+    "rate_limited": "Wait for `Retry-After` seconds, then repeat the call.",
+    "missing_input": "Ask the user for the fields in `missingInputs`.",
+    "invalid_input": "Correct the fields in `validationErrors`. Amounts are strings; unknown"
+    " fields are refused, and the nearest known name is given.",
+    "amount_below_minimum": "Send at least `details.minimum`.",
+    "amount_above_maximum": "Send at most `details.maximum`, or split the swap into several"
+    " orders.",
+    "unsupported_chain": "Choose one of `details.allowed`.",
+    "unsupported_direction": "Send `x2u` or `u2x`.",
+    "unsupported_token": "Only XMR and the chain's USDC are swapped.",
+    "invalid_destination": "Ask the user for the address again; don't correct it yourself. A"
+    " checksum that fails means that a character is wrong.",
+    "verification_failed": "The order pays to another address than the one in `verify`. Don't"
+    " fund it.",
+    "order_not_found": "Check the `orderId`. Nothing is known of it here.",
+    "idempotency_conflict": "The key was used with another payload; `details` name the fields"
+    " that differ. For a new order use a new key, for a retry the same payload.",
+    "unavailable": "Wait for `Retry-After` seconds and repeat with the same idempotency key."
+    " Nothing was done.",
+    "internal_error": "Repeat with the same idempotency key: either the first call did everything"
+    " or nothing.",
+}
+
+ON_DEADLINE: dict[OnDeadline, str] = {
+    OnDeadline.EXPIRE: "The order ends as `expired`.",
+    OnDeadline.SWAP_OR_REFUND: "What is confirmed by then is swapped if it is at least the"
+    " minimum, otherwise refunded.",
+    OnDeadline.REFUND: "The deposit is refunded.",
+    OnDeadline.REPUBLISH: "The same signed transaction is published again, never another one.",
+    OnDeadline.REMIND: "The operator is reminded that the refund needs an address.",
+}
+
+
+def error_classes() -> list[type[ServiceError]]:
+    """Every error with a code, in the order of the tree."""
+    return list(_with_code(ServiceError))
+
+
+def _with_code(parent: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    for child in parent.__subclasses__():
+        if "code" in vars(child):
+            yield child
+        yield from _with_code(child)

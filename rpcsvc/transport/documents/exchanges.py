@@ -1,0 +1,67 @@
+"""Recorded calls in Markdown: the request as it is sent, and its answer.
+
+What does not live here: which calls are shown where (llms_full.py), recording them (recording.py).
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from rpcsvc.transport.documents import links
+from rpcsvc.transport.documents.recording import Exchange
+from rpcsvc.transport.documents.text import code, json_text
+from rpcsvc.transport.site import API_ROOT, RPC_PATH, Site
+
+
+def show(site: Site, exchange: Exchange) -> str:
+    """One call over HTTPS and its answer."""
+    answer = code(json_text(exchange.answer), "json")
+    return f"{code(_request(site, exchange), 'http')}\n\nAnswer:\n\n{answer}"
+
+
+def _request(site: Site, exchange: Exchange) -> str:
+    operation = links.operation_named(site, exchange.operation)
+    params = dict(exchange.params)
+    path = operation.path or ""
+    for name in [name for name in params if f"{{{name}}}" in path]:
+        path = path.replace(f"{{{name}}}", str(params.pop(name)))
+    query = f"?{urlencode(params)}" if operation.method == "GET" and params else ""
+    host = site.url.partition("://")[2]
+    lines = [f"{operation.method} {API_ROOT}{path}{query} HTTP/1.1", f"host: {host}"]
+    lines.append(f"x-request-id: {exchange.name}")
+    if exchange.key is not None:
+        lines.append(f"{links.IDEMPOTENCY_HEADER}: {exchange.key}")
+    if operation.method == "POST":
+        lines += ["content-type: application/json", "", json_text(params)]
+    return "\n".join(lines)
+
+
+def show_elsewhere(site: Site, exchange: Exchange) -> str:
+    """The same call over JSON-RPC and on the command line."""
+    operation = links.operation_named(site, exchange.operation)
+    message = {
+        "jsonrpc": "2.0",
+        "id": exchange.name,
+        "method": site.rpc_method(operation),
+        "params": {**exchange.params, links.IDEMPOTENCY_HEADER: exchange.key},
+    }
+    token = f"\n{links.RPC_TOKEN_HEADER}: <the operator's token>" if site.rpc_needs_token else ""
+    request = (
+        f"POST {RPC_PATH} HTTP/1.1\nhost: {site.url.partition('://')[2]}"
+        f"\ncontent-type: application/json{token}\n\n{json_text(message)}"
+    )
+    options = " ".join(f"--{name} {value}" for name, value in exchange.params.items())
+    command = (
+        f"rpcsvc {operation.command} --url {site.url} {options}"
+        f" --idempotency-key {exchange.key} --request-id {exchange.name}"
+    )
+    return "\n\n".join(
+        (
+            code(request, "http"),
+            "The envelope is in `result`. Protocol faults are JSON-RPC errors; what the operation"
+            " itself finds is a result with `ok: false`.",
+            code(command, "sh"),
+            "The command prints one envelope. Exit status: 0 ok, 1 `ok: false`, 2 usage error, 3"
+            " service not reachable.",
+        )
+    )

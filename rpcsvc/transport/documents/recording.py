@@ -1,0 +1,203 @@
+"""Whole swaps on the sandbox, played from a script and kept as they were answered.
+
+The answers in llms-full.txt are these: no hand has written them. ``recording.json`` beside this
+file is what ``record`` gives with the default settings; it is written by ``make generate``, and a
+test plays the script again and compares.
+What does not live here: a sandbox to play on (whoever calls ``record`` brings one).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+
+from rpcsvc.domain.states import AgentState
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.table import OPERATIONS
+
+FILE = "recording.json"
+START_MS = 1_767_323_045_000  # 2026-01-02T03:04:05Z
+STEP_MS = 250
+LONGEST_WAIT_STEPS = 400
+HOUR_MS = 3_600_000
+EXAMPLE_KEY = "0f6c2b9a-order-1"
+_OPERATION = {operation.name: operation for operation in OPERATIONS}
+_DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One call and its answer. ``name`` is also the request id that the call was made under."""
+
+    name: str
+    operation: str
+    params: Json
+    key: str | None
+    answer: Json
+
+
+Recording = Mapping[str, Exchange]
+
+
+class StageClock:
+    """A clock that the script moves. Milliseconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.now = START_MS
+
+    def now_ms(self) -> int:
+        """The time of the script."""
+        return self.now
+
+
+class StageRandom:
+    """Bytes that look random and are always the same. For the stage only: never for real ids."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, size: int) -> bytes:
+        """The next ``size`` bytes; up to 64."""
+        self._count += 1
+        return hashlib.sha512(f"stage {self._count}".encode()).digest()[:size]
+
+
+class _Stage:
+    """Plays calls and keeps them."""
+
+    def __init__(self, service: LocalService, clock: StageClock) -> None:
+        self._service = service
+        self._clock = clock
+        self.exchanges: dict[str, Exchange] = {}
+
+    async def play(
+        self, name: str, operation: str, params: Json, key: str | None = None
+    ) -> Exchange:
+        """Make a call and keep it under ``name``."""
+        answer = await self._call(name, operation, params, key)
+        exchange = Exchange(name, operation, params, key, answer)
+        self.exchanges[name] = exchange
+        return exchange
+
+    async def _call(self, name: str, operation: str, params: Json, key: str | None) -> Json:
+        body = await self._service.call(_OPERATION[operation], params, name, key)
+        answer: Json = json.loads(body)
+        return answer
+
+    async def follow(self, prefix: str, order_id: str, last_state: str) -> None:
+        """Poll as an agent would, and keep each answer whose state is new, to the end."""
+        for _ in range(LONGEST_WAIT_STEPS):
+            await self.pass_time(STEP_MS)
+            answer = await self._call(f"{prefix}-poll", "swap.status", {"orderId": order_id}, None)
+            if answer["state"] == last_state:
+                continue
+            last_state = answer["state"]
+            await self.play(f"{prefix}-{last_state}", "swap.status", {"orderId": order_id})
+            if last_state in _DONE:
+                return
+        raise TimeoutError(f"{prefix}: still {last_state} after {LONGEST_WAIT_STEPS} polls")
+
+    async def pass_time(self, ms: int) -> None:
+        """Let time pass, and do what falls due."""
+        self._clock.now += ms
+        await self._service.catch_up()
+
+
+async def record(service: LocalService, clock: StageClock) -> Recording:
+    """Play the script on a fresh sandbox that runs on ``clock`` and a StageRandom.
+
+    Raises TimeoutError when an order does not come to its end.
+    """
+    stage = _Stage(service, clock)
+    swap = _swap_params()
+    await _prepare(stage, swap)
+    await _succeed(stage, swap)
+    await _meet_errors(stage, swap)
+    await _expire(stage, swap)
+    await _refund(stage, swap)
+    return stage.exchanges
+
+
+def _swap_params() -> Json:
+    """The table's own example of an order: XMR to USDC."""
+    return dict(_OPERATION["swap.execute"].examples[0].params)
+
+
+async def _prepare(stage: _Stage, swap: Json) -> None:
+    without_to = {name: value for name, value in swap.items() if name != "to"}
+    await stage.play("capabilities", "capabilities", {})
+    await stage.play("plan-nothing-known", "swap.plan", {})
+    await stage.play("plan-no-destination", "swap.plan", without_to)
+    await stage.play("plan-ready", "swap.plan", {**swap, "hasFunds": True})
+    await stage.play("quote", "swap.quote", without_to)
+
+
+async def _succeed(stage: _Stage, swap: Json) -> None:
+    order = await stage.play("execute", "swap.execute", swap, EXAMPLE_KEY)
+    order_id = order.answer["data"]["order"]["orderId"]
+    await stage.play("status-waiting_for_funding", "swap.status", {"orderId": order_id})
+    await stage.play("fund", "sandbox.fund", {"orderId": order_id})
+    await stage.follow("status", order_id, AgentState.WAITING_FOR_FUNDING.value)
+
+
+async def _meet_errors(stage: _Stage, swap: Json) -> None:
+    await stage.play("error-conflict", "swap.execute", {**swap, "amount": "0.9"}, EXAMPLE_KEY)
+    await stage.play("error-amount", "swap.quote", {**_priced(swap), "amount": "0.01"})
+    await stage.play("error-destination", "swap.plan", {**swap, "to": swap["to"].swapcase()})
+
+
+def _priced(swap: Json) -> Json:
+    return {name: swap[name] for name in ("direction", "chain", "amount")}
+
+
+async def _expire(stage: _Stage, swap: Json) -> None:
+    order = await stage.play("unfunded", "swap.create", swap, "0f6c2b9a-order-2")
+    order_id = order.answer["data"]["order"]["orderId"]
+    await stage.pass_time(2 * HOUR_MS)
+    status = await stage.play("unfunded-end", "swap.status", {"orderId": order_id})
+    ticket = next(a for a in status.answer["nextActions"] if a["action"] == "create_support_ticket")
+    await stage.play("ticket", ticket["operation"], ticket["params"])
+
+
+async def _refund(stage: _Stage, swap: Json) -> None:
+    order = await stage.play("underfunded", "swap.create", swap, "0f6c2b9a-order-3")
+    data = order.answer["data"]
+    order_id = data["order"]["orderId"]
+    await stage.play("part", "sandbox.fund", {"orderId": order_id, "amount": "0.02"})
+    await stage.pass_time(2 * HOUR_MS)
+    # A deposit is judged in several passes: seen, confirmed, then refunded.
+    for _ in range(8):
+        await stage.pass_time(STEP_MS)
+    await stage.play("refund-asked", "swap.status", {"orderId": order_id})
+    give = {
+        "message": "Please send the refund to this address.",
+        "orderId": order_id,
+        "sessionId": data["sessionId"],
+        "walletAddress": _monero_address(),
+    }
+    await stage.play("refund-address", "support.create", give)
+    await stage.follow("refund", order_id, AgentState.REFUNDING.value)
+
+
+def _monero_address() -> str:
+    """The table's own example of a Monero address."""
+    examples = _OPERATION["swap.create"].examples
+    return str(next(e.params["to"] for e in examples if e.params["direction"] == "u2x"))
+
+
+def dumps(recording: Recording) -> str:
+    """The text of ``recording.json``."""
+    rows = [asdict(exchange) for exchange in recording.values()]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+
+
+@lru_cache(maxsize=1)
+def load() -> Recording:
+    """The recording that is part of the package."""
+    text = (resources.files(__package__) / FILE).read_text(encoding="utf-8")
+    return {row["name"]: Exchange(**row) for row in json.loads(text)}

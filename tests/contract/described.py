@@ -1,0 +1,84 @@
+"""Holding real answers against the API documents, as strictly as the documents allow.
+
+The published schemas let answers gain fields. Here they don't: what a schema does not name must
+not be in an answer, so that nothing can be sent that is not described.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import jsonschema
+
+Json = dict[str, Any]
+
+
+def closed(schema: Any) -> Any:
+    """The schema with every object closed that lists its properties."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    shut = {key: closed(value) for key, value in schema.items()}
+    if isinstance(shut.get("properties"), dict) and shut.get("type") == "object":
+        shut.setdefault("additionalProperties", False)
+    return shut
+
+
+def closed_document(document: Json) -> Json:
+    """The whole document with its named schemas closed."""
+    shut = copy.deepcopy(document)
+    shut["components"]["schemas"] = closed(shut["components"]["schemas"])
+    return shut
+
+
+def resolved(document: Json, value: Json) -> Json:
+    """What a reference of the document stands for; anything else as it is."""
+    while "$ref" in value:
+        target: Any = document
+        for part in value["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        value = target
+    return value
+
+
+def check(document: Json, schema: Json, value: Any) -> None:
+    """Raise ValidationError unless the value is as the document's schema says, and no more."""
+    whole = {**closed(schema), "components": {"schemas": closed(document["components"]["schemas"])}}
+    validator = jsonschema.Draft202012Validator(
+        whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    validator.validate(value)
+
+
+def check_response(
+    document: Json, path: str, method: str, status: int, headers: Any, body: Any
+) -> None:
+    """Raise AssertionError or ValidationError unless the response is one that is declared."""
+    declared = document["paths"][path][method]["responses"]
+    assert str(status) in declared, f"{method} {path} declares no {status}: {body}"
+    response = resolved(document, declared[str(status)])
+    for name, reference in response.get("headers", {}).items():
+        check_header(document, name, resolved(document, reference), headers.get(name))
+    if "content" not in response:
+        assert not body
+        return
+    assert headers["content-type"].partition(";")[0] in response["content"]
+    check(document, response["content"]["application/json"]["schema"], body)
+
+
+def check_header(document: Json, name: str, header: Json, value: str | None) -> None:
+    if value is None:
+        assert not header.get("required"), f"{name} is missing"
+        return
+    check(document, header["schema"], value)
+
+
+def filled(path: str, params: Json) -> tuple[str, Json]:
+    """A path with its parameters put in, and those that are left."""
+    left = dict(params)
+    for name in re.findall(r"\{(\w+)\}", path):
+        path = path.replace(f"{{{name}}}", str(left.pop(name)))
+    return path, left

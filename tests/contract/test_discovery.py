@@ -1,0 +1,553 @@
+"""The documents as a client meets them: links resolve, examples work, caches and pages behave."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
+
+from rpcsvc.app import Running, running, web_app
+from rpcsvc.settings import load_settings
+from rpcsvc.transport.cors import cors
+from rpcsvc.transport.discovery import DiscoveryHttp
+from rpcsvc.transport.documents import links, recording
+from rpcsvc.transport.documents.catalogue import Sources, catalogue
+from rpcsvc.transport.gate import Gate
+from rpcsvc.transport.http import catch_all
+from rpcsvc.transport.site import site_of
+from tests.contract.serving import JSON, TOKEN, Served
+
+PUBLIC = "https://swap.example.com"
+DOCUMENTS = (*links.DESCRIPTIONS, *links.ALIASES, links.HOME, links.LOGO)
+TYPES = {
+    links.QUICKSTART: "application/json",
+    links.LLMS_FULL: "text/plain; charset=utf-8",
+    links.LLMS: "text/plain; charset=utf-8",
+    links.OPENAPI: "application/json",
+    links.OPENAPI_WELL_KNOWN: "application/json",
+    links.OPENRPC: "application/json",
+    links.AGENT: "application/json",
+    links.AGENT_ALIAS: "application/json",
+    links.JWKS: "application/jwk-set+json",
+    links.AI_PLUGIN: "application/json",
+    links.API_CATALOG: "application/linkset+json;"
+    ' profile="https://www.rfc-editor.org/info/rfc9727"',
+    links.SECURITY_TXT: "text/plain; charset=utf-8",
+    links.SITEMAP: "application/xml",
+    links.ROBOTS: "text/plain; charset=utf-8",
+    links.HOME: "text/html; charset=utf-8",
+    links.LOGO: "image/svg+xml",
+}
+
+
+class Made:
+    """What others make, with its calls counted; the keys can be changed."""
+
+    def __init__(self) -> None:
+        self.openapi_calls = 0
+        self.keys: list[str] = ["first"]
+
+    def openapi(self) -> dict[str, Any]:
+        self.openapi_calls += 1
+        return {"openapi": "3.1.0"}
+
+    def jwks(self) -> dict[str, Any]:
+        return {"keys": self.keys}
+
+    @property
+    def sources(self) -> Sources:
+        return Sources(self.openapi, dict, self.jwks, recording.load)
+
+
+def discovery_of(up: Running, made: Made) -> DiscoveryHttp:
+    """The documents of a running service."""
+    gate = Gate(up.settings, up.service.random, time.monotonic)
+    documents = catalogue(site_of(up.settings, up.service), made.sources)
+    return DiscoveryHttp(gate, up.service.clock, documents)
+
+
+def documents_app(up: Running, made: Made) -> web.Application:
+    """The documents alone, with foreign parts that the test controls."""
+    gate = Gate(up.settings, up.service.random, time.monotonic)
+    app = web.Application(middlewares=[catch_all(gate, up.dispatcher)])
+    app.add_routes(discovery_of(up, made).routes())
+    return app
+
+
+def site_app(up: Running) -> web.Application:
+    """All HTTP surfaces, documents included."""
+    app = web_app(up)
+    if links.LLMS not in {resource.canonical for resource in app.router.resources()}:
+        discovery = discovery_of(up, Made())
+        headers = site_of(up.settings, up.service).signature_headers
+        app.add_routes(discovery.routes())
+        app.middlewares.insert(0, cors(discovery.paths, headers))
+    return app
+
+
+@asynccontextmanager
+async def visiting(
+    data_dir: Path, *, environ: dict[str, str] | None = None, made: Made | None = None, **flags: Any
+) -> AsyncIterator[Served]:
+    """A service whose public address is not the one that it listens on."""
+    given = {
+        "data_dir": str(data_dir),
+        "rate_limit.enabled": False,
+        "site_url": PUBLIC,
+        **{name.replace("__", "."): value for name, value in flags.items()},
+    }
+    settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
+    async with running(settings) as up:
+        app = site_app(up) if made is None else documents_app(up, made)
+        client = TestClient(TestServer(app))
+        await client.start_server()
+        try:
+            yield Served(up, client)
+        finally:
+            await client.close()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Served]:
+    async with visiting(tmp_path) as served:
+        yield served
+
+
+async def get(served: Served, path: str, **headers: str) -> aiohttp.ClientResponse:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = await served.client.get(path, headers=names)
+    await response.read()
+    return response
+
+
+async def quickstart(served: Served) -> Any:
+    return await (await get(served, links.QUICKSTART)).json()
+
+
+def local(url: str) -> str:
+    """The path and query of one of the site's own addresses."""
+    parts = urlsplit(url)
+    assert f"{parts.scheme}://{parts.netloc}" == PUBLIC, url
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
+async def resolve(served: Served, urls: Iterable[str]) -> None:
+    """Every address answers GET with 200 and something to read."""
+    for url in urls:
+        response = await get(served, local(url))
+        assert response.status == 200, url
+        assert await response.read(), url
+
+
+# Links
+
+
+async def test_every_link_of_the_quickstart_resolves(site: Served) -> None:
+    answer = await quickstart(site)
+    assert len(answer["links"]) == 15
+    await resolve(site, answer["links"].values())
+    await resolve(site, answer["propagation"]["discoveryOrder"])
+    await resolve(site, [answer["propagation"]["preferredCitationUrl"]])
+
+
+async def test_every_endpoint_of_the_quickstart_is_there(site: Served) -> None:
+    for path in (await quickstart(site))["quickstart"]["endpoints"].values():
+        answers = [
+            (await site.client.request(method, path, json=body)).status
+            for method, body in (("GET", None), ("POST", {}))
+        ]
+        assert min(answers) < 405, path
+
+
+@pytest.mark.parametrize("path", [links.LLMS, links.LLMS_FULL])
+async def test_every_link_of_the_llms_documents_resolves(site: Served, path: str) -> None:
+    text = await (await get(site, path)).text()
+    found = re.findall(r"\]\((https?://[^)]+)\)", text)
+    assert len(found) >= len(links.DESCRIPTIONS) - 1
+    await resolve(site, found)
+
+
+async def test_every_link_of_agent_json_and_the_plugin_manifest_resolves(site: Served) -> None:
+    agent = await (await get(site, links.AGENT)).json()
+    await resolve(site, [*agent["links"].values(), agent["url"], agent["signing"]["jwks"]])
+    await resolve(site, [agent["signing"]["procedure"]])
+    manifest = await (await get(site, links.AI_PLUGIN)).json()
+    await resolve(site, [manifest["logo_url"], manifest["legal_info_url"], manifest["api"]["url"]])
+
+
+async def test_every_link_of_the_home_page_resolves(site: Served) -> None:
+    text = await (await get(site, "/")).text()
+    for path in re.findall(r'href="(/[^"]*)"', text):
+        assert (await get(site, path)).status == 200, path
+
+
+async def test_the_sitemap_is_xml_and_lists_documents_that_are_there(site: Served) -> None:
+    tree = ElementTree.fromstring(await (await get(site, links.SITEMAP)).read())
+    space = "{http://www.sitemaps.org/schemas/sitemap/0.9}"
+    assert tree.tag == f"{space}urlset"
+    found = [loc.text or "" for loc in tree.iter(f"{space}loc")]
+    assert len(found) == len(set(found))
+    wanted = set(DOCUMENTS) - set(links.ALIASES) - {links.SITEMAP, links.ROBOTS, links.LOGO}
+    assert {local(url) for url in found} == wanted
+    await resolve(site, found)
+
+
+async def test_robots_may_read_the_documents_and_not_the_calls(site: Served) -> None:
+    text = await (await get(site, links.ROBOTS)).text()
+    rules = [line.partition(": ")[::2] for line in text.splitlines() if line]
+    assert rules[0] == ("User-agent", "*")
+    assert rules[-1] == ("Sitemap", f"{PUBLIC}/sitemap.xml")
+
+    def may_read(path: str) -> bool:
+        # RFC 9309: the longest rule that matches wins.
+        matching = [(len(p), kind) for kind, p in rules[1:-1] if path.startswith(p)]
+        return not matching or max(matching)[1] == "Allow"
+
+    assert all(may_read(path) for path in DOCUMENTS)
+    for path in ("/rpc", "/api/v1/agent/swap/status/ord_1", "/api/v1/agent/swap/execute"):
+        assert not may_read(path), path
+
+
+async def test_the_api_catalog_is_a_linkset_whose_targets_are_there(site: Served) -> None:
+    response = await get(site, links.API_CATALOG)
+    contexts = (json.loads(await response.read()))["linkset"]
+    assert [local(context["anchor"]) for context in contexts] == [
+        links.API_CATALOG, "/api/v1", "/rpc",
+    ]  # fmt: skip
+    assert [local(item["href"]) for item in contexts[0]["item"]] == ["/api/v1", "/rpc"]
+    for context in contexts[1:]:
+        for relation in ("service-desc", "service-doc", "service-meta", "status"):
+            target = context[relation][0]
+            answer = await get(site, local(target["href"]))
+            assert answer.status == 200
+            assert answer.content_type == target["type"]
+
+
+async def test_head_of_the_api_catalog_has_its_links(site: Served) -> None:
+    response = await site.client.head(links.API_CATALOG)
+    assert f'<{PUBLIC}/.well-known/api-catalog>; rel="api-catalog"' in response.headers["link"]
+    assert f'<{PUBLIC}/api/v1>; rel="item"' in response.headers["link"]
+
+
+# Examples
+
+
+async def send(served: Served, example: dict[str, Any]) -> Any:
+    """Send an example of the quickstart as it stands."""
+    response = await served.client.request(
+        example["method"],
+        example["path"],
+        data=json.dumps(example["body"]),
+        headers=example.get("headers", JSON),
+    )
+    return await response.json()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"orders__max_swap_usd": 60},
+        {"sandbox__usdc_per_xmr": "0.9"},
+        {"sandbox__usdc_per_xmr": "99999"},
+    ],
+)
+async def test_the_examples_work_as_they_stand_at_any_rate_and_limit(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    async with visiting(tmp_path, **flags) as served:
+        examples = (await quickstart(served))["examples"]
+        assert (await send(served, examples["plan"]))["state"] == "ready"
+        executed = await send(served, examples["execute"])
+        assert (executed["ok"], executed["state"]) == (True, "waiting_for_funding")
+        again = await send(served, examples["execute"])
+        assert again["data"]["order"] == executed["data"]["order"]
+        assert served.count("orders") == 1
+
+
+async def test_the_examples_work_with_other_chains(tmp_path: Path) -> None:
+    given = (Path(__file__).parent.parent.parent / "config" / "chains.toml").read_text()
+    ethereum = re.search(r"\[chains\.ethereum\].*?(?=\n\[)", given, re.DOTALL)
+    assert ethereum is not None
+    chains = tmp_path / "chains.toml"
+    chains.write_text(ethereum[0].replace("min_swap_usd = 50", "min_swap_usd = 400"))
+    async with visiting(tmp_path / "data", chains_file=str(chains)) as served:
+        examples = (await quickstart(served))["examples"]
+        assert (await send(served, examples["plan"]))["state"] == "ready"
+        assert (await send(served, examples["execute"]))["state"] == "waiting_for_funding"
+
+
+def http_blocks(text: str) -> list[tuple[str, str, dict[str, str], str]]:
+    """The requests of llms-full.txt: method, target, headers, body."""
+    found = []
+    for block in re.findall(r"```http\n(.*?)\n```", text, re.DOTALL):
+        head, _, body = block.partition("\n\n")
+        first, *lines = head.split("\n")
+        method, target, _version = first.split(" ")
+        headers = dict(line.split(": ", 1) for line in lines)
+        found.append((method, target, headers, body))
+    return found
+
+
+async def test_the_requests_in_llms_full_are_answered_with_the_state_that_stands_below_them(
+    site: Served,
+) -> None:
+    text = await (await get(site, links.LLMS_FULL)).text()
+    known = recording.load()
+    sent = 0
+    for method, target, headers, body in http_blocks(text):
+        if "ord_" in target + body or target == "/rpc":
+            continue  # another installation's order
+        del headers["host"]
+        response = await site.client.request(method, target, data=body, headers=headers)
+        answer = await response.json()
+        expected = known[headers["x-request-id"]].answer
+        assert answer["state"] == expected["state"], target
+        assert answer["requestId"] == headers["x-request-id"]
+        sent += 1
+    assert sent >= 7
+
+
+async def test_the_json_rpc_request_in_llms_full_works(tmp_path: Path) -> None:
+    async with visiting(tmp_path, environ={"AGENT_RPC_TOKEN": TOKEN}, brand__slug="acme") as served:
+        text = await (await get(served, links.LLMS_FULL)).text()
+        blocks = [block for block in http_blocks(text) if block[1] == "/rpc"]
+        assert len(blocks) == 1
+        _, target, headers, body = blocks[0]
+        assert headers.pop("x-agent-rpc-token").startswith("<")
+        del headers["host"]
+        headers["x-agent-rpc-token"] = TOKEN
+        response = await served.client.post(target, data=body, headers=headers)
+        assert (await response.json())["result"]["state"] == "waiting_for_funding"
+
+
+# Host and brand
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"x-forwarded-host": "evil.example", "x-forwarded-proto": "http"},
+        {"forwarded": "host=evil.example;proto=http"},
+    ],
+)
+async def test_a_hostile_host_header_changes_nothing(site: Served, headers: dict[str, str]) -> None:
+    for path in DOCUMENTS:
+        plain = await get(site, path)
+        hostile = await site.client.get(path, headers=headers)
+        assert await hostile.read() == await plain.read()
+        assert hostile.headers["etag"] == plain.headers["etag"]
+        assert "evil" not in str(hostile.headers)
+
+
+async def test_an_absolute_target_changes_nothing(site: Served) -> None:
+    """``GET http://evil.example/... HTTP/1.1`` is what a proxy sends; it names a host, too."""
+    host, port = site.client.server.host, site.client.server.port
+    async with aiohttp.ClientSession() as session:
+        answer = await session.get(
+            "http://evil.example/llms.txt", proxy=f"http://{host}:{port}", max_redirects=0
+        )
+        assert await answer.read() == await (await get(site, links.LLMS)).read()
+
+
+# Caching
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+async def test_each_document_has_its_type_its_tag_and_its_lifetime(site: Served, path: str) -> None:
+    response = await get(site, path)
+    assert response.headers["content-type"] == TYPES[path]
+    assert re.fullmatch('"[0-9a-f]{32}"', response.headers["etag"])
+    assert re.fullmatch(
+        "public, max-age=[1-9][0-9]*, no-transform", response.headers["cache-control"]
+    )
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+async def test_head_gives_the_headers_of_get_without_a_body(site: Served, path: str) -> None:
+    plain = await get(site, path, x_request_id="mine")
+    head = await site.client.head(path, headers={"x-request-id": "mine"})
+    assert await head.read() == b""
+    # A signature is over the bytes that are sent: none for HEAD.
+    moving = (
+        "date", "x-service-signed-at", "x-service-signature", "x-service-content-sha256",
+    )  # fmt: skip
+    ours, theirs = (
+        {name.lower(): value for name, value in answer.headers.items()} for answer in (head, plain)
+    )
+    for name in moving:
+        ours.pop(name, None)
+        theirs.pop(name, None)
+    assert ours == theirs
+    assert int(ours["content-length"]) == len(await plain.read())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+async def test_a_client_that_has_the_document_gets_304(site: Served, path: str) -> None:
+    first = await get(site, path)
+    tag = first.headers["etag"]
+    for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        again = await get(site, path, if_none_match=given)
+        assert again.status == 304
+        assert await again.read() == b""
+        assert again.headers["etag"] == tag
+        assert again.headers["cache-control"] == first.headers["cache-control"]
+        assert "content-type" not in again.headers
+    assert (await get(site, path, if_none_match='"other"')).status == 200
+    head = await site.client.head(path, headers={"if-none-match": tag})
+    assert head.status == 304
+
+
+async def test_documents_are_written_when_first_asked_for_and_kept(tmp_path: Path) -> None:
+    made = Made()
+    async with visiting(tmp_path, made=made) as served:
+        assert made.openapi_calls == 0
+        for path in (links.OPENAPI, links.OPENAPI, links.OPENAPI_WELL_KNOWN):
+            assert (await get(served, path)).status == 200
+        assert made.openapi_calls == 1
+
+
+async def test_a_rotated_key_is_in_the_jwks_at_once(tmp_path: Path) -> None:
+    made = Made()
+    async with visiting(tmp_path, made=made) as served:
+        before = await get(served, links.JWKS)
+        assert (await get(served, links.JWKS)).headers["etag"] == before.headers["etag"]
+        made.keys = ["second", "first"]
+        after = await get(served, links.JWKS, if_none_match=before.headers["etag"])
+        assert after.status == 200
+        assert json.loads(await after.read()) == {"keys": ["second", "first"]}
+
+
+async def test_the_request_id_is_echoed_or_made(site: Served) -> None:
+    given = await get(site, links.LLMS, x_request_id="mine")
+    assert given.headers["x-request-id"] == "mine"
+    made = await get(site, links.LLMS, x_request_id="not good!")
+    assert made.headers["x-request-id"].startswith("req_")
+
+
+async def test_documents_are_paid_for_like_other_requests(tmp_path: Path) -> None:
+    async with visiting(
+        tmp_path, rate_limit__enabled=True, rate_limit__requests_per_minute=2
+    ) as served:
+        answers = [await get(served, links.LLMS) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
+        assert answers[0].headers["ratelimit-policy"] == '"requests";q=2;w=60'
+        assert (await answers[2].json())["error"]["code"] == "rate_limited"
+        assert int(answers[2].headers["retry-after"]) > 0
+        assert answers[2].headers["access-control-allow-origin"] == "*"
+
+
+async def test_a_document_is_not_written_to(site: Served) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        response = await site.client.request(method, links.LLMS)
+        assert response.status == 405
+        assert set(response.headers["allow"].replace(" ", "").split(",")) == {"GET", "HEAD"}
+
+
+async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path) -> None:
+    made = Made()
+
+    def broken() -> dict[str, Any]:
+        raise ValueError("a secret in /etc")
+
+    made.openapi = broken  # type: ignore[method-assign] # a maker that fails
+    async with visiting(tmp_path, made=made) as served:
+        response = await get(served, links.OPENAPI)
+        assert response.status == 500
+        assert "secret" not in await response.text()
+        assert (await response.json())["error"]["code"] == "internal_error"
+
+
+# CORS
+
+PREFLIGHT = {
+    "origin": "https://page.example",
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "content-type,idempotency-key",
+}
+
+
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, "/api/v1/agent/swap/execute", "/api/v1/health", "/api/v1/nothing"]
+)
+async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
+    site: Served, path: str
+) -> None:
+    asked = await site.client.options(path, headers=PREFLIGHT)
+    assert asked.status == 204
+    assert await asked.read() == b""
+    assert asked.headers["access-control-allow-origin"] == "*"
+    assert {"GET", "HEAD", "POST"} == set(asked.headers["access-control-allow-methods"].split(", "))
+    allowed = set(asked.headers["access-control-allow-headers"].split(", "))
+    assert allowed == {"content-type", "idempotency-key", "if-none-match", "x-request-id"}
+    assert "access-control-allow-credentials" not in asked.headers
+    answer = await get(site, path, origin="https://page.example")
+    assert answer.headers["access-control-allow-origin"] == "*"
+    exposed = set(answer.headers["access-control-expose-headers"].split(", "))
+    assert {
+        "x-service-signature", "x-service-signing-kid", "x-request-id", "idempotent-replayed",
+        "retry-after", "ratelimit", "ratelimit-policy", "etag",
+    } <= exposed  # fmt: skip
+
+
+async def test_errors_and_304_of_the_open_paths_are_readable_for_a_page_too(site: Served) -> None:
+    refused = await site.client.post("/api/v1/agent/swap/quote", json={})
+    assert refused.status == 400
+    assert refused.headers["access-control-allow-origin"] == "*"
+    current = await get(site, links.LLMS, if_none_match="*")
+    assert current.status == 304
+    assert current.headers["access-control-allow-origin"] == "*"
+
+
+def cors_headers(response: aiohttp.ClientResponse) -> list[str]:
+    return [name for name in response.headers if name.lower().startswith("access-control-")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/rpc", "/%72pc", "/rpc/", "/api/v1/../../rpc", "/api/v1/%2e%2e/%2e%2e/rpc", "//rpc"]
+)
+async def test_no_page_may_call_rpc_however_its_path_is_written(site: Served, path: str) -> None:
+    url = URL(f"{site.url}{path}", encoded=True)
+    message = {"jsonrpc": "2.0", "id": "1", "method": "service.capabilities"}
+    for method in ("OPTIONS", "POST", "GET"):
+        body = message if method == "POST" else None
+        response = await site.client.session.request(method, url, headers=PREFLIGHT, json=body)
+        reached_rpc = "jsonrpc" in await response.text()
+        assert not (reached_rpc and cors_headers(response)), method
+        if url.path == "/rpc":
+            assert not cors_headers(response), method
+            assert method != "OPTIONS" or response.status == 405
+
+
+async def test_errors_of_rpc_are_not_readable_for_a_page(tmp_path: Path) -> None:
+    async with visiting(tmp_path, environ={"AGENT_RPC_TOKEN": TOKEN}) as served:
+        refused = await served.client.post("/rpc", json={}, headers=PREFLIGHT)
+        assert refused.status == 401
+        broken = await served.client.post(
+            "/rpc", data=b"{", headers={**PREFLIGHT, **JSON, "x-agent-rpc-token": TOKEN}
+        )
+        assert not cors_headers(refused)
+        assert not cors_headers(broken)
+
+
+async def test_health_of_the_process_is_not_for_pages(site: Served) -> None:
+    assert not cors_headers(await get(site, "/health", origin="https://page.example"))
+
+
+async def test_a_plain_options_request_is_no_preflight(site: Served) -> None:
+    response = await site.client.options("/api/v1/agent/swap/plan")
+    assert response.status == 405

@@ -1,0 +1,261 @@
+"""Every example of the OpenAPI document is sent, every error provoked, all answers checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.operations import dispatch
+from rpcsvc.transport.documents import links
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.site import site_of
+from tests.contract.described import Json, check, check_response, filled
+from tests.contract.serving import EVM, JSON, SWAP, Answer, Served, serving
+
+PLAN, QUOTE, CREATE = "/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"
+STATUS = "/agent/swap/status/{orderId}"
+FUND, FAULT, TICKETS = "/sandbox/fund", "/sandbox/fault", "/agent/support/tickets"
+PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "http"}
+ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
+NOBODYS = "ord_" + "0" * 26
+
+
+def document_of(served: Served) -> Json:
+    return openapi_document(site_of(served.up.settings, served.up.service))
+
+
+async def send(
+    served: Served, method: str, path: str, params: Json | None = None, **kwargs: Any
+) -> Answer:
+    """One call; its answer is held against the document before it is given back."""
+    target, left = filled(path, params or {})
+    if method == "get":
+        kwargs["params"] = left
+    elif params is not None:
+        kwargs["json"] = params
+    answer = await served.http(method.upper(), target, **kwargs)
+    document = document_of(served)
+    check_response(document, path, method, answer.status, answer.headers, answer.body)
+    return answer
+
+
+def calls(document: Json) -> Iterator[tuple[str, str, Json]]:
+    """Every operation of the document: method, path, description."""
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield method, path, operation
+
+
+def request_examples(operation: Json) -> Iterator[Json]:
+    """The params of every example, wherever the document puts them; at least none at all."""
+    if "requestBody" in operation:
+        for example in operation["requestBody"]["content"]["application/json"]["examples"].values():
+            yield example["value"]
+        return
+    named = [p for p in operation["parameters"] if "examples" in p]
+    labels = dict.fromkeys(label for p in named for label in p["examples"])
+    for label in labels or [None]:
+        yield {p["name"]: p["examples"][label]["value"] for p in named if label in p["examples"]}
+
+
+async def test_every_request_example_works_as_it_stands(served: Served) -> None:
+    sent = 0
+    for method, path, operation in calls(document_of(served)):
+        for params in request_examples(operation):
+            answer = await send(served, method, path, await with_live_order(served, params))
+            assert (answer.status, answer.body["ok"]) == (200, True), (path, params, answer.body)
+            sent += 1
+    assert sent >= 17
+
+
+async def with_live_order(served: Served, params: Json) -> Json:
+    """The params, with an order made just now in the place of the recorded one."""
+    text = json.dumps(params)
+    if not ORDER_ID.search(text):
+        return params
+    made = await send(served, "post", CREATE, SWAP)
+    found: Json = json.loads(ORDER_ID.sub(made.body["data"]["order"]["orderId"], text))
+    return found
+
+
+async def test_every_response_example_is_as_its_schema_says(served: Served) -> None:
+    document = document_of(served)
+    shown = 0
+    for _, _, operation in calls(document):
+        for response in operation["responses"].values():
+            content = response.get("content", {}).get("application/json", {})
+            for example in content.get("examples", {}).values():
+                check(document, content["schema"], example["value"])
+                shown += 1
+    assert shown >= 15
+
+
+async def test_every_operation_but_health_shows_a_good_answer(served: Served) -> None:
+    without = [
+        path
+        for _, path, operation in calls(document_of(served))
+        if "examples" not in operation["responses"]["200"]["content"]["application/json"]
+    ]
+    assert set(without) <= {"/health", FAULT}
+
+
+async def test_every_link_leads_to_an_answer(served: Served) -> None:
+    document = document_of(served)
+    by_id = {operation["operationId"]: (m, p) for m, p, operation in calls(document)}
+    for method, path, operation in calls(document):
+        for link in operation["responses"]["200"].get("links", {}).values():
+            made = await send(served, method, path, SWAP)
+            given = json.dumps(link.get("requestBody") or link["parameters"]).replace(
+                "$response.body#/data/order/orderId", made.body["data"]["order"]["orderId"]
+            )
+            answer = await send(served, *by_id[link["operationId"]], json.loads(given))
+            assert answer.body["ok"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "params", "status", "code"),
+    [
+        ("post", PLAN, {"amount": "0"}, 400, "invalid_input"),
+        ("post", PLAN, {"to": "0x00"}, 400, "invalid_destination"),
+        ("post", QUOTE, {}, 400, "missing_input"),
+        ("post", QUOTE, {**SWAP, "direction": "up"}, 400, "unsupported_direction"),
+        ("post", CREATE, {**SWAP, "chain": "solana"}, 400, "unsupported_chain"),
+        ("post", CREATE, {**SWAP, "amount": "0.01"}, 400, "amount_below_minimum"),
+        ("post", CREATE, {**SWAP, "amount": "999999"}, 400, "amount_above_maximum"),
+        ("post", CREATE, {**SWAP, "sessionId": "x" * 500, "what": [1]}, 400, "invalid_input"),
+        ("post", TICKETS, {"message": ""}, 400, "invalid_input"),
+        ("post", FUND, {"orderId": NOBODYS}, 404, "order_not_found"),
+        ("post", FAULT, {"fault": "payout_fails"}, 400, "missing_input"),
+        ("get", STATUS, {"orderId": NOBODYS}, 404, "order_not_found"),
+        ("get", STATUS, {"orderId": "x"}, 400, "invalid_input"),
+        ("get", STATUS, {"orderId": NOBODYS, "verfy": EVM}, 400, "invalid_input"),
+        ("get", "/agent/capabilities", {"what": "x"}, 400, "invalid_input"),
+    ],
+)
+async def test_what_an_operation_refuses_is_declared(
+    served: Served, method: str, path: str, params: Json, status: int, code: str
+) -> None:
+    answer = await send(served, method, path, params)
+    assert (answer.status, answer.body["error"]["code"]) == (status, code)
+
+
+async def test_another_destination_is_a_declared_refusal(served: Served) -> None:
+    made = await send(served, "post", CREATE, SWAP)
+    params = {"orderId": made.body["data"]["order"]["orderId"], "verify": "0x" + "1" * 40}
+    assert (await send(served, "get", STATUS, params)).status == 403
+
+
+async def test_a_retry_and_a_conflict_are_declared(served: Served) -> None:
+    headers = {"idempotency-key": "one"}
+    await send(served, "post", CREATE, SWAP, headers=headers)
+    again = await send(served, "post", CREATE, SWAP, headers=headers)
+    assert again.headers["idempotent-replayed"] == "true"
+    other = await send(served, "post", CREATE, {**SWAP, "amount": "0.9"}, headers=headers)
+    assert (other.status, other.body["state"]) == (409, "idempotency_conflict")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b"{", JSON, 400),
+        (b"[]", JSON, 400),
+        (b'{"a":1,"a":2}', JSON, 400),
+        (b"{}", {"content-type": "text/plain"}, 415),
+        (b" " * 70_000, JSON, 413),
+    ],
+)
+async def test_a_body_that_can_t_be_read_is_a_declared_refusal(
+    served: Served, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    for path in (PLAN, CREATE, TICKETS, FUND):
+        answer = await send(served, "post", path, data=body, headers=headers)
+        assert answer.status == status
+
+
+async def test_another_http_method_is_a_declared_refusal(served: Served) -> None:
+    document = document_of(served)
+    for method, path, _ in calls(document):
+        target, _ = filled(path, {"orderId": NOBODYS})
+        answer = await served.http("DELETE", target)
+        check_response(document, path, method, answer.status, answer.headers, answer.body)
+        assert answer.status == 405
+        assert method.upper() in answer.headers["allow"]
+
+
+async def test_plain_http_through_a_proxy_is_a_declared_refusal(tmp_path: Path) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        for method, path, _ in calls(document_of(served)):
+            params = {"orderId": NOBODYS} if method == "get" else {}
+            answer = await send(served, method, path, params, headers=PROXIED)
+            assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
+
+
+async def test_budgets_are_told_and_their_end_is_a_declared_refusal(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {
+        "rate_limit__enabled": True,
+        "rate_limit__orders_per_minute": 1,
+        "rate_limit__requests_per_minute": 1,
+    }
+    async with serving(tmp_path, **limits) as served:
+        for method, path, params in (("post", PLAN, {}), ("post", CREATE, SWAP)):
+            good = await send(served, method, path, params)
+            assert {"ratelimit", "ratelimit-policy"} <= {name.lower() for name in good.headers}
+            assert (await send(served, method, path, params)).status == 429
+        for method, path, _ in calls(document_of(served)):
+            params = {"orderId": NOBODYS} if "{" in path else {}
+            answer = await send(served, method, path, params)
+            assert answer.status == (200 if path == "/health" else 429)
+
+
+async def test_what_is_down_is_declared_with_when_to_come_back(served: Served) -> None:
+    await send(served, "post", FAULT, {"fault": "engine_down"})
+    for method, path, params in (
+        ("post", CREATE, SWAP),
+        ("post", QUOTE, {k: v for k, v in SWAP.items() if k != "to"}),
+    ):
+        answer = await send(served, method, path, params)
+        assert (answer.status, answer.body["state"]) == (503, "unavailable")
+    assert (await send(served, "get", "/health")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(RuntimeError(), 500), (Unavailable("The store is down."), 503)]
+)
+async def test_a_fault_of_the_service_is_declared_for_every_operation(
+    served: Served, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(dispatch, "parse_params", fail)
+    for method, path, _ in calls(document_of(served)):
+        if path in ("/health", links.QUICKSTART.removeprefix("/api/v1")):
+            continue
+        params = {"orderId": NOBODYS} if "{" in path else {}
+        assert (await send(served, method, path, params)).status == status
+
+
+async def test_health_and_every_state_of_an_order_are_as_declared(served: Served) -> None:
+    assert (await send(served, "get", "/health")).body["status"] == "ok"
+    made = await send(served, "post", CREATE, SWAP)
+    order = {"orderId": made.body["data"]["order"]["orderId"]}
+    await send(served, "post", FUND, order)
+    seen: list[str] = []
+    while not seen or seen[-1] not in ("completed", "terminal_failure"):
+        answer = await send(served, "get", STATUS, order)
+        if [answer.body["state"]] != seen[-1:]:
+            seen.append(answer.body["state"])
+    assert seen[-1] == "completed"
+
+
+async def test_the_quickstart_is_as_declared_and_its_copy_stays_current(served: Served) -> None:
+    path = links.QUICKSTART.removeprefix("/api/v1")
+    first = await send(served, "get", path)
+    tag = {"if-none-match": first.headers["etag"]}
+    assert (await send(served, "get", path, headers=tag)).status == 304

@@ -1,0 +1,194 @@
+"""The OpenRPC document is valid, and what it says of the methods is so: every example is sent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT7
+
+from rpcsvc.operations import dispatch
+from rpcsvc.operations.table import operations_for
+from rpcsvc.transport.openrpc import openrpc_document
+from rpcsvc.transport.site import site_of
+from tests.contract.described import Json, check, resolved
+from tests.contract.serving import SWAP, TOKEN, Answer, Served, serving
+
+DATA = Path(__file__).parent / "data"
+META_SCHEMAS = ("openrpc-meta-schema-1.14.9.json", "json-schema-tools-meta-schema-1.8.0.json")
+ORDER_ID = re.compile(r"ord_[0-9A-Z]{26}")
+
+
+def document_of(served: Served) -> Json:
+    return openrpc_document(site_of(served.up.settings, served.up.service))
+
+
+def method_named(document: Json, name: str) -> Json:
+    return next(method for method in document["methods"] if method["name"] == name)
+
+
+def examples(document: Json) -> Iterator[tuple[Json, Json]]:
+    for method in document["methods"]:
+        for example in method.get("examples", ()):
+            yield method, example
+
+
+def params_in(example: Json) -> Json:
+    return {param["name"]: param["value"] for param in example["params"]}
+
+
+async def call(served: Served, method: str, params: Any) -> Json:
+    """A method's result, held against the document before it is given back."""
+    name = method.partition(".")[2]
+    answer = await served.rpc(name, params)
+    result: Json = answer.body["result"]
+    document = document_of(served)
+    check(document, method_named(document, method)["result"]["schema"], result)
+    return result
+
+
+async def test_the_document_is_valid_by_the_meta_schema_of_openrpc(served: Served) -> None:
+    meta, schemas = (json.loads((DATA / name).read_text()) for name in META_SCHEMAS)
+    resource = Resource.from_contents(schemas, default_specification=DRAFT7)
+    # The one refers to the other with and without the slash at the end.
+    addresses = (schemas["$id"], schemas["$id"].rstrip("/"))
+    registry: Any = Registry().with_resources((address, resource) for address in addresses)
+    document = document_of(served)
+    jsonschema.Draft7Validator(meta, registry=registry).validate(document)
+    assert document["openrpc"] in meta["properties"]["openrpc"]["enum"]
+
+
+async def test_every_method_of_the_server_is_described(served: Served) -> None:
+    document = document_of(served)
+    named = [method["name"] for method in document["methods"]]
+    offered = [f"service.{op.name}" for op in operations_for(served.up.service)]
+    assert named == [*offered, "rpc.discover"]
+
+
+async def test_every_example_is_answered_as_shown(served: Served) -> None:
+    """Those about an order too, with a live one in its place, whose state may be another."""
+    sent = 0
+    for method, example in examples(document_of(served)):
+        params = params_in(example)
+        sendable = await with_live_order(served, params)
+        result = await call(served, method["name"], sendable)
+        shown: Json = example["result"]["value"] if "result" in example else {"ok": True}
+        assert result["ok"] == shown["ok"], (example["name"], result)
+        if sendable == params and "state" in shown:
+            assert result["state"] == shown["state"]
+            assert result.get("error", {}).get("code") == shown.get("error", {}).get("code")
+        sent += 1
+    assert sent >= 25
+
+
+async def with_live_order(served: Served, params: Json) -> Json:
+    """The params, with an order made just now in the place of a recorded one."""
+    text = json.dumps(params)
+    if not ORDER_ID.search(text):
+        return params
+    made = await call(served, "service.swap.create", SWAP)
+    found: Json = json.loads(ORDER_ID.sub(made["data"]["order"]["orderId"], text))
+    return found
+
+
+async def test_every_answer_shown_is_as_its_schema_says(served: Served) -> None:
+    document = document_of(served)
+    for method, example in examples(document):
+        if "result" in example:
+            check(document, method["result"]["schema"], example["result"]["value"])
+
+
+async def test_every_example_keeps_to_the_params_it_shows(served: Served) -> None:
+    document = document_of(served)
+    for method, example in examples(document):
+        described = {param["name"]: param for param in method["params"]}
+        params = params_in(example)
+        assert {name for name, param in described.items() if param["required"]} <= set(params)
+        if example.get("result", {"value": {"ok": True}})["value"]["ok"]:
+            for name, value in params.items():
+                check(document, described[name]["schema"], value)
+
+
+async def test_no_example_has_an_idempotency_key_that_all_readers_would_share(
+    served: Served,
+) -> None:
+    document = document_of(served)
+    assert all("idempotency-key" not in params_in(example) for _, example in examples(document))
+    for name in ("swap.create", "swap.execute"):
+        params = method_named(document, f"service.{name}")["params"]
+        assert params[-1]["name"] == "idempotency-key"
+
+
+def declared(document: Json, answer: Answer, method: str | None = None) -> bool:
+    """Whether an answer's error is one of the document's, or of the method's own."""
+    listed = document["components"]["errors"].values()
+    if method is not None:
+        listed = [resolved(document, e) for e in method_named(document, method)["errors"]]
+    error = answer.body["error"]
+    said = {"code": error["data"]["code"], "retryable": error["data"]["retryable"]}
+    return (error["code"], said) in [(e["code"], e["data"]) for e in listed]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"1",
+        b'{"jsonrpc":"2.0","id":1}',
+        b" " * 70_000,
+        b"[%b]" % b",".join([b"1"] * 51),
+    ],
+    ids=["half", "empty batch", "number", "no method", "too large", "too many"],
+)
+async def test_a_message_that_can_t_be_read_gets_a_declared_error(
+    served: Served, body: bytes
+) -> None:
+    assert declared(document_of(served), await served.raw(body))
+
+
+async def test_a_call_that_can_t_be_carried_out_gets_an_error_of_its_method(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    document, method = document_of(served), "service.swap.plan"
+    assert declared(document, await served.rpc("swap.plan", []), method)
+    assert declared(document, await served.rpc("swap.plan", 1), method)
+    assert declared(document, await served.rpc("swap.plam", {}), method)
+    monkeypatch.setattr(dispatch, "parse_params", fail)
+    assert declared(document, await served.rpc("swap.plan", {}), method)
+
+
+async def test_who_is_not_let_in_gets_a_declared_error(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "rate_limit__enabled": True,
+        "rate_limit__rpc_requests_per_minute": 1,
+        "trusted_proxies": "127.0.0.0/8",
+    }
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}, **settings) as served:
+        document = document_of(served)
+        assert "token" in document["servers"][0]["summary"]
+        good = {"x_agent_rpc_token": TOKEN}
+        assert declared(document, await served.rpc("swap.plan", {}))
+        assert declared(document, await served.rpc("swap.plan", {}, x_forwarded_for="203.0.113.7"))
+        assert declared(document, await served.raw(b"{}", **good, content_type="text/plain"))
+        assert declared(document, await served.rpc("swap.plan", {}, **good), "service.swap.plan")
+
+
+async def test_what_an_operation_refuses_is_a_result_as_declared(served: Served) -> None:
+    for name, params in (
+        ("swap.quote", {}),
+        ("swap.create", {**SWAP, "amount": "0.01", "what": None}),
+        ("swap.status", {"orderId": "ord_" + "0" * 26}),
+        ("swap.create", {**SWAP, "idempotency-key": "\n"}),
+    ):
+        result = await call(served, f"service.{name}", params)
+        assert result["ok"] is False

@@ -1,0 +1,78 @@
+"""Schemathesis against the live service: it reads the OpenAPI document and looks for lies in it.
+
+It runs as a program of its own, with all of its checks and phases, from a fixed seed. The document
+is given to it with closed schemas: what is answered and not described is found, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.site import API_ROOT, site_of
+from tests.contract.described import closed_document
+from tests.contract.serving import Served, serving
+
+ROOT = Path(__file__).parents[2]
+SEED = "20260102"
+FAULT = "/sandbox/fault"
+PHASES_OF_ONE = "examples,coverage,fuzzing"
+PHASES = f"{PHASES_OF_ONE},stateful"
+LONGEST_SECONDS = 120
+# 400 to what the schemas allow is judged by schemathesis_hooks.py instead.
+CONFIG = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", "3xx", 400, 401, 403, 404, 409, 429]
+"""
+
+
+async def run(served: Served, folder: Path, examples: int, *selection: str) -> tuple[int, str]:
+    """Schemathesis' exit status and report."""
+    document = openapi_document(site_of(served.up.settings, served.up.service))
+    described = folder / "openapi.json"
+    described.write_text(json.dumps(closed_document(document)))
+    (folder / "schemathesis.toml").write_text(CONFIG)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "schemathesis.cli", "run", str(described),
+        "--url", served.url + API_ROOT, "--checks", "all",
+        "--max-examples", str(examples), "--seed", SEED, "--continue-on-failure", "--no-color",
+        *selection,
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SCHEMATHESIS_HOOKS": "tests.contract.schemathesis_hooks",
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(LONGEST_SECONDS):
+        output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+@pytest.mark.parametrize(
+    ("examples", "selection"),
+    [
+        # What sandbox.fault brings about would be found as server errors everywhere else.
+        pytest.param(80, ("--exclude-path", FAULT, "--phases", PHASES), id="all but faults"),
+        # Nothing links to it, so that there are no sequences of calls to try.
+        pytest.param(80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"),
+    ],
+)
+async def test_schemathesis_finds_nothing(
+    tmp_path: Path, examples: int, selection: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "schemathesis"
+    folder.mkdir()
+    async with serving(tmp_path / "data") as served:
+        status, report = await run(served, folder, examples, *selection)
+    assert status == 0, report
+    for phase in selection[-1].split(","):
+        assert f"✅  {phase.capitalize()}" in report, report

@@ -1,0 +1,219 @@
+"""The OpenAPI and OpenRPC documents as functions of the site: complete, consistent, no more."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from rpcsvc import errors
+from rpcsvc.operations.discovery import schemas_of
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import RateLimitSettings
+from rpcsvc.transport import schemas
+from rpcsvc.transport.documents.advice import error_classes
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openrpc import openrpc_document
+from rpcsvc.transport.site import Site, site_of
+from tests.sandbox import sandbox
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with sandbox(tmp_path) as running:
+        yield site_of(running.up.settings, running.up.service)
+
+
+def without_sandbox(site: Site) -> Site:
+    kept = tuple(op for op in site.operations if not op.sandbox_only)
+    return dataclasses.replace(site, operations=kept)
+
+
+def references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+def test_the_openapi_document_is_valid(site: Site) -> None:
+    validate(openapi_document(site))
+    validate(openapi_document(without_sandbox(site)))
+
+
+@pytest.mark.parametrize("make", [openapi_document, openrpc_document])
+def test_every_reference_leads_somewhere_and_every_part_is_referred_to(
+    site: Site, make: Any
+) -> None:
+    for offered in (site, without_sandbox(site)):
+        document = make(offered)
+        parts = {
+            f"#/components/{kind}/{name}"
+            for kind, named in document["components"].items()
+            for name in named
+        }
+        used = set(references(document))
+        assert used <= parts
+        unused = {part for part in parts - used if not part.startswith("#/components/errors/")}
+        assert not unused
+
+
+@pytest.mark.parametrize("make", [openapi_document, openrpc_document])
+def test_a_document_is_the_same_each_time_and_owes_nothing_to_the_last_one(
+    site: Site, make: Any
+) -> None:
+    first = make(site)
+    kept = copy.deepcopy(first)
+    spoil(first)
+    assert make(site) == kept
+
+
+def spoil(value: Any) -> None:
+    """Change everything that can be changed in place."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in list(parts):
+        spoil(part)
+    if isinstance(value, dict | list):
+        value.clear()
+
+
+def test_every_operation_with_a_path_is_described_and_nothing_else(site: Site) -> None:
+    for offered in (site, without_sandbox(site)):
+        paths = openapi_document(offered)["paths"]
+        expected = {(op.path, op.method.lower()) for op in offered.operations if op.path}
+        expected |= {("/health", "get"), ("/agent/quickstart", "get")}
+        assert {(path, method) for path, item in paths.items() for method in item} == expected
+
+
+def test_without_the_sandbox_engine_nothing_of_it_is_described(site: Site) -> None:
+    document = openapi_document(without_sandbox(site))
+    assert "sandbox" not in [tag["name"] for tag in document["tags"]]
+    assert not [name for name in document["components"]["schemas"] if "Sandbox" in name]
+    methods = [method["name"] for method in openrpc_document(without_sandbox(site))["methods"]]
+    assert not [name for name in methods if "sandbox" in name]
+
+
+def test_operation_ids_are_unique_and_names_for_programs(site: Site) -> None:
+    ids = [
+        operation["operationId"]
+        for item in openapi_document(site)["paths"].values()
+        for operation in item.values()
+    ]
+    assert len(set(ids)) == len(ids)
+    assert all(name.isidentifier() for name in ids)
+    assert "swapExecute" in ids
+
+
+def test_every_error_of_the_table_has_its_status_and_its_meaning(site: Site) -> None:
+    document = openapi_document(site)
+    by_code = schemas.errors_by_code()
+    for op in site.operations:
+        if op.path is None:
+            continue
+        declared = document["paths"][op.path][op.method.lower()]["responses"]
+        for code in op.errors:
+            response = declared[str(by_code[code].http_status)]
+            if "$ref" in response:
+                response = document["components"]["responses"][response["$ref"].split("/")[-1]]
+            assert f"`{code}`" in response["description"], (op.name, code)
+
+
+def test_the_error_codes_are_those_of_the_error_tree(site: Site) -> None:
+    listed = openapi_document(site)["components"]["schemas"]["ErrorCode"]["enum"]
+    assert set(listed) == {cls.code for cls in error_classes()}
+    assert len(set(listed)) == len(listed)
+
+
+def test_the_brand_the_address_and_the_contact_come_from_the_settings(site: Site) -> None:
+    brand = site.brand.model_copy(update={"slug": "acme", "name": "Acme"})
+    other = dataclasses.replace(
+        site,
+        brand=brand,
+        url="https://swap.example",
+        domain="swap.example",
+        contact="mailto:ops@swap.example",
+    )
+    document, rpc = openapi_document(other), openrpc_document(other)
+    assert document["servers"][0]["url"] == "https://swap.example/api/v1"
+    assert rpc["servers"][0]["url"] == "https://swap.example/rpc"
+    assert document["info"]["contact"]["email"] == "ops@swap.example"
+    assert "x-acme-signature" in document["components"]["headers"]
+    assert {m["name"].partition(".")[0] for m in rpc["methods"]} == {"acme", "rpc"}
+    assert "127.0.0.1" not in json.dumps(document) + json.dumps(rpc)
+    assert "x-service-" not in json.dumps(document)
+
+
+def test_without_rate_limits_none_are_described(site: Site) -> None:
+    off = dataclasses.replace(site, rate_limit=RateLimitSettings(enabled=False))
+    text = json.dumps(openapi_document(off)["paths"])
+    assert '"429"' not in text
+    assert "RateLimit" not in text
+    assert '"429"' in json.dumps(openapi_document(site)["paths"])
+
+
+def test_examples_name_a_chain_that_the_installation_has(site: Site) -> None:
+    only = dataclasses.replace(
+        site, chains=tuple(chain for chain in site.chains if chain.name == "ethereum")
+    )
+    paths = openapi_document(only)["paths"]
+    for path in ("/agent/swap/plan", "/agent/swap/quote", "/agent/swap/create"):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]
+        chains = {e["value"].get("chain", "ethereum") for e in body["examples"].values()}
+        assert chains == {"ethereum"}
+
+
+def test_params_are_closed_and_answers_may_gain_fields(site: Site) -> None:
+    named = openapi_document(site)["components"]["schemas"]
+    requests = [name for name in named if "Request" in name]
+    assert {"PlanRequest", "SwapRequestBase", "SwapRequest", "SupportRequest"} <= set(requests)
+    for name, schema in named.items():
+        assert (schema.get("additionalProperties") is False) == (name in requests), name
+
+
+def test_a_name_stands_for_one_schema_whichever_operation_lifts_it() -> None:
+    seen: Json = {}
+    for operation in OPERATIONS:
+        result = schemas_of(operation)["result"]
+        for name, part in result.get("$defs", {}).items():
+            assert seen.setdefault(name, part) == part, name
+
+
+def test_nullable_values_are_lists_of_types(site: Site) -> None:
+    named = schemas.component_schemas(site)
+    assert named["PlanRequest"]["properties"]["direction"]["enum"] == ["x2u", "u2x", None]
+    assert named["PlanRequest"]["properties"]["direction"]["type"] == ["string", "null"]
+    assert named["PlanRequest"]["properties"]["chain"]["type"] == ["string", "integer", "null"]
+    assert named["StatusResult"]["properties"]["actionRequired"]["enum"] == ["refund_address", None]
+    text = json.dumps(named)
+    assert '"title"' not in text
+    assert "$defs" not in text
+    assert "(spec" not in text
+    assert "(design" not in text
+
+
+def test_the_idempotency_key_is_a_header_over_https_and_a_param_over_json_rpc(site: Site) -> None:
+    document = openapi_document(site)
+    assert "idempotency-key" not in document["components"]["schemas"]["SwapRequest"]["properties"]
+    create = document["paths"]["/agent/swap/create"]["post"]
+    assert {"$ref": "#/components/parameters/IdempotencyKey"} in create["parameters"]
+    conflict = str(errors.IdempotencyConflict.http_status)
+    assert conflict in create["responses"]
+    quote = document["paths"]["/agent/swap/quote"]["post"]
+    assert conflict not in quote["responses"]
+
+
+def test_the_order_id_in_the_examples_is_told_to_be_replaced(site: Site) -> None:
+    status = openapi_document(site)["paths"]["/agent/swap/status/{orderId}"]["get"]
+    example = status["parameters"][0]["examples"]["by-id"]
+    assert example == {"value": schemas.example_order_id(), "description": schemas.OWN_ORDER}
