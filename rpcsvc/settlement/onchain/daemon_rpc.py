@@ -1,0 +1,407 @@
+"""JSON over HTTP to a daemon: monerod, monero-wallet-rpc, or an EVM node.
+
+Three ways to fail are kept apart, because they decide about money:
+
+    RpcFailure
+    +-- NotSent            the node can't have acted: it was never reached
+    |   +-- AccessRefused      it turned the request away unread (HTTP 401 or 403)
+    +-- OutcomeUnknown     it may have acted, or may yet: no good answer came
+    |   +-- TimedOut           no whole answer in time
+    |   +-- BadAnswer          what came back is not an answer to the call
+    |   |   +-- TooLarge           it has more bytes than allowed
+    |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
+    +-- NodeError          its own error answer; even this is no proof that it did nothing
+
+A cancelled call is an unknown outcome too. Only reads are repeated here, never what may move
+money. What does not live here: what any method or field means (monero.py, evm.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import count
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    DigestAuthMiddleware,
+    TCPConnector,
+)
+
+JsonObject = dict[str, Any]
+Pause = Callable[[float], Awaitable[None]]
+
+_PAUSES: Final = (0.05, 0.25)
+_REFUSED_UNREAD: Final = (401, 403)
+_WORTH_REPEATING: Final = (429, 502, 503, 504)
+_LONGEST_QUOTE: Final = 300
+_CHUNK: Final = 1 << 16
+_CONNECTIONS: Final = 16
+
+T = TypeVar("T")
+
+
+class RpcFailure(Exception):
+    """A call to a daemon that gave no result. ``node`` and ``method`` say which."""
+
+    def __init__(self, node: str, method: str, problem: str) -> None:
+        super().__init__(f"{node}: {method}: {problem}")
+        self.node = node
+        self.method = method
+        self.problem = problem
+
+
+class NotSent(RpcFailure):
+    """The node was never reached: it can't have acted on this call."""
+
+
+class AccessRefused(NotSent):
+    """The node turned the request away unread: user name, password or token are wrong."""
+
+
+class OutcomeUnknown(RpcFailure):
+    """The request went out and no answer came back: the node may have acted on it, or may yet."""
+
+
+class TimedOut(OutcomeUnknown):
+    """No whole answer came in time."""
+
+
+class BadAnswer(OutcomeUnknown):
+    """What came back is not an answer to the call: not JSON, or of another form."""
+
+
+class TooLarge(BadAnswer):
+    """The answer has more bytes than the endpoint allows."""
+
+
+class HttpFailure(OutcomeUnknown):
+    """An HTTP error status, from the node or from a proxy before it."""
+
+    def __init__(self, node: str, method: str, status: int) -> None:
+        super().__init__(node, method, f"HTTP status {status}")
+        self.status = status
+
+
+class NodeError(RpcFailure):
+    """The node answered with an error. ``code`` and ``text`` are its own; ``data`` any JSON."""
+
+    def __init__(self, node: str, method: str, code: int, text: str, data: Any = None) -> None:
+        super().__init__(node, method, f"the node answered with error {code}: {_short(text)}")
+        self.code = code
+        self.text = text
+        self.data = data
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a daemon listens. ``name`` is what messages call it: a URL may hold a secret.
+
+    ``username`` and ``password`` are for HTTP digest. ``serial``: one request at a time over one
+    connection, as monero-wallet-rpc works (its digest nonces belong to a connection).
+    Times are seconds; ``max_response_bytes`` bounds one answer. Raises ValueError.
+    """
+
+    name: str
+    url: str = field(repr=False)
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    serial: bool = False
+    connect_seconds: float = 5
+    total_seconds: float = 30
+    max_response_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{self.name}: the URL must be http:// or https:// with a host")
+        if "@" in parts.netloc:
+            raise ValueError(
+                f"{self.name}: the URL holds a user name or password; give them as settings of"
+                " their own, since URLs end up in logs"
+            )
+        if (self.username is None) != (self.password is None):
+            raise ValueError(
+                f"{self.name}: user name and password are given together or not at all"
+            )
+
+
+class DaemonRpc:
+    """One daemon. Use as ``async with``, or ``open`` and ``close``.
+
+    ``read`` and ``read_path`` repeat what may pass; ``act`` and ``act_path`` send once. All raise
+    RpcFailure. JSON-RPC goes to the endpoint's URL with ``rpc_path`` added. ``pause`` waits
+    between repetitions, in seconds.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, *, rpc_path: str = "", pause: Pause = asyncio.sleep
+    ) -> None:
+        self.endpoint = endpoint
+        self._rpc_path = rpc_path
+        self._pause = pause
+        self._ids = count(1)
+        self._turn = asyncio.Lock()
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> None:
+        """Make ready to send; nothing is sent yet. Call it with the event loop running."""
+        at = self.endpoint
+        self._session = ClientSession(
+            connector=TCPConnector(limit=1 if at.serial else _CONNECTIONS),
+            middlewares=_digest(at),
+            headers={"accept-encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        """Close the connections. May be called twice."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def read(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
+        """The result of a JSON-RPC call that changes nothing. ``seconds``: another time limit."""
+        return await self._repeating(lambda: self.act(method, params, seconds=seconds))
+
+    async def act(self, method: str, params: Any = None, *, seconds: float | None = None) -> Any:
+        """The result of a JSON-RPC call, sent at most once. ``seconds``: another time limit."""
+        number = str(next(self._ids))
+        body = {"jsonrpc": "2.0", "id": number, "method": method}
+        if params is not None:
+            body["params"] = params
+        status, content = await self._post(self._rpc_path, method, body, seconds)
+        return self._result(method, number, self._parse(method, status, content))
+
+    async def read_path(
+        self, path: str, body: JsonObject, *, seconds: float | None = None
+    ) -> JsonObject:
+        """The answer of a plain JSON path (monerod has some) that changes nothing."""
+        return await self._repeating(lambda: self.act_path(path, body, seconds=seconds))
+
+    async def act_path(
+        self, path: str, body: JsonObject, *, seconds: float | None = None
+    ) -> JsonObject:
+        """The answer of a plain JSON path (monerod has some), sent at most once."""
+        status, content = await self._post(path, path, body, seconds)
+        if status != 200:
+            raise HttpFailure(self.endpoint.name, path, status)
+        return self._parse(path, status, content)
+
+    # --- one exchange --------------------------------------------------------------------------
+
+    async def _repeating(self, call: Callable[[], Awaitable[T]]) -> T:
+        for seconds in _PAUSES:
+            try:
+                return await call()
+            except RpcFailure as failure:
+                if not _may_pass(failure):
+                    raise
+            await self._pause(seconds)
+        return await call()
+
+    async def _post(
+        self, path: str, method: str, body: JsonObject, seconds: float | None
+    ) -> tuple[int, bytes]:
+        limit = self.endpoint.total_seconds if seconds is None else seconds
+        if not self.endpoint.serial:
+            return await self._send(path, method, body, limit)
+        await self._wait_for_turn(method, limit)
+        try:
+            return await self._send(path, method, body, limit)
+        finally:
+            self._turn.release()
+
+    async def _wait_for_turn(self, method: str, limit: float) -> None:
+        try:
+            async with asyncio.timeout(limit):
+                await self._turn.acquire()
+        except TimeoutError:
+            problem = f"other calls kept the daemon busy for {limit:g} seconds"
+            raise NotSent(self.endpoint.name, method, problem) from None
+
+    async def _send(
+        self, path: str, method: str, body: JsonObject, limit: float
+    ) -> tuple[int, bytes]:
+        name = self.endpoint.name
+        try:
+            return await self._exchange(path, method, body, limit)
+        except (ClientConnectorError, ConnectionTimeoutError) as error:
+            raise NotSent(name, method, f"not reached: {_words(error)}") from error
+        except TimeoutError as error:
+            raise TimedOut(name, method, f"no whole answer in {limit:g} seconds") from error
+        except (ClientError, OSError) as error:
+            raise OutcomeUnknown(name, method, f"connection lost: {_words(error)}") from error
+
+    async def _exchange(
+        self, path: str, method: str, body: JsonObject, limit: float
+    ) -> tuple[int, bytes]:
+        if self._session is None:
+            raise NotSent(self.endpoint.name, method, "the client is closed")
+        async with self._session.post(
+            self.endpoint.url.rstrip("/") + path if path else self.endpoint.url,
+            data=json.dumps(body, allow_nan=False).encode(),
+            headers={"content-type": "application/json"},
+            timeout=ClientTimeout(total=limit, connect=self.endpoint.connect_seconds),
+            allow_redirects=False,
+        ) as response:
+            if response.status in _REFUSED_UNREAD:
+                problem = f"HTTP status {response.status}: check its user name, password or token"
+                raise AccessRefused(self.endpoint.name, method, problem)
+            return response.status, await self._content(method, response)
+
+    async def _content(self, method: str, response: ClientResponse) -> bytes:
+        bound = self.endpoint.max_response_bytes
+        content = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK):
+            content += chunk
+            if len(content) > bound:
+                raise TooLarge(self.endpoint.name, method, f"the answer has over {bound} bytes")
+        return bytes(content)
+
+    # --- reading the answer --------------------------------------------------------------------
+
+    def _parse(self, method: str, status: int, content: bytes) -> JsonObject:
+        name = self.endpoint.name
+        if status in _WORTH_REPEATING:
+            raise HttpFailure(name, method, status)
+        try:
+            answer = parse_json(content)
+        except ValueError as error:
+            if status != 200:
+                raise HttpFailure(name, method, status) from error
+            raise BadAnswer(name, method, f"the answer is not JSON: {_words(error)}") from error
+        if status != 200 and not (isinstance(answer, dict) and "error" in answer):
+            raise HttpFailure(name, method, status)
+        if not isinstance(answer, dict):
+            raise BadAnswer(name, method, "the answer is not a JSON object")
+        return answer
+
+    def _result(self, method: str, number: str, answer: JsonObject) -> Any:
+        name = self.endpoint.name
+        error = answer.get("error")
+        # A node that could not read the request answers with id null.
+        if isinstance(error, dict) and answer.get("id") in (number, None):
+            raise _node_error(name, method, error)
+        if answer.get("id") != number or "result" not in answer:
+            raise BadAnswer(name, method, "it is not the answer to this call")
+        return answer["result"]
+
+
+class Answer:
+    """Reads the fields of an answer by type. Each method raises BadAnswer when it can't.
+
+    ``default`` stands for a field that is left out, as Monero's daemons do with empty lists.
+    """
+
+    def __init__(self, node: str, method: str, value: Any) -> None:
+        self.node = node
+        self.method = method
+        if not isinstance(value, dict):
+            raise self.bad("is not an object")
+        self.value: JsonObject = value
+
+    def bad(self, problem: str) -> BadAnswer:
+        """A BadAnswer about this answer, for the caller to raise."""
+        return BadAnswer(self.node, self.method, f"the answer {problem}")
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """An integer that is not negative."""
+        value = self.value.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.bad(f"has no whole number under {key}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.value.get(key, default)
+        if not isinstance(value, str):
+            raise self.bad(f"has no string under {key}")
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """A boolean."""
+        value = self.value.get(key, default)
+        if not isinstance(value, bool):
+            raise self.bad(f"has no boolean under {key}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        """A list; empty when left out."""
+        value = self.value.get(key, [])
+        if not isinstance(value, list):
+            raise self.bad(f"has no list under {key}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty when left out."""
+        values = self.items(key)
+        if not all(isinstance(value, str) for value in values):
+            raise self.bad(f"has no list of strings under {key}")
+        return tuple(values)
+
+    def inner(self, key: str) -> Answer:
+        """An object within this one."""
+        return Answer(self.node, self.method, self.value.get(key))
+
+    def each(self, key: str) -> list[Answer]:
+        """A list of objects; empty when left out."""
+        return [Answer(self.node, self.method, value) for value in self.items(key)]
+
+
+def parse_json(content: bytes) -> Any:
+    """JSON with integers exact at any size and no floats (Decimal). Raises ValueError."""
+    try:
+        return json.loads(content, parse_float=Decimal, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _digest(at: Endpoint) -> tuple[DigestAuthMiddleware, ...]:
+    if at.username is None or at.password is None:
+        return ()
+    return (DigestAuthMiddleware(at.username, at.password),)
+
+
+def _may_pass(failure: RpcFailure) -> bool:
+    """Whether a read is worth repeating. After a time-out it would only add to the load."""
+    if isinstance(failure, HttpFailure):
+        return failure.status in _WORTH_REPEATING
+    if isinstance(failure, AccessRefused | TimedOut | TooLarge):
+        return False
+    return isinstance(failure, NotSent | OutcomeUnknown)
+
+
+def _node_error(name: str, method: str, error: JsonObject) -> RpcFailure:
+    code, text = error.get("code"), error.get("message")
+    if isinstance(code, bool) or not isinstance(code, int) or not isinstance(text, str):
+        return BadAnswer(name, method, "it is an error without code or message")
+    return NodeError(name, method, code, text, error.get("data"))
+
+
+def _words(error: BaseException) -> str:
+    return _short(str(error)) or type(error).__name__
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."

@@ -1,0 +1,146 @@
+"""Fixtures of the on-chain tests: one monerod for all; a wallet and an EVM chain for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from tests.regtest.daemons import (
+    Anvil,
+    Miner,
+    Monerod,
+    WalletRpc,
+    missing,
+    new_wallet,
+    run_apart,
+    running,
+)
+from tests.regtest.token import Token, compiled, deploy
+
+HERE = Path(__file__).parent
+HINT = "run tools/regtest/install and pip install --editable '.[dev,onchain]'"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "regtest: needs monerod, monero-wallet-rpc and anvil")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this directory; skip them where their daemons are missing."""
+    lacking = missing()
+    if lacking and os.environ.get("REGTEST_REQUIRED"):
+        raise pytest.UsageError(f"not installed: {', '.join(lacking)}; {HINT}")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.regtest)
+            if lacking:
+                reason = f"not installed: {', '.join(lacking)}; {HINT}"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say it aloud: a skipped test is a dot among many."""
+    if lacking := missing():
+        terminalreporter.write_line(
+            f"On-chain tests were skipped; not installed: {', '.join(lacking)}; {HINT}"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what its daemons logged."""
+    report = yield
+    if report.failed:
+        for daemon in running:
+            report.sections.append((f"{daemon.name}: end of {daemon.log}", daemon.log_tail()))
+    return report
+
+
+# --- Monero ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def monerod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monerod]:
+    with Monerod(tmp_path_factory.mktemp("monerod")) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def miner(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miner]:
+    """A chain with money on it. Tests share the chain: they look at differences."""
+    with WalletRpc(tmp_path_factory.mktemp("bank"), monerod) as bank:
+        ready = Miner(monerod, bank)
+        run_apart(ready.begin())
+        yield ready
+
+
+@pytest.fixture
+async def node(miner: Miner) -> AsyncIterator[MonerodClient]:
+    """The chain's monerod; the pool is empty before and after."""
+    async with MonerodClient(miner.monerod.endpoint) as client:
+        yield client
+        await client.flush_pool()
+
+
+@pytest.fixture(scope="session")
+def shared_wallet_rpc(
+    monerod: Monerod, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WalletRpc]:
+    """A wallet daemon for tests that do it no harm. Opening a wallet takes it a second or two."""
+    with WalletRpc(tmp_path_factory.mktemp("shared"), monerod) as daemon:
+        run_apart(new_wallet(daemon))
+        yield daemon
+
+
+@pytest.fixture
+async def wallet(shared_wallet_rpc: WalletRpc, miner: Miner) -> AsyncIterator[WalletClient]:
+    """A new account without money, in a wallet that tests share."""
+    async with WalletClient(shared_wallet_rpc.endpoint) as client:
+        client.account = await client.create_account()
+        yield client
+
+
+@pytest.fixture
+def wallet_rpc(monerod: Monerod, tmp_path: Path) -> Iterator[WalletRpc]:
+    """A wallet daemon of the test's own: it may be killed."""
+    with WalletRpc(tmp_path / "wallets", monerod) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+async def own_wallet(wallet_rpc: WalletRpc, miner: Miner) -> AsyncIterator[WalletClient]:
+    """A new wallet without money, in the test's own daemon."""
+    await new_wallet(wallet_rpc)
+    async with WalletClient(wallet_rpc.endpoint) as client:
+        yield client
+
+
+# --- EVM -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def token_code() -> bytes:
+    return compiled()
+
+
+@pytest.fixture
+def anvil(tmp_path: Path) -> Iterator[Anvil]:
+    with Anvil(tmp_path / "anvil") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+async def evm(anvil: Anvil) -> AsyncIterator[EvmClient]:
+    async with EvmClient(anvil.endpoint) as client:
+        yield client
+
+
+@pytest.fixture
+async def token(evm: EvmClient, token_code: bytes) -> Token:
+    """A token nobody holds yet."""
+    return await deploy(evm, token_code)

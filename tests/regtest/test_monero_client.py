@@ -1,0 +1,667 @@
+"""The Monero clients against real daemons, and the facts about these that payments rely on.
+
+A fact that no longer holds after an upgrade of Monero fails here by name, before money does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    AccessRefused,
+    BadAnswer,
+    DaemonRpc,
+    Endpoint,
+    HttpFailure,
+    NodeError,
+    NotSent,
+    OutcomeUnknown,
+    TimedOut,
+    TooLarge,
+)
+from rpcsvc.settlement.onchain.monero import (
+    Destination,
+    MonerodClient,
+    OutputFilter,
+    PreparedPayment,
+    Spent,
+    Subaddress,
+    Submission,
+    TransferKind,
+    WalletClient,
+    WalletCode,
+    WalletTransfer,
+)
+from tests.e2e.processes import free_port
+from tests.regtest.daemons import (
+    SPENDABLE_AGE,
+    WALLET_PASSWORD,
+    Miner,
+    Monerod,
+    WalletRpc,
+    kill_and_reopen,
+)
+
+XMR = 10**12
+SENT_KINDS = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
+
+
+async def subaddress(wallet: WalletClient) -> Subaddress:
+    """A new subaddress that is stored."""
+    (made,) = await wallet.create_addresses(1)
+    await wallet.store()
+    return made
+
+
+async def funded(wallet: WalletClient, miner: Miner, *amounts: int) -> None:
+    """Give the wallet outputs that it can spend."""
+    await miner.fund(await wallet.primary_address(), *amounts)
+    await wallet.refresh()
+
+
+async def prepared(wallet: WalletClient, to: str, amount: int = XMR // 10) -> PreparedPayment:
+    return await wallet.prepare([Destination(to, amount)])
+
+
+async def sent(wallet: WalletClient, txid: str) -> list[WalletTransfer]:
+    return [item for item in await wallet.transfers(0, SENT_KINDS) if item.txid == txid]
+
+
+# --- the clients -----------------------------------------------------------------------------
+
+
+async def test_the_node_tells_its_network_and_its_top(node: MonerodClient, miner: Miner) -> None:
+    (newest,) = await miner.mine()
+    info = await node.info()
+    top = await node.header_at(info.height - 1)
+    assert info.nettype == "fakechain"
+    assert top is not None
+    assert top.hash == newest == info.top_hash
+    before = await node.header_of(top.previous)
+    assert before is not None
+    assert before.height == top.height - 1
+
+
+async def test_blocks_that_are_not_there_are_none(node: MonerodClient) -> None:
+    assert await node.header_at(10**9) is None
+    assert await node.header_of("ab" * 32) is None
+
+
+async def test_a_wrong_wallet_password_never_reaches_the_wallet(wallet_rpc: WalletRpc) -> None:
+    wrong = replace(wallet_rpc.endpoint, password="wrong")
+    async with WalletClient(wrong) as client:
+        with pytest.raises(AccessRefused, match="401"):
+            await client.create("never", WALLET_PASSWORD)
+    assert not (wallet_rpc.directory / "never").exists()
+
+
+async def test_calls_at_the_same_time_are_told_apart(wallet: WalletClient) -> None:
+    """Digest nonces belong to a connection and are counted: requests must go one by one."""
+    made = await asyncio.gather(*(wallet.create_addresses(2) for _ in range(8)))
+    assert sorted(item.index.minor for some in made for item in some) == list(range(1, 17))
+
+
+async def test_addresses_come_64_at_a_time_and_can_be_read_back(wallet: WalletClient) -> None:
+    made = await wallet.create_addresses(64)
+    assert [item.index.minor for item in made] == list(range(1, 65))
+    assert await wallet.addresses([1, 64]) == [made[0], made[63]]
+    with pytest.raises(ValueError, match="not 65"):
+        await wallet.create_addresses(65)
+
+
+async def test_the_wallet_itself_refuses_65_addresses(wallet: WalletClient) -> None:
+    with pytest.raises(NodeError):
+        await wallet.rpc.act("create_address", {"account_index": 0, "count": 65})
+
+
+async def test_the_wallet_knows_addresses_of_each_network(wallet: WalletClient) -> None:
+    own = await subaddress(wallet)
+    check = await wallet.validate(own.address)
+    assert (check.valid, check.subaddress, check.integrated) == (True, True, False)
+    assert not (await wallet.validate(own.address[:-1] + "1")).valid
+
+
+async def test_a_deposit_is_seen_in_the_pool_then_in_its_block(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    at = await subaddress(wallet)
+    units = 1_234_567_890_123
+    txid = await miner.pay(at.address, units)
+    height = (await node.info()).height
+    await wallet.refresh()
+    (pooled,) = await wallet.transfers(height)
+    assert (pooled.kind, pooled.txid, pooled.amount) == (TransferKind.POOL, txid, units)
+    assert (pooled.index, pooled.address, pooled.height) == (at.index, at.address, None)
+    await miner.mine()
+    await wallet.refresh()
+    (mined,) = await wallet.transfers(height)
+    assert (mined.kind, mined.height, mined.amount) == (TransferKind.INCOMING, height, units)
+    assert mined.confirmations == 1
+    assert await wallet.transfer(txid) == [mined]
+
+
+async def test_transfers_from_a_height_include_that_block(
+    wallet: WalletClient, miner: Miner
+) -> None:
+    txid = await miner.fund(await wallet.primary_address(), XMR)
+    await wallet.refresh()
+    (found,) = await wallet.transfers(0)
+    assert found.txid == txid
+    assert found.height is not None
+    assert await wallet.transfers(found.height) == [found]
+    assert await wallet.transfers(found.height + 1) == []
+
+
+async def test_two_outputs_to_one_address_are_one_transfer_with_their_sum(
+    wallet: WalletClient, miner: Miner
+) -> None:
+    await miner.fund(await wallet.primary_address(), XMR, 2 * XMR)
+    await wallet.refresh()
+    (found,) = await wallet.transfers(0)
+    assert found.amount == 3 * XMR
+    assert sorted(item.amount for item in await wallet.outputs()) == [XMR, 2 * XMR]
+
+
+async def test_an_unknown_transaction_is_empty_and_not_an_error(
+    wallet: WalletClient, node: MonerodClient
+) -> None:
+    assert await wallet.transfer("ab" * 32) == []
+    assert await node.transactions(["ab" * 32]) == {}
+
+
+async def test_balances_say_what_is_locked_and_for_how_long(
+    wallet: WalletClient, miner: Miner
+) -> None:
+    at = await subaddress(wallet)
+    await miner.pay(at.address, XMR)
+    await miner.mine()
+    await wallet.refresh()
+    balance = await wallet.balance([at.index.minor])
+    assert (balance.total, balance.unlocked) == (XMR, 0)
+    assert balance.blocks_to_unlock == SPENDABLE_AGE - 1
+    assert [item.index for item in balance.subaddresses] == [at.index]
+    await miner.mine(SPENDABLE_AGE - 1)
+    await wallet.refresh()
+    assert (await wallet.balance()).unlocked == XMR
+
+
+async def test_a_payment_to_fifteen_is_one_transaction_and_sixteen_are_refused(
+    wallet: WalletClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    to = [Destination(item.address, XMR // 100) for item in await wallet.create_addresses(16)]
+    payment = await wallet.prepare(to[:15])
+    assert payment.amount == 15 * (XMR // 100)
+    with pytest.raises(ValueError, match="not 16"):
+        await wallet.prepare(to)
+
+
+@pytest.mark.parametrize("amount", [0, -1, 2**64, True, 1.0])
+async def test_an_amount_that_is_none_is_never_sent(wallet: WalletClient, amount: int) -> None:
+    with pytest.raises(ValueError, match="whole number of piconero"):
+        await wallet.prepare([Destination(await wallet.primary_address(), amount)])
+
+
+async def test_an_empty_wallet_says_that_it_is_empty(wallet: WalletClient) -> None:
+    with pytest.raises(NodeError) as raised:
+        await prepared(wallet, await wallet.primary_address())
+    assert raised.value.code in (WalletCode.NOT_ENOUGH_MONEY, WalletCode.NOT_ENOUGH_UNLOCKED)
+
+
+async def test_a_closed_wallet_says_so(own_wallet: WalletClient) -> None:
+    await own_wallet.close()
+    with pytest.raises(NodeError) as raised:
+        await own_wallet.primary_address()
+    assert raised.value.code == WalletCode.NOT_OPEN
+
+
+async def test_a_frozen_output_is_not_spent(wallet: WalletClient, miner: Miner) -> None:
+    await funded(wallet, miner, XMR)
+    (output,) = await wallet.outputs()
+    await wallet.freeze(output.key_image)
+    with pytest.raises(NodeError):
+        await prepared(wallet, await wallet.primary_address())
+    await wallet.thaw(output.key_image)
+    payment = await prepared(wallet, await wallet.primary_address())
+    assert payment.key_images == (output.key_image,)
+
+
+async def test_a_payment_can_be_proved_by_its_key_and_by_a_signature(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    to = (await subaddress(wallet)).address
+    payment = await prepared(wallet, to, XMR // 3)
+    await wallet.relay(payment.metadata)
+    await miner.mine()
+    by_key = await wallet.check_key(payment.txid, payment.tx_key, to)
+    assert (by_key.received, by_key.confirmations) == (XMR // 3, 1)
+    signature = await wallet.prove_payment(payment.txid, to, "order 1")
+    by_proof = await wallet.check_proof(payment.txid, to, signature, "order 1")
+    assert (by_proof.valid, by_proof.received) == (True, XMR // 3)
+    assert not (await wallet.check_proof(payment.txid, to, signature, "order 2")).valid
+    assert await wallet.tx_key(payment.txid) == payment.tx_key
+
+
+async def test_a_wallet_restored_from_its_words_finds_its_money(
+    own_wallet: WalletClient, miner: Miner
+) -> None:
+    await funded(own_wallet, miner, XMR)
+    words, address = await own_wallet.seed(), await own_wallet.primary_address()
+    await own_wallet.restore("restored", WALLET_PASSWORD, words, 0)
+    await own_wallet.refresh()
+    assert await own_wallet.primary_address() == address
+    assert (await own_wallet.balance()).total == XMR
+
+
+async def test_an_output_can_be_swept_back_by_its_key_image(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR, XMR)
+    output = (await wallet.outputs())[0]
+    sweep = await wallet.prepare_sweep(output.key_image, await wallet.primary_address())
+    assert sweep.key_images == (output.key_image,)
+    assert (await node.submit(sweep.raw)).submission is Submission.ACCEPTED
+
+
+async def test_fees_are_whole_piconero_per_byte(node: MonerodClient) -> None:
+    fees = await node.fees()
+    assert len(fees.per_byte) == 4
+    assert list(fees.per_byte) == sorted(fees.per_byte)
+    assert fees.quantum > 0
+
+
+# --- facts that payments rely on ---------------------------------------------------------------
+
+
+async def test_fact_prepared_payments_reserve_nothing(wallet: WalletClient, miner: Miner) -> None:
+    await funded(wallet, miner, XMR)
+    to = await wallet.primary_address()
+    payments = [await prepared(wallet, to) for _ in range(4)]
+    assert len({payment.txid for payment in payments}) == 4
+    assert len({payment.key_images for payment in payments}) == 1
+
+
+async def test_fact_of_two_prepared_payments_on_the_same_inputs_only_one_can_be_sent(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    to = await wallet.primary_address()
+    first, second = await prepared(wallet, to), await prepared(wallet, to)
+    assert (await node.submit(first.raw)).submission is Submission.ACCEPTED
+    in_pool = await node.submit(second.raw)
+    await miner.mine()
+    in_chain = await node.submit(second.raw)
+    assert in_pool.submission is in_chain.submission is Submission.DOUBLE_SPEND
+    assert set(await node.transactions([first.txid, second.txid])) == {first.txid}
+
+
+async def test_fact_the_same_bytes_may_be_sent_again_in_pool_and_chain(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+    assert (await node.submit(payment.raw)).submission is Submission.KNOWN
+    await miner.mine()
+    assert (await node.submit(payment.raw)).submission is Submission.KNOWN
+    assert await node.pool() == []
+    await wallet.refresh()
+    assert len(await sent(wallet, payment.txid)) == 1
+
+
+async def test_fact_the_wallet_learns_from_the_chain_of_a_payment_that_it_did_not_send(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR, XMR)
+    payment = await prepared(wallet, (await subaddress(wallet)).address)
+    await node.submit(payment.raw)
+    await miner.mine()
+    await wallet.refresh()
+    (seen,) = await sent(wallet, payment.txid)
+    assert seen.kind is TransferKind.OUTGOING
+    assert (await wallet.balance()).total == 2 * XMR - payment.fee
+    unspent = {output.key_image for output in await wallet.outputs(OutputFilter.AVAILABLE)}
+    assert unspent.isdisjoint(payment.key_images)
+
+
+async def test_fact_relaying_a_mined_payment_leaves_a_ghost_that_inflates_the_balance(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    await wallet.relay(payment.metadata)
+    await miner.mine(SPENDABLE_AGE)
+    await wallet.refresh()
+    true_total = (await wallet.balance()).total
+    assert await wallet.relay(payment.metadata) == payment.txid
+    await miner.mine(SPENDABLE_AGE)
+    await wallet.refresh()
+    assert {item.kind for item in await sent(wallet, payment.txid)} >= {TransferKind.PENDING}
+    assert (await wallet.balance()).total > true_total
+
+
+async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(own_wallet, miner, XMR)
+    payment = await prepared(own_wallet, await own_wallet.primary_address())
+    await kill_and_reopen(wallet_rpc, own_wallet)
+    assert await own_wallet.relay(payment.metadata) == payment.txid
+    assert payment.txid in await node.transactions([payment.txid])
+
+
+async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(own_wallet, miner, XMR)
+    await own_wallet.store()
+    to = await own_wallet.primary_address()
+    payment = await prepared(own_wallet, to)
+    await own_wallet.relay(payment.metadata)
+    await kill_and_reopen(wallet_rpc, own_wallet)
+    again = await prepared(own_wallet, to)
+    assert again.key_images == payment.key_images
+    with pytest.raises(NodeError) as raised:
+        await own_wallet.relay(again.metadata)
+    assert raised.value.code == WalletCode.TRANSFER_FAILED
+    with pytest.raises(NodeError) as forgotten:
+        await own_wallet.tx_key(payment.txid)
+    assert forgotten.value.code == WalletCode.NO_TX_KEY
+
+
+async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc, miner: Miner
+) -> None:
+    await funded(own_wallet, miner, XMR)
+    payment = await prepared(own_wallet, await own_wallet.primary_address())
+    await own_wallet.relay(payment.metadata)
+    await own_wallet.store()
+    await kill_and_reopen(wallet_rpc, own_wallet)
+    assert await own_wallet.tx_key(payment.txid) == payment.tx_key
+    (pending,) = await sent(own_wallet, payment.txid)
+    assert pending.kind is TransferKind.PENDING
+
+
+async def test_fact_a_kill_before_store_gives_the_same_address_out_again(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc
+) -> None:
+    await own_wallet.store()
+    (first,) = await own_wallet.create_addresses(1)
+    await kill_and_reopen(wallet_rpc, own_wallet)
+    (again,) = await own_wallet.create_addresses(1)
+    assert again == first
+    await own_wallet.store()
+    await kill_and_reopen(wallet_rpc, own_wallet)
+    (other,) = await own_wallet.create_addresses(1)
+    assert other != first
+
+
+async def test_fact_key_images_tell_pool_from_chain(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    image = payment.key_images[0]
+    assert await node.key_images([image]) == {image: Spent.UNSPENT}
+    await node.submit(payment.raw)
+    assert await node.key_images([image]) == {image: Spent.IN_POOL}
+    assert (await node.transactions([payment.txid]))[payment.txid].in_pool
+    await miner.mine()
+    assert await node.key_images([image]) == {image: Spent.IN_CHAIN}
+    assert not (await node.transactions([payment.txid]))[payment.txid].in_pool
+
+
+@pytest.mark.parametrize("raw", ["00", "zz", ""])
+async def test_fact_bytes_that_are_no_transaction_are_refused(
+    node: MonerodClient, raw: str
+) -> None:
+    assert (await node.submit(raw)).submission is Submission.REFUSED
+
+
+async def test_fact_popped_blocks_put_their_transactions_back_into_the_pool(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    await node.submit(payment.raw)
+    await miner.mine(3)
+    before = (await node.info()).height
+    assert await node.pop_blocks(3) == before - 3
+    assert [item.txid for item in await node.pool()] == [payment.txid]
+    assert (await node.submit(payment.raw)).submission is Submission.KNOWN
+    await miner.mine()
+    assert not (await node.transactions([payment.txid]))[payment.txid].in_pool
+
+
+async def test_fact_a_payment_popped_and_flushed_is_taken_again_as_the_same_bytes(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    await node.submit(payment.raw)
+    await miner.mine()
+    await node.pop_blocks(1)
+    await node.flush_pool([payment.txid])
+    image = payment.key_images[0]
+    assert await node.transactions([payment.txid]) == {}
+    assert await node.key_images([image]) == {image: Spent.UNSPENT}
+    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+
+
+async def test_fact_after_a_deep_reorganisation_the_bytes_are_refused_now_and_taken_later(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    """The inputs left the chain with their blocks; a naive rebuild would pay from others."""
+    await funded(wallet, miner, XMR)
+    payment = await prepared(wallet, await wallet.primary_address())
+    await node.pop_blocks(SPENDABLE_AGE)
+    refused = await node.submit(payment.raw)
+    assert refused.submission is Submission.INVALID
+    await miner.mine(SPENDABLE_AGE)
+    assert (await node.submit(payment.raw)).submission is Submission.ACCEPTED
+
+
+async def test_fact_after_pop_blocks_the_wallet_keeps_its_count_until_the_next_block(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await miner.mine()
+    txid = await miner.fund(await wallet.primary_address(), XMR)
+    await wallet.refresh()
+    (seen,) = await wallet.transfers(0)
+    await node.pop_blocks(SPENDABLE_AGE + 1)
+    await node.flush_pool()
+    await wallet.refresh()
+    (still,) = await wallet.transfers(0)
+    assert (still.txid, still.confirmations) == (txid, seen.confirmations)
+    assert await node.transactions([txid]) == {}
+    assert await wallet.height() > (await node.info()).height
+    await miner.mine(2)
+    await wallet.refresh()
+    assert await wallet.transfers(0) == []
+
+
+async def test_fact_a_wallet_scans_to_the_height_of_its_node(
+    wallet: WalletClient, node: MonerodClient, miner: Miner
+) -> None:
+    await miner.mine()
+    await wallet.refresh()
+    assert await wallet.height() == (await node.info()).height
+
+
+# --- daemons that fail -------------------------------------------------------------------------
+
+
+async def test_a_dead_daemon_is_never_reached(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc
+) -> None:
+    wallet_rpc.kill()
+    async with WalletClient(wallet_rpc.endpoint) as other:
+        with pytest.raises(NotSent):
+            await other.create_addresses(1)
+
+
+async def test_a_daemon_killed_during_a_call_leaves_the_outcome_unknown(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc
+) -> None:
+    wallet_rpc.freeze()
+    call = asyncio.ensure_future(own_wallet.create_addresses(1))
+    await asyncio.wait([call], timeout=0.1)
+    wallet_rpc.kill()
+    with pytest.raises(OutcomeUnknown):
+        await call
+
+
+async def test_a_daemon_that_never_answers_leaves_the_outcome_unknown(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc
+) -> None:
+    wallet_rpc.freeze()
+    hasty = WalletClient(replace(wallet_rpc.endpoint, total_seconds=0.2))
+    async with hasty:
+        with pytest.raises(TimedOut):
+            await hasty.create_addresses(1)
+    wallet_rpc.thaw()
+    # It had taken the request: after the time-out it acted on it.
+    assert await own_wallet.addresses([0])
+
+
+async def test_a_queue_behind_a_stuck_call_gives_up_without_sending(
+    own_wallet: WalletClient, wallet_rpc: WalletRpc
+) -> None:
+    async with WalletClient(replace(wallet_rpc.endpoint, total_seconds=0.2)) as hasty:
+        wallet_rpc.freeze()
+        slow = asyncio.ensure_future(hasty.rpc.act("store", seconds=1))
+        await asyncio.wait([slow], timeout=0.01)
+        with pytest.raises(NotSent, match="busy"):
+            await hasty.create_addresses(1)
+        wallet_rpc.thaw()
+        await slow
+
+
+# --- answers that no real daemon gives on request ------------------------------------------------
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def no_pause(_: float) -> None:
+    return
+
+
+async def ask(handler: Handler, *, method: str = "read", bound: int = 1000) -> object:
+    """One call to a node that answers as ``handler`` does."""
+    app = web.Application()
+    app.router.add_post("/json_rpc", handler)
+    async with TestServer(app) as server:
+        at = Endpoint("node", str(server.make_url("")), max_response_bytes=bound)
+        async with DaemonRpc(at, rpc_path="/json_rpc", pause=no_pause) as rpc:
+            call = rpc.read if method == "read" else rpc.act
+            return await call("any")
+
+
+def answering(text: str, status: int = 200) -> Handler:
+    """Answers with ``text``, in which ID stands for the id of the request."""
+
+    async def handler(request: web.Request) -> web.Response:
+        number = (await request.json())["id"]
+        return web.Response(text=text.replace("ID", f'"{number}"'), status=status)
+
+    return handler
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 2**64 - 1, 2**70])
+async def test_numbers_beyond_the_floats_arrive_to_the_unit(number: int) -> None:
+    assert await ask(answering(f'{{"id": ID, "result": {number}}}')) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "garbage", "[]", "{}", '{"id": ID}', '{"id": "other", "result": 1}',
+        '{"id": ID, "result": NaN}', '{"id": ID, "result": "\xff', '{"id": ID, "error": 5}',
+        '{"id": ID, "error": {"code": "x", "message": 1}}', "[" * 900, '{"id": ID, "res',
+    ],
+)  # fmt: skip
+async def test_garbage_is_an_unknown_outcome(text: str) -> None:
+    with pytest.raises(BadAnswer):
+        await ask(answering(text), method="act")
+
+
+async def test_an_answer_over_the_bound_is_not_read_to_its_end() -> None:
+    with pytest.raises(TooLarge, match="over 1000 bytes"):
+        await ask(answering('{"id": ID, "result": "' + "x" * 5000 + '"}'))
+
+
+async def test_an_error_is_the_nodes_own_also_with_another_http_status() -> None:
+    text = '{"id": ID, "error": {"code": -32000, "message": "no", "data": "0x"}}'
+    for status in (200, 400):
+        with pytest.raises(NodeError, match="no") as raised:
+            await ask(answering(text, status))
+        assert (raised.value.code, raised.value.data) == (-32000, "0x")
+
+
+@pytest.mark.parametrize("status", [204, 301, 404, 429, 500, 503])
+async def test_an_http_error_without_a_json_rpc_error_is_an_unknown_outcome(status: int) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"location": "/json_rpc"})
+
+    with pytest.raises(OutcomeUnknown):
+        await ask(handler, method="act")
+
+
+async def test_reads_are_repeated_and_acts_are_not() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((await request.json())["id"])
+        if len(seen) % 3:
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response({"id": seen[-1], "result": 7})
+
+    with pytest.raises(OutcomeUnknown):
+        await ask(handler, method="act")
+    assert len(seen) == 1
+    seen.clear()
+    assert await ask(handler) == 7
+    assert len(seen) == 3
+
+
+async def test_a_busy_node_is_asked_again_and_then_reported() -> None:
+    seen: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((await request.json())["id"])
+        return web.Response(status=429)
+
+    with pytest.raises(HttpFailure, match="429"):
+        await ask(handler)
+    assert len(seen) == 3
+
+
+async def test_no_message_shows_the_url_or_the_password() -> None:
+    at = Endpoint("node", f"http://127.0.0.1:{free_port()}/key-abc", "user", "secret-abc")
+    async with DaemonRpc(at, pause=no_pause) as rpc:
+        with pytest.raises(NotSent) as raised:
+            await rpc.read("any")
+    for text in (str(raised.value), repr(raised.value), repr(at)):
+        assert "abc" not in text
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "host:18081", "http://", "http://user:password@host"]
+)
+def test_an_endpoint_that_can_not_be_right_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="node"):
+        Endpoint("node", url)
+
+
+async def test_a_closed_client_sends_nothing(monerod: Monerod) -> None:
+    client = MonerodClient(monerod.endpoint)
+    with pytest.raises(NotSent, match="closed"):
+        await client.submit("00")
