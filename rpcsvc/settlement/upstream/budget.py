@@ -1,0 +1,277 @@
+"""How often an upstream may be called, and one poll shared by all who ask for the same order.
+
+A budget keeps any window of 60 seconds, wherever it is laid, within the upstream's published
+limit. The upstream counts when a call arrives, which is some time between its start and its end
+here. So a call holds its slot while it runs and for a whole window after it has ended: whatever
+the network does to it, two calls of one slot arrive a window apart.
+
+What does not live here: which calls an order needs (the engine), the limits on our own callers
+(transport/limits.py). Times are milliseconds of a clock that never goes back, passed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from enum import IntEnum
+from itertools import islice
+from types import TracebackType
+from typing import Final, Generic, Protocol, TypeVar
+
+from rpcsvc.settlement.upstream.models import BudgetSpent, NeverSent
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+NowMs = Callable[[], int]
+SleepMs = Callable[[int], Awaitable[None]]
+
+WINDOW_MS: Final = 60_000
+# Published limits of the public API, a minute and client address.
+CREATIONS_PER_MINUTE: Final = 5
+CALLS_PER_MINUTE: Final = 20
+# The upstream's clock may run a little slower than ours.
+_HELD_MS: Final = WINDOW_MS + 250
+# A waiting call looks again at least this often: others may have given up, or become urgent.
+_LOOK_AGAIN_MS: Final = 500
+
+
+class Urgency(IntEnum):
+    """Who goes first. ROUTINE calls leave some slots to the others."""
+
+    CREATION = 0
+    WATCHED = 1
+    ROUTINE = 2
+
+
+class Demand:
+    """How urgent a call is; it can become more urgent while it waits, never less."""
+
+    def __init__(self, urgency: Urgency = Urgency.ROUTINE) -> None:
+        self.urgency = urgency
+
+    def join(self, urgency: Urgency) -> None:
+        """Somebody else wants the same call."""
+        self.urgency = min(self.urgency, urgency)
+
+
+class Slot:
+    """One call's place in the budget, held until the call has ended. A context manager."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._unused = False
+
+    def give_back(self) -> None:
+        """The call was not made after all: the slot is free again at once."""
+        self._unused = True
+
+    def __enter__(self) -> Slot:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._budget._ended(unused=self._unused)
+
+
+class Budget:
+    """At most ``per_window`` calls in any 60 seconds.
+
+    ``reserved`` slots are kept from ROUTINE calls, so that an urgent one seldom waits.
+    """
+
+    def __init__(self, per_window: int, *, now: NowMs, sleep: SleepMs, reserved: int = 0) -> None:
+        if per_window < 1 or not 0 <= reserved < per_window:
+            raise ValueError("a budget needs per_window >= 1 and 0 <= reserved < per_window")
+        self._limit = per_window
+        self._reserved = reserved
+        self._now = now
+        self._sleep = sleep
+        self._running = 0
+        self._ended_at: list[int] = []  # oldest first
+        self._paused_until: int | None = None
+        self._waiting: dict[int, Demand] = {}
+        self._arrivals = 0
+
+    def remember(self, ages_ms: Iterable[int]) -> None:
+        """Count calls that an earlier process made so long ago: a restart resets no limit."""
+        now = self._now()
+        self._ended_at = sorted([*self._ended_at, *(now - max(0, age) for age in ages_ms)])
+
+    def pause(self, for_ms: int) -> None:
+        """The upstream asked to be left alone: nobody calls before that, however urgent."""
+        until = self._now() + for_ms
+        self._paused_until = max(until, self._paused_until or until)
+
+    async def slot(self, demand: Demand, *, max_wait_ms: int) -> Slot:
+        """A slot, waited for up to ``max_wait_ms``.
+
+        Raises BudgetSpent at once when that can't be enough; its ``retry_after_ms`` is about
+        when the call could be made.
+        """
+        place = self._arrivals
+        self._arrivals += 1
+        self._waiting[place] = demand
+        deadline = self._now() + max_wait_ms
+        try:
+            while (wait := self._wait_ms(place)) > 0:
+                if self._now() + wait > deadline:
+                    raise self._spent(wait)
+                await self._sleep(min(wait, _LOOK_AGAIN_MS))
+            self._running += 1
+        finally:
+            del self._waiting[place]
+        return Slot(self)
+
+    def free(self) -> int:
+        """How many calls could be made now, those of ROUTINE urgency aside."""
+        if self._pause_left() > 0:
+            return 0
+        self._forget()
+        return max(0, self._limit - self._running - len(self._ended_at))
+
+    def _wait_ms(self, place: int) -> int:
+        """The least time until this call's turn; 0 when it is now."""
+        mine = self._waiting[place]
+        rank = sum(
+            (other.urgency, at) < (mine.urgency, place) for at, other in self._waiting.items()
+        )
+        kept = self._reserved if mine.urgency is Urgency.ROUTINE else 0
+        return max(self._pause_left(), self._until_free(rank + kept))
+
+    def _until_free(self, nth: int) -> int:
+        """How long until ``nth`` other slots, and then one more, are free."""
+        self._forget()
+        busy = self._running + len(self._ended_at)
+        to_end = nth + 1 - (self._limit - busy)
+        if to_end <= 0:
+            return 0
+        if to_end <= len(self._ended_at):
+            return self._ended_at[to_end - 1] + _HELD_MS - self._now()
+        # It takes a running call to end, and a window after that; further ones a round later.
+        return _HELD_MS * (1 + (to_end - 1) // self._limit)
+
+    def _forget(self) -> None:
+        gone = self._now() - _HELD_MS
+        while self._ended_at and self._ended_at[0] <= gone:
+            del self._ended_at[0]
+
+    def _pause_left(self) -> int:
+        return 0 if self._paused_until is None else self._paused_until - self._now()
+
+    def _spent(self, wait_ms: int) -> BudgetSpent:
+        return BudgetSpent(
+            f"The upstream allows {self._limit} such calls a minute; the next may go in"
+            f" {-(-wait_ms // 1000)} s.",
+            retry_after_ms=wait_ms,
+            retryable=False,
+        )
+
+    def _ended(self, *, unused: bool) -> None:
+        self._running -= 1
+        if not unused:
+            self._ended_at.append(self._now())
+
+
+class Fetch(Protocol[T_co]):
+    """Asks the upstream for the state of one order."""
+
+    async def __call__(self, key: str, demand: Demand, /) -> T_co:
+        """The answer. ``demand`` may become more urgent while this waits."""
+        ...
+
+
+class _Poll(Generic[T]):
+    """One request, running or answered at ``ended_at``."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        self.ended_at: int | None = None
+        self.task: asyncio.Task[T]
+
+    def is_current(self, now_ms: int, freshness_ms: int) -> bool:
+        """Whether its answer may be given to one who asks now."""
+        if not self.task.done():
+            return True
+        if self.ended_at is None or self.task.cancelled():
+            return False
+        if isinstance(self.task.exception(), NeverSent):
+            return False
+        return now_ms - self.ended_at < freshness_ms
+
+
+class SharedPoll(Generic[T]):
+    """Many who ask for the same order share one request and, for a while, its answer.
+
+    A failure is shared like an answer, so that one bad order can't use up the budget; only what
+    was never sent is tried again for the next who asks.
+    """
+
+    def __init__(
+        self, fetch: Fetch[T], *, freshness_ms: int, now: NowMs, max_kept: int = 10_000
+    ) -> None:
+        self._fetch = fetch
+        self._freshness_ms = freshness_ms
+        self._now = now
+        self._max_kept = max_kept
+        self._polls: OrderedDict[str, _Poll[T]] = OrderedDict()
+        self._running: set[asyncio.Task[T]] = set()
+
+    async def get(self, key: str, urgency: Urgency = Urgency.WATCHED) -> T:
+        """The answer for ``key``, at most ``freshness_ms`` old. Raises what the fetch raises.
+
+        A caller that is cancelled leaves the request running for the others.
+        """
+        poll = self._polls.get(key)
+        if poll is None or not poll.is_current(self._now(), self._freshness_ms):
+            poll = self._start(key, urgency)
+        if poll.task.done():
+            return poll.task.result()
+        poll.demand.join(urgency)
+        return await asyncio.shield(poll.task)
+
+    def forget(self, key: str) -> None:
+        """The next who asks gets a new answer, such as after our own change of the order."""
+        self._polls.pop(key, None)
+
+    async def close(self) -> None:
+        """Stop the requests in flight; those who wait are cancelled with them."""
+        tasks = list(self._running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._polls.clear()
+
+    def _start(self, key: str, urgency: Urgency) -> _Poll[T]:
+        poll: _Poll[T] = _Poll(Demand(urgency))
+        poll.task = asyncio.create_task(self._run(key, poll))
+        self._running.add(poll.task)
+        poll.task.add_done_callback(self._done)
+        self._polls[key] = poll
+        self._polls.move_to_end(key)
+        self._make_room()
+        return poll
+
+    async def _run(self, key: str, poll: _Poll[T]) -> T:
+        try:
+            return await self._fetch(key, poll.demand)
+        finally:
+            poll.ended_at = self._now()
+
+    def _make_room(self) -> None:
+        """Drop the oldest answers over ``max_kept``. Running requests stay."""
+        over = len(self._polls) - self._max_kept
+        if over > 0:
+            done = (key for key, poll in self._polls.items() if poll.task.done())
+            for key in list(islice(done, over)):
+                del self._polls[key]
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        self._running.discard(task)
+        # Takes note of a failure that nobody waits for; asyncio would report it as forgotten.
+        if not task.cancelled():
+            task.exception()

@@ -1,0 +1,289 @@
+"""The calls of an upstream, the same in both dialects, and what a caller sees when one fails.
+
+What does not live here: what differs between the dialects (bff.py, v1.py), the shapes of answers
+(reading.py), HTTP, retries and budgets (client.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from yarl import URL
+
+from rpcsvc.errors import (
+    AmountAboveMaximum,
+    AmountBelowMinimum,
+    InputError,
+    InvalidDestination,
+    OrderNotFound,
+    ServiceError,
+    Unavailable,
+    UnsupportedChain,
+    UnsupportedToken,
+    VerificationFailed,
+)
+from rpcsvc.settlement.upstream import models as m
+from rpcsvc.settlement.upstream import reading
+from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.client import Answer, Call, Parse, UpstreamClient
+from rpcsvc.settlement.upstream.models import (
+    NeverSent,
+    NotAnId,
+    Refused,
+    RemoteError,
+    UpstreamError,
+)
+from rpcsvc.settlement.upstream.reading import Networks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between upstreams.
+
+    ``paths`` come after the base address, by the names of the calls; ``default_base`` is the base
+    when the configured URL has no path. ``keys``: idempotency keys are honoured. ``code_of`` gives
+    a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``: the
+    dialect promises error messages that are safe to show (spec 7).
+    """
+
+    name: str
+    default_base: str
+    paths: Mapping[str, str]
+    keys: bool
+    read_error: Callable[[Any], RemoteError | None]
+    code_of: Callable[[Refused], str | None]
+    messages_for_users: bool
+
+    def base_url(self, url: str) -> str:
+        """``url``, with the dialect's usual base path where it has none."""
+        parsed = URL(url)
+        return str(parsed.with_path(self.default_base)) if parsed.path in ("", "/") else url
+
+
+class Upstream:
+    """One upstream's calls, typed.
+
+    Reads raise NeverSent, Refused, NoAnswer or UpstreamBroken; creations raise NeverSent, Refused
+    or OutcomeUnknown. ``service_error`` turns them into what a caller may see.
+    """
+
+    def __init__(self, client: UpstreamClient, dialect: Dialect, networks: Networks) -> None:
+        self._client = client
+        self._dialect = dialect
+        self._networks = networks
+
+    @property
+    def honours_keys(self) -> bool:
+        """Whether a creation may be repeated with the idempotency key that it was sent with."""
+        return self._dialect.keys
+
+    async def health(self) -> m.UpstreamHealth:
+        """The upstream's own health."""
+        return await self._read(self._call("health"), reading.health)
+
+    async def chains(self) -> m.UpstreamChains:
+        """The chains that it offers."""
+        return await self._read(self._call("chains"), reading.chains)
+
+    async def quote(
+        self, request: m.QuoteRequest, urgency: Urgency = Urgency.WATCHED
+    ) -> m.UpstreamQuote:
+        """A price. POST, but it changes nothing."""
+        call = self._call("quote", body=_quote_body(request))
+        return await self._read(call, lambda a: reading.quote(a, request), Demand(urgency))
+
+    async def create_order(
+        self, request: m.OrderRequest, *, key: str, resumed: bool = False
+    ) -> m.UpstreamOrder:
+        """A new order. ``key`` is passed on where the dialect honours it.
+
+        ``resumed``: an earlier call with this key had no known outcome. Raises ValueError for that
+        where keys are not honoured: there, such an order is for the operator to look up.
+        """
+        call = self._call("create_order", body=_order_body(request))
+        return await self._create(
+            call, lambda a: reading.order(a, request, self._networks), key, resumed=resumed
+        )
+
+    async def order(
+        self, order_id: str, *, verify: str | None = None, demand: Demand | None = None
+    ) -> m.UpstreamStatus:
+        """An order as it stands. ``verify`` is the payout address that it must have."""
+        query = {} if verify is None else {"verify": verify}
+        call = self._call("order", order_id, query=query)
+        return await self._read(call, lambda a: reading.status(a, order_id, self._networks), demand)
+
+    async def orders(self, session_id: str) -> m.UpstreamOrderList:
+        """The orders of a session."""
+        return await self._read(
+            self._call("orders", query={"session": session_id}), reading.order_list
+        )
+
+    async def create_ticket(self, request: m.TicketRequest) -> m.UpstreamTicket:
+        """A support ticket: sent once, because no key keeps it from being opened twice."""
+        call = self._call("create_ticket", body=_ticket_body(request))
+        return await self._client.create(
+            call, reading.ticket, key=None, demand=Demand(Urgency.ROUTINE)
+        )
+
+    async def bridge_rates(self) -> m.BridgeRates:
+        """The bridge's rates."""
+        return await self._read(self._call("bridge_rates"), reading.bridge_rates)
+
+    async def bridge_deposit(
+        self, to_address: str, *, key: str, resumed: bool = False
+    ) -> m.BridgeOrder:
+        """A bridge order that takes XMR and credits an address on the exchange."""
+        call = self._call("bridge_deposit", body={"toAddress": to_address})
+        return await self._create(
+            call, self._bridge_reader(to_address, pays_monero=True), key, resumed=resumed
+        )
+
+    async def bridge_withdraw(
+        self, to_address: str, *, key: str, resumed: bool = False
+    ) -> m.BridgeOrder:
+        """A bridge order that takes funds on the exchange and pays XMR."""
+        call = self._call("bridge_withdraw", body={"toAddress": to_address})
+        return await self._create(
+            call, self._bridge_reader(to_address, pays_monero=False), key, resumed=resumed
+        )
+
+    async def bridge_order(
+        self, order_id: str, *, demand: Demand | None = None
+    ) -> m.BridgeOrderStatus:
+        """A bridge order as it stands."""
+        call = self._call("bridge_order", order_id)
+        return await self._read(call, lambda a: reading.bridge_status_of(a, order_id), demand)
+
+    # --- helpers ---
+
+    def _call(
+        self,
+        name: str,
+        order_id: str | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> Call:
+        path = self._dialect.paths.get(name)
+        if path is None:
+            raise NeverSent(
+                f"An upstream of dialect {self._dialect.name} has no call {name}.", retryable=False
+            )
+        if order_id is not None:
+            if not reading.is_id(order_id):
+                raise NotAnId("That is not an id that an upstream gives.", retryable=False)
+            path = path.replace("{id}", order_id)
+        return Call(name, "GET" if body is None else "POST", path, query or {}, body)
+
+    async def _read(self, call: Call, parse: Parse[T], demand: Demand | None = None) -> T:
+        return await self._client.read(call, parse, demand=demand or Demand())
+
+    async def _create(self, call: Call, parse: Parse[T], key: str, *, resumed: bool) -> T:
+        return await self._client.create(
+            call,
+            parse,
+            key=key if self._dialect.keys else None,
+            demand=Demand(Urgency.CREATION),
+            resumed=resumed,
+        )
+
+    def _bridge_reader(self, to_address: str, *, pays_monero: bool) -> Parse[m.BridgeOrder]:
+        def read(answer: Answer) -> m.BridgeOrder:
+            return reading.bridge_order(answer, to_address, self._networks, pays_monero=pays_monero)
+
+        return read
+
+    def service_error(self, error: UpstreamError) -> ServiceError:
+        """What a caller may see of a failed call (errors.py): Unavailable unless it can mend it.
+
+        OutcomeUnknown gives Unavailable too. It must be on record for the operator by then.
+        """
+        if isinstance(error, NotAnId):
+            return OrderNotFound(_WORDS["order_not_found"])
+        if isinstance(error, Refused) and (code := self._dialect.code_of(error)) is not None:
+            words = error.message if self._dialect.messages_for_users else _WORDS[code]
+            return _caller_error(code, words, error.details)
+        seconds = -(-(error.retry_after_ms or 5_000) // 1000)
+        return Unavailable(
+            "The service that settles this can't be used now. Try again later.",
+            retry_after=max(1, seconds),
+        )
+
+
+def _quote_body(request: m.QuoteRequest) -> dict[str, Any]:
+    return {
+        "fromChainId": request.from_chain_id,
+        "toChainId": request.to_chain_id,
+        "fromToken": request.from_token,
+        "toToken": request.to_token,
+        "fromAmount": str(request.from_amount),
+    }
+
+
+def _order_body(request: m.OrderRequest) -> dict[str, Any]:
+    body = {**_quote_body(request), "toAddress": request.to_address}
+    if request.session_id is not None:
+        body["sessionId"] = request.session_id
+    if request.twap is not None:
+        body["twapConfig"] = _without_none(
+            disabled=request.twap.disabled,
+            chunkSizeUsd=request.twap.chunk_size_usd,
+            intervalMs=request.twap.interval_ms,
+        )
+    return body
+
+
+def _without_none(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _ticket_body(request: m.TicketRequest) -> dict[str, Any]:
+    return {
+        "orderId": request.order_id,
+        "sessionId": request.session_id,
+        "walletAddress": request.wallet_address,
+        "category": request.category,
+        "message": request.message,
+    }
+
+
+_INPUT_ERRORS: Final[dict[str, tuple[type[InputError], str]]] = {
+    "amount_below_minimum": (AmountBelowMinimum, "amount"),
+    "amount_above_maximum": (AmountAboveMaximum, "amount"),
+    "unsupported_chain": (UnsupportedChain, "chain"),
+    "unsupported_token": (UnsupportedToken, "token"),
+    "invalid_destination": (InvalidDestination, "to"),
+}
+_WORDS: Final = {
+    "amount_below_minimum": "The amount is under the least that is swapped. Send a larger one.",
+    "amount_above_maximum": "The amount is over the most that is swapped. Send a smaller one.",
+    "unsupported_chain": "That chain is not supported. Name another one.",
+    "unsupported_token": "That token is not supported. Name another one.",
+    "invalid_destination": "The destination address is refused. Check it against its source.",
+    "order_not_found": "There is no such order. Check its id.",
+    "verification_failed": "verify is not the order's destination address.",
+}
+# What a refusal may be to a caller, who can mend it. Others are between this service and its
+# upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
+CALLER_CODES: Final = frozenset(_WORDS)
+
+
+def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceError:
+    if code == "order_not_found":
+        return OrderNotFound(words)
+    if code == "verification_failed":
+        return VerificationFailed(words)
+    kind, field = _INPUT_ERRORS[code]
+    rest = {k: v for k, v in details.items() if k not in ("field", "received", "allowed")}
+    return kind(
+        words,
+        field=str(details.get("field", field)),
+        received=details.get("received"),
+        allowed=details.get("allowed"),
+        details=rest,
+    )

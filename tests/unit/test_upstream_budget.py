@@ -1,0 +1,480 @@
+"""The budget holds in every window, whatever the network does; one poll serves all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcsvc.settlement.upstream.budget import (
+    WINDOW_MS,
+    Budget,
+    Demand,
+    SharedPoll,
+    Urgency,
+)
+from rpcsvc.settlement.upstream.models import BudgetSpent, NoAnswer
+
+WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION
+HELD = WINDOW_MS + 250
+
+
+class VirtualTime:
+    """Time that jumps to the next waiter when nobody has anything left to do."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._sequence = 0
+
+    def now_ms(self) -> int:
+        return self.now
+
+    async def sleep_ms(self, ms: int) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sequence += 1
+        heapq.heappush(self._waiting, (self.now + ms, self._sequence, future))
+        await future
+
+    async def settle(self) -> None:
+        """Let everybody run until they wait for something."""
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    async def pass_until(self, at: int) -> None:
+        """Let time pass up to ``at``."""
+        await self.settle()
+        while self._waiting and self._waiting[0][0] <= at:
+            self.now, _, future = heapq.heappop(self._waiting)
+            if not future.done():
+                future.set_result(None)
+            await self.settle()
+        self.now = max(self.now, at)
+
+
+def simulate(story: Callable[[VirtualTime], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(story(VirtualTime()))
+
+
+def budget(time: VirtualTime, per_window: int = 3, *, reserved: int = 0) -> Budget:
+    return Budget(per_window, now=time.now_ms, sleep=time.sleep_ms, reserved=reserved)
+
+
+async def use(b: Budget, urgency: Urgency = WATCHED, *, max_wait_ms: int = 0) -> None:
+    with await b.slot(Demand(urgency), max_wait_ms=max_wait_ms):
+        pass
+
+
+CALL = st.tuples(
+    st.integers(0, 200_000),  # arrival
+    st.integers(0, 40_000),  # how long it runs
+    st.sampled_from(Urgency),
+    st.integers(0, 150_000),  # how long it waits at most
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.data(), st.lists(CALL, max_size=40))
+def test_no_window_of_60_seconds_ever_sees_more_calls_than_the_limit(
+    limit: int, data: st.DataObject, calls: list[tuple[int, int, Urgency, int]]
+) -> None:
+    reserved = data.draw(st.integers(0, limit - 1))
+    made: list[tuple[int, int]] = []
+
+    async def call(b: Budget, time: VirtualTime, spec: tuple[int, int, Urgency, int]) -> None:
+        arrival, runs, urgency, max_wait = spec
+        await time.sleep_ms(arrival)
+        try:
+            with await b.slot(Demand(urgency), max_wait_ms=max_wait):
+                started = time.now
+                await time.sleep_ms(runs)
+                made.append((started, time.now))
+        except BudgetSpent as error:
+            assert (error.retry_after_ms or 0) > 0
+        assert time.now <= arrival + max_wait + runs
+
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, limit, reserved=reserved)
+        tasks = [asyncio.create_task(call(b, time, spec)) for spec in calls]
+        await time.pass_until(1_000_000)
+        await asyncio.gather(*tasks)
+        assert b.free() == limit
+
+    simulate(story)
+    # A call may arrive at any moment between its start and its end: take the worst.
+    for _, window_start in made:
+        within = [1 for s, e in made if s < window_start + WINDOW_MS and e >= window_start]
+        assert len(within) <= limit
+
+
+def test_a_whole_budget_may_be_spent_at_once_and_no_more() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 3)
+        for _ in range(3):
+            await use(b)
+
+        with pytest.raises(BudgetSpent) as caught:
+            await use(b)
+        assert caught.value.retry_after_ms == HELD
+        assert not caught.value.may_have_acted
+
+        time.now += HELD - 1
+        with pytest.raises(BudgetSpent):
+            await use(b)
+        time.now += 1
+        await use(b)
+
+    simulate(story)
+
+
+def test_a_slot_is_held_for_a_window_after_the_call_has_ended_not_after_it_began() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 1)
+        with await b.slot(Demand(), max_wait_ms=0):
+            time.now += 30_000
+        time.now += HELD - 1
+
+        with pytest.raises(BudgetSpent):
+            await use(b)
+
+    simulate(story)
+
+
+def test_a_call_that_waits_goes_as_soon_as_there_is_room() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 1)
+        await use(b)
+        waiting = asyncio.create_task(use(b, max_wait_ms=HELD))
+        await time.pass_until(HELD - 1)
+        assert not waiting.done()
+
+        await time.pass_until(HELD)
+
+        await waiting
+
+    simulate(story)
+
+
+def test_the_urgent_go_first_however_late_they_come() -> None:
+    async def story(time: VirtualTime) -> None:
+        b, order = budget(time, 1), []
+
+        async def wait(urgency: Urgency) -> None:
+            await use(b, urgency, max_wait_ms=10 * HELD)
+            order.append(urgency)
+
+        await use(b)
+        tasks = []
+        for urgency in (ROUTINE, WATCHED, CREATION, WATCHED):
+            tasks.append(asyncio.create_task(wait(urgency)))
+            await time.settle()
+        await time.pass_until(6 * HELD)
+        await asyncio.gather(*tasks)
+
+        assert order == [CREATION, WATCHED, WATCHED, ROUTINE]
+
+    simulate(story)
+
+
+def test_a_call_that_becomes_urgent_while_it_waits_moves_up() -> None:
+    async def story(time: VirtualTime) -> None:
+        b, order = budget(time, 1), []
+
+        async def wait(name: str, demand: Demand) -> None:
+            with await b.slot(demand, max_wait_ms=10 * HELD):
+                order.append(name)
+
+        await use(b)
+        late = Demand(ROUTINE)
+        tasks = [asyncio.create_task(wait("first", Demand(ROUTINE)))]
+        await time.settle()
+        tasks.append(asyncio.create_task(wait("second", late)))
+        await time.settle()
+        late.join(WATCHED)
+        late.join(ROUTINE)
+        await time.pass_until(4 * HELD)
+        await asyncio.gather(*tasks)
+
+        assert order == ["second", "first"]
+
+    simulate(story)
+
+
+def test_routine_calls_leave_the_reserved_slots_to_the_urgent() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 5, reserved=2)
+        for _ in range(3):
+            await use(b, ROUTINE)
+
+        with pytest.raises(BudgetSpent):
+            await use(b, ROUTINE)
+        await use(b, WATCHED)
+        await use(b, CREATION)
+        with pytest.raises(BudgetSpent):
+            await use(b, CREATION)
+
+    simulate(story)
+
+
+def test_one_who_gives_up_leaves_the_place_to_the_next() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 1)
+        await use(b)
+        first = asyncio.create_task(use(b, CREATION, max_wait_ms=HELD))
+        second = asyncio.create_task(use(b, WATCHED, max_wait_ms=3 * HELD))
+        await time.pass_until(HELD // 2)
+        first.cancel()
+
+        await time.pass_until(HELD)
+
+        await second
+        assert first.cancelled()
+
+    simulate(story)
+
+
+def test_a_call_that_is_cancelled_while_it_runs_is_counted() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 1)
+
+        async def run() -> None:
+            with await b.slot(Demand(), max_wait_ms=0):
+                await time.sleep_ms(10_000)
+
+        task = asyncio.create_task(run())
+        await time.pass_until(5_000)
+        task.cancel()
+        await time.settle()
+
+        assert b.free() == 0
+        with pytest.raises(BudgetSpent) as caught:
+            await use(b)
+        assert caught.value.retry_after_ms == HELD
+
+    simulate(story)
+
+
+def test_a_slot_that_was_not_used_is_free_again_at_once() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 1)
+        with await b.slot(Demand(), max_wait_ms=0) as slot:
+            slot.give_back()
+
+        await use(b)
+
+    simulate(story)
+
+
+def test_calls_of_an_earlier_process_count_and_a_restart_resets_nothing() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 2)
+        b.remember([70_000, 20_000, 50_000])
+
+        with pytest.raises(BudgetSpent) as caught:
+            await use(b)
+        assert caught.value.retry_after_ms == HELD - 50_000
+
+    simulate(story)
+
+
+def test_nobody_calls_while_the_upstream_wants_to_be_left_alone() -> None:
+    async def story(time: VirtualTime) -> None:
+        b = budget(time, 3)
+        b.pause(30_000)
+        b.pause(10_000)
+
+        with pytest.raises(BudgetSpent) as caught:
+            await use(b, CREATION)
+        assert caught.value.retry_after_ms == 30_000
+        assert b.free() == 0
+
+        time.now += 30_000
+        await use(b, CREATION)
+
+    simulate(story)
+
+
+@pytest.mark.parametrize(("limit", "reserved"), [(0, 0), (3, 3), (3, -1)])
+def test_a_budget_that_makes_no_sense_is_refused(limit: int, reserved: int) -> None:
+    with pytest.raises(ValueError, match="budget"):
+        budget(VirtualTime(), limit, reserved=reserved)
+
+
+# --- polls -----------------------------------------------------------------------------------
+
+
+class Upstream:
+    """Answers when told to, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.demands: list[Demand] = []
+        self.answers: list[asyncio.Future[str]] = []
+
+    async def fetch(self, key: str, demand: Demand, /) -> str:
+        self.asked.append(key)
+        self.demands.append(demand)
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return await self.answers[-1]
+
+
+class Polling:
+    def __init__(self, *, max_kept: int = 100) -> None:
+        self.time = VirtualTime()
+        self.upstream = Upstream()
+        self.poll: SharedPoll[str] = SharedPoll(
+            self.upstream.fetch, freshness_ms=1_000, now=self.time.now_ms, max_kept=max_kept
+        )
+
+    def ask(self, key: str = "a", urgency: Urgency = WATCHED) -> asyncio.Task[str]:
+        return asyncio.create_task(self.poll.get(key, urgency))
+
+    async def asked_and_answered(self, key: str = "a", text: str = "ok") -> str:
+        task = self.ask(key)
+        await self.time.settle()
+        self.upstream.answers[-1].set_result(text)
+        return await task
+
+
+async def test_all_who_ask_at_once_share_one_request() -> None:
+    p = Polling()
+    tasks = [p.ask() for _ in range(1_000)]
+    await p.time.settle()
+    p.upstream.answers[0].set_result("ok")
+
+    assert await asyncio.gather(*tasks) == ["ok"] * 1_000
+    assert p.upstream.asked == ["a"]
+
+
+async def test_an_answer_serves_for_its_freshness_and_no_longer() -> None:
+    p = Polling()
+    await p.asked_and_answered()
+
+    p.time.now += 999
+    assert await p.poll.get("a") == "ok"
+    assert len(p.upstream.asked) == 1
+
+    p.time.now += 1
+    assert await p.asked_and_answered(text="new") == "new"
+    assert len(p.upstream.asked) == 2
+
+
+async def test_different_orders_have_their_own_requests() -> None:
+    p = Polling()
+
+    assert await p.asked_and_answered("a", "A") == "A"
+    assert await p.asked_and_answered("b", "B") == "B"
+    assert p.upstream.asked == ["a", "b"]
+
+
+async def test_a_failure_is_shared_for_as_long_as_an_answer() -> None:
+    p = Polling()
+    task = p.ask()
+    await p.time.settle()
+    p.upstream.answers[0].set_exception(NoAnswer("none"))
+
+    for attempt in (task, p.poll.get("a"), p.poll.get("a")):
+        with pytest.raises(NoAnswer):
+            await attempt
+    assert len(p.upstream.asked) == 1
+
+    p.time.now += 1_000
+    assert await p.asked_and_answered() == "ok"
+
+
+async def test_what_was_never_sent_is_tried_again_for_the_next() -> None:
+    p = Polling()
+    task = p.ask()
+    await p.time.settle()
+    p.upstream.answers[0].set_exception(BudgetSpent("no room"))
+    with pytest.raises(BudgetSpent):
+        await task
+
+    assert await p.asked_and_answered() == "ok"
+
+
+async def test_one_who_goes_away_takes_nothing_from_the_others() -> None:
+    p = Polling()
+    first, second = p.ask(), p.ask()
+    await p.time.settle()
+    first.cancel()
+    await p.time.settle()
+    p.upstream.answers[0].set_result("ok")
+
+    assert await second == "ok"
+    assert first.cancelled()
+
+
+async def test_a_user_who_joins_makes_the_request_urgent() -> None:
+    p = Polling()
+    tasks = [p.ask(urgency=ROUTINE)]
+    await p.time.settle()
+    tasks.append(p.ask(urgency=WATCHED))
+    await p.time.settle()
+
+    assert p.upstream.demands[0].urgency is WATCHED
+    p.upstream.answers[0].set_result("ok")
+    await asyncio.gather(*tasks)
+
+
+async def test_a_failure_that_nobody_waits_for_makes_no_noise(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    p = Polling()
+    noise: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: noise.append(context))
+    task = p.ask()
+    await p.time.settle()
+    task.cancel()
+    p.upstream.answers[0].set_exception(NoAnswer("none"))
+    await p.time.settle()
+    p.poll.forget("a")
+    del p, task
+    await asyncio.sleep(0)
+
+    assert not noise
+    assert not recwarn.list
+
+
+async def test_only_so_many_answers_are_kept_and_running_requests_stay() -> None:
+    p = Polling(max_kept=2)
+    running = p.ask("running")
+    await p.time.settle()
+    for key in "abc":
+        await p.asked_and_answered(key)
+
+    await p.poll.get("c")
+    assert p.upstream.asked == ["running", "a", "b", "c"]
+    await p.asked_and_answered("a")
+    assert p.upstream.asked[-1] == "a"
+    p.upstream.answers[0].set_result("late")
+    assert await running == "late"
+
+
+async def test_what_is_forgotten_is_asked_anew() -> None:
+    p = Polling()
+    await p.asked_and_answered()
+    p.poll.forget("a")
+    p.poll.forget("unknown")
+
+    assert await p.asked_and_answered(text="new") == "new"
+
+
+async def test_closing_stops_what_is_in_flight_even_if_it_was_forgotten() -> None:
+    p = Polling()
+    first = p.ask("a")
+    await p.time.settle()
+    p.poll.forget("a")
+    second = p.ask("b")
+    await p.time.settle()
+
+    await p.poll.close()
+
+    for task in (first, second):
+        with pytest.raises(asyncio.CancelledError):
+            await task
