@@ -1,0 +1,94 @@
+"""What the on-chain engine asks of each of its two sides, XMR and USDC.
+
+The engine (engine.py) is both sides together: it hands each call to the side whose asset or
+network it is about. What does not live here: the sides themselves (monero_side.py, evm_side.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rpcsvc.domain.money import Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Health,
+    NetworkNames,
+    PreparedTransfer,
+    Verdict,
+)
+
+
+class Side(Protocol):
+    """One asset on the networks that carry it. Units are atomic ones of that asset.
+
+    The promises of orders/ports.SettlementEngine hold here too: any exception other than
+    TransferRejected means that the outcome is not known.
+    """
+
+    asset: Asset
+
+    def serves(self, network: str) -> bool:
+        """Whether deposits and transfers of this network belong to this side."""
+        ...
+
+    async def start(self) -> None:
+        """Connect, check that the nodes are on the right networks, load, catch up."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when orders of this asset can't be taken now."""
+        ...
+
+    def deposit_address(self) -> str:
+        """A fresh address from those made ahead. Raises errors.Unavailable when none is left."""
+        ...
+
+    def payout_fee(self) -> int:
+        """The fee that a payout costs, as it is deducted from it."""
+        ...
+
+    def refund_fee(self) -> int:
+        """The fee that a refund costs, as it is deducted from it."""
+        ...
+
+    def names(self, chain: str) -> NetworkNames:
+        """What to call the network on which a deposit for an order of ``chain`` is made."""
+        ...
+
+    def seconds(self, chain: str) -> int:
+        """How long a deposit takes to be confirmed, typically."""
+        ...
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits that may have changed since they were last acknowledged, recomputed."""
+        ...
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: cursors may move, final ones need not be shown again."""
+        ...
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign without publishing. Raises TransferRejected; anything else may be retried."""
+        ...
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the transfer's own bytes to the network; the same bytes may be handed over again."""
+        ...
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer's transaction id."""
+        ...
+
+    async def maintain(self) -> None:
+        """Work between passes: make addresses ahead, sweep, note what the operator must know."""
+        ...
+
+    def health(self) -> Health:
+        """Whether this side can settle now."""
+        ...
