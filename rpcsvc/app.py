@@ -50,17 +50,17 @@ from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
 from rpcsvc.transport.agent_http import AgentHttp
-from rpcsvc.transport.cors import cors
+from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
+from rpcsvc.transport.edge import edge
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.health import HealthRoutes
-from rpcsvc.transport.http import catch_all
+from rpcsvc.transport.http import Refusals
 from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.rpc_http import RpcHttp
-from rpcsvc.transport.signed import sign_all
 from rpcsvc.transport.site import Site, site_of
 
 log = structlog.get_logger(__name__)
@@ -234,27 +234,27 @@ def web_app(up: Running) -> web.Application:
     gate = Gate(settings, up.service.random, time.monotonic)
     limits = settings.limits
     operations = operations_for(up.service)
+    site = site_of(settings, up.service)
+    sources = _sources(site, up.signer)
     rpc = RpcHttp(
         gate,
         up.dispatcher,
         operations,
+        sources.openrpc,
         slug=settings.brand.slug,
         body_bytes=limits.body_bytes,
         max_batch=limits.batch,
         max_depth=limits.depth,
     )
     agent = AgentHttp(gate, up.dispatcher, body_bytes=limits.body_bytes, max_depth=limits.depth)
-    site = site_of(settings, up.service)
-    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, _sources(site, up.signer)))
-    signing = [sign_all(up.signer, body_bytes=limits.body_bytes)] if up.signer else []
-    app = web.Application(
-        middlewares=[
-            *signing,
-            cors(discovery.paths, site.signature_headers),
-            catch_all(gate, up.dispatcher),
-        ],
-        client_max_size=limits.body_bytes,
+    discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
+    outermost = edge(
+        Refusals(gate, up.dispatcher),
+        Cors(discovery.paths, site.signature_headers),
+        up.signer,
+        body_bytes=limits.body_bytes,
     )
+    app = web.Application(middlewares=[outermost], client_max_size=limits.body_bytes)
     app.add_routes([web.post("/rpc", rpc.handle)])
     app.add_routes(agent.routes(operations))
     app.add_routes(discovery.routes())

@@ -20,12 +20,13 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-# A row dirties about two pages of 4 KiB, so this is some 16 MiB of log from one move to the next.
-ROWS_BETWEEN = 2_000
+# A row dirties about two pages of 4 KiB, so this is some 32 MiB of log from one move to the next;
+# more often would write the pages that many orders share more often.
+ROWS_BETWEEN = 4_000
 # Frames (pages in the log) that are few enough to be moved while the writer waits.
 FEW_FRAMES = 1_000
-# A log longer than this, 64 MiB, is started again; a shorter one goes on growing.
-LONG_LOG_FRAMES = 16_000
+# A log longer than this, 32 MiB, is started again; a shorter one goes on growing.
+LONG_LOG_FRAMES = 8_000
 MOST_PASSES = 5
 
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"

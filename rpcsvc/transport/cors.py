@@ -10,11 +10,10 @@ What does not live here: who may call (gate.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
-from rpcsvc.transport.http import Handler
 from rpcsvc.transport.site import API_ROOT
 
 _METHODS: Final = "GET, HEAD, POST"
@@ -25,38 +24,38 @@ _RESPONSE_HEADERS: Final = (
 )  # fmt: skip
 _PREFLIGHT_SECONDS: Final = 86_400
 _AGENT_API: Final = API_ROOT + "/"
+_PREFLIGHT: Final = {
+    "access-control-allow-origin": "*",
+    "access-control-allow-methods": _METHODS,
+    "access-control-allow-headers": _REQUEST_HEADERS,
+    "access-control-max-age": str(_PREFLIGHT_SECONDS),
+}
 
 
-def cors(documents: Iterable[str], signature_headers: Iterable[str]) -> Any:
-    """The middleware; it goes around whatever turns errors into responses.
+class Cors:
+    """Opens the agent API and ``documents``, the paths outside it that any page may read."""
 
-    ``documents`` are the paths outside the agent API that any page may read.
-    """
-    open_paths = frozenset(documents)
-    exposed = ", ".join((*_RESPONSE_HEADERS, *signature_headers))
-    answer = {
-        "access-control-allow-origin": "*",
-        "access-control-expose-headers": exposed,
-    }
-    preflight = {
-        "access-control-allow-origin": "*",
-        "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": _REQUEST_HEADERS,
-        "access-control-max-age": str(_PREFLIGHT_SECONDS),
-    }
+    def __init__(self, documents: Iterable[str], signature_headers: Iterable[str]) -> None:
+        self._open_paths = frozenset(documents)
+        self._answer = {
+            "access-control-allow-origin": "*",
+            "access-control-expose-headers": ", ".join((*_RESPONSE_HEADERS, *signature_headers)),
+        }
 
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a preflight request; None for any other."""
+        if request.method != "OPTIONS" or not _is_preflight(request) or not self._is_open(request):
+            return None
+        return web.Response(status=204, headers=_PREFLIGHT)
+
+    def open(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let the page that asked read the response, whatever it says."""
+        if self._is_open(request):
+            response.headers.update(self._answer)
+
+    def _is_open(self, request: web.Request) -> bool:
         path = request.path
-        if not path.startswith(_AGENT_API) and path not in open_paths:
-            return await handler(request)
-        if request.method == "OPTIONS" and _is_preflight(request):
-            return web.Response(status=204, headers=preflight)
-        response = await handler(request)
-        response.headers.update(answer)
-        return response
-
-    return middleware
+        return path.startswith(_AGENT_API) or path in self._open_paths
 
 
 def _is_preflight(request: web.Request) -> bool:

@@ -1,6 +1,7 @@
-"""What the HTTP surfaces share: reading a JSON body, writing a response, the outermost catch.
+"""What the HTTP surfaces share: reading a JSON body, writing a response, answering for errors.
 
-What does not live here: routes (agent_http.py, rpc_http.py, health.py).
+What does not live here: routes (agent_http.py, rpc_http.py, health.py), the order in which all of
+it happens to a request (edge.py).
 """
 
 from __future__ import annotations
@@ -53,19 +54,29 @@ async def read_body(request: web.Request, limit: int) -> bytes:
 
     Raises InvalidRequest for a body that breaks off, stalls, or is not what its headers say.
     """
-    request[BODY] = b""
-    request[BODY] = body = await _read(request, limit)
+    try:
+        request[BODY] = body = await _read(request, limit)
+    except ServiceError:
+        request[BODY] = b""
+        raise
     return body
 
 
 async def body_of(request: web.Request, limit: int) -> bytes:
     """What a signature covers of the request: its body, or nothing if it can't be read whole."""
-    if BODY not in request:
-        with suppress(ServiceError):
-            if request.body_exists and (request.content_length or 0) <= limit:
-                await read_body(request, limit)
-    body: bytes = request.get(BODY, b"")
+    body: bytes | None = request.get(BODY)
+    if body is None:
+        body = await _unread_body(request, limit)
     return body
+
+
+async def _unread_body(request: web.Request, limit: int) -> bytes:
+    """The body of a request that was answered without it: refused, or a GET."""
+    if not request.body_exists or (request.content_length or 0) > limit:
+        return b""
+    with suppress(ServiceError):
+        return await read_body(request, limit)
+    return b""
 
 
 async def _read(request: web.Request, limit: int) -> bytes:
@@ -129,31 +140,33 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
     return {"retry-after": str(error.retry_after)}
 
 
-def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
-    """The outermost middleware: whatever is raised becomes an envelope; nothing leaks."""
+class Refusals:
+    """Whatever a handler raises becomes an envelope; nothing leaks."""
 
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except ServiceError as error:
-            return _refusal(request, error)
-        except web.HTTPException as error:
-            return _refusal(request, _translate(error, request), _allow_header(error))
-        except Exception:
-            request_id = given_request_id(request) or gate.new_request_id()
-            log.exception("request_failed", request_id=request_id, path=request.path[:64])
-            return _refusal(request, InternalError(request_id), request_id=request_id)
+    def __init__(self, gate: Gate, dispatcher: Dispatcher) -> None:
+        self._gate = gate
+        self._dispatcher = dispatcher
 
-    def _refusal(
+    def answer(self, request: web.Request, error: Exception) -> web.Response:
+        """The response that tells of an error, with its status."""
+        if isinstance(error, ServiceError):
+            return self._refuse(request, error)
+        if isinstance(error, web.HTTPException):
+            return self._refuse(request, _translate(error, request), _allow_header(error))
+        request_id = given_request_id(request) or self._gate.new_request_id()
+        log.error("request_failed", request_id=request_id, path=request.path[:64], exc_info=error)
+        return self._refuse(request, InternalError(request_id), request_id=request_id)
+
+    def _refuse(
+        self,
         request: web.Request,
         error: ServiceError,
         headers: Mapping[str, str] | None = None,
         request_id: str | None = None,
     ) -> web.Response:
         visitor = request.get(VISITOR)
-        chosen = request_id or given_request_id(request) or gate.new_request_id()
-        reply = dispatcher.refuse("unknown", error, Call(chosen))
+        chosen = request_id or given_request_id(request) or self._gate.new_request_id()
+        reply = self._dispatcher.refuse("unknown", error, Call(chosen))
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {
             **(visitor.headers if visitor else {}),
@@ -161,8 +174,6 @@ def catch_all(gate: Gate, dispatcher: Dispatcher) -> Any:
             **(headers or {}),
         }
         return respond(reply.body, chosen, status=error.http_status, headers=all_headers)
-
-    return middleware
 
 
 def _allow_header(error: web.HTTPException) -> dict[str, str]:

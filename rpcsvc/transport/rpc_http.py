@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from rpcsvc.errors import InternalError, ServiceError, TlsRequired
+from rpcsvc.errors import InternalError, InvalidParams, ServiceError, TlsRequired
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
 from rpcsvc.transport.gate import (
@@ -68,6 +70,7 @@ class RpcHttp:
         gate: Gate,
         dispatcher: Dispatcher,
         operations: list[Operation],
+        describe: Callable[[], Json],
         *,
         slug: str,
         body_bytes: int,
@@ -78,6 +81,7 @@ class RpcHttp:
         self._dispatcher = dispatcher
         self._body_bytes = body_bytes
         methods = {f"{slug}.{op.name}": self._method(op) for op in operations}
+        methods["rpc.discover"] = self._discovery(describe)
         self._server: JsonRpcServer[Caller] = JsonRpcServer(
             methods, max_batch=max_batch, max_depth=max_depth, request_id=Caller.request_id_for
         )
@@ -131,6 +135,19 @@ class RpcHttp:
             return orjson.Fragment(reply.body)
 
         return RpcMethod(call, runs_as_notification=not operation.creates)
+
+    def _discovery(self, describe: Callable[[], Json]) -> RpcMethod[Caller]:
+        """``rpc.discover`` of the OpenRPC specification: the description of the methods."""
+        written = cache(lambda: orjson.dumps(describe()))
+
+        async def call(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
+            self._charge_again(caller)
+            caller.request_id_for(hint)
+            if params:
+                raise InvalidParams("rpc.discover takes no params. Send {}, or leave them out.")
+            return orjson.Fragment(written())
+
+        return RpcMethod(call, runs_as_notification=True)
 
     def _charge_again(self, caller: Caller) -> None:
         """The request has paid for its first call; each further one of a batch pays for itself."""

@@ -57,8 +57,12 @@ QUICK = Plan(seconds=0.8, warm_up=0.2, small=1_000, base=5_000, large=20_000, st
 
 
 def side_by_side(plan: Plan) -> list[Scenario]:
-    """The work that is compared with the yardsticks. New rows go here."""
-    base = f"ours-{plan.base}"
+    """The work that is compared with the yardsticks. New rows go here.
+
+    Raw and naive sign nothing, so what is compared with them does not either; what signing costs
+    is a row of its own.
+    """
+    base, signing = f"ours-{plan.base}", f"signing-{plan.base}"
     return [
         Scenario(RAW, "raw: parse and answer", RAW, lambda _: seeding.plan_requests()),
         Scenario(
@@ -83,6 +87,23 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             base,
             lambda _: seeding.create_requests(),
             (Ratio(RAW, 0.20), Ratio(NAIVE, 4.0), Tail(5.0, connections=64)),
+            "swap.create",
+            unique_orders=True,
+        ),
+        Scenario(
+            "status-signed",
+            "swap.status, signed",
+            signing,
+            seeding.status_requests,
+            (Ratio("status", 0.75),),
+            "swap.status",
+        ),
+        Scenario(
+            "create-signed",
+            "swap.create, signed and attested",
+            signing,
+            lambda _: seeding.create_requests(),
+            (),
             "swap.create",
             unique_orders=True,
         ),
@@ -149,7 +170,7 @@ class Bench:
         for number in range(self._plan.starts):
             say(f"start {number + 1} of {self._plan.starts}")
             data_dir = self._dir / f"start-{number}"
-            server = seeding.service("start", data_dir, data_dir.with_suffix(".log"))
+            server = seeding.service("start", data_dir, data_dir.with_suffix(".log"), signs=True)
             try:
                 seconds.append(server.wait_for("/health", START_SECONDS))
                 server.wait_for("/readyz", START_SECONDS)
@@ -178,18 +199,19 @@ class Bench:
         if name in (RAW, NAIVE):
             arguments = ["tests.bench.yardsticks", name, "--db", str(self._dir / "naive.db")]
             return driver.Server(name, arguments, os.environ, log)
-        count = int(name.removeprefix("ours-"))
+        kind, _, count = name.partition("-")
         data_dir = self._dir / name
-        say(f"seeding {count:,} orders")
-        shutil.copytree(self._template(), data_dir, ignore=shutil.ignore_patterns("*.sock"))
-        self._order_ids[name] = seeding.clone_orders(data_dir, count)
-        return seeding.service(name, data_dir, log)
+        say(f"seeding {int(count):,} orders")
+        signs = kind == "signing"
+        shutil.copytree(self._template(signs), data_dir, ignore=shutil.ignore_patterns("*.sock"))
+        self._order_ids[name] = seeding.clone_orders(data_dir, int(count))
+        return seeding.service(name, data_dir, log, signs=signs)
 
-    def _template(self) -> Path:
-        data_dir = self._dir / "template"
+    def _template(self, signs: bool) -> Path:
+        data_dir = self._dir / ("template-signed" if signs else "template")
         if not data_dir.exists():
             say("making template orders through the service")
-            seeding.make_template(data_dir)
+            seeding.make_template(data_dir, signs=signs)
         return data_dir
 
 

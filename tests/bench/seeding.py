@@ -60,10 +60,11 @@ _SHORTEST_TOKEN = 16  # anything shorter could stand in a text by chance
 Params = dict[str, Any]
 
 
-def service(name: str, data_dir: Path, log: Path) -> Server:
+def service(name: str, data_dir: Path, log: Path, *, signs: bool) -> Server:
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
     env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
+    env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     return Server(name, ["rpcsvc", "serve", "--data-dir", str(data_dir)], env, log)
 
 
@@ -139,24 +140,17 @@ _EVM = [_checksummed(n) for n in range(_DESTINATIONS)]
 _MONERO = [str(Seed(f"{n + 1:064x}").public_address(const.NET_STAGE)) for n in range(_DESTINATIONS)]
 
 
-def seed_orders(data_dir: Path, count: int) -> list[str]:
-    """Fill a new data directory with ``count`` orders; returns a sample of their ids.
-
-    Nine of ten are completed, the tenth waits for its deposit; both directions. Raises
-    ServerFailed or SeedingFailed.
-    """
-    make_template(data_dir)
-    return clone_orders(data_dir, count)
-
-
 class SeedingFailed(Exception):
     """The template orders could not be made or copied; the message says what came instead."""
 
 
-def make_template(data_dir: Path) -> None:
-    """Make one waiting and one completed order of each direction through the service itself."""
+def make_template(data_dir: Path, *, signs: bool) -> None:
+    """Make one waiting and one completed order of each direction through the service itself.
+
+    Raises ServerFailed or SeedingFailed.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
-    server = service("template", data_dir, data_dir.with_suffix(".log"))
+    server = service("template", data_dir, data_dir.with_suffix(".log"), signs=signs)
     try:
         server.wait_for("/readyz", _TEMPLATE_SECONDS)
         funded = [_create(server.port, number) for number in range(4)][:2]
@@ -238,6 +232,7 @@ _COPY_HISTORY = """
 def clone_orders(data_dir: Path, count: int) -> list[str]:
     """Copy the orders that ``data_dir`` holds under fresh ids until there are ``count`` more.
 
+    Nine of ten are completed, the tenth waits for its deposit; both directions.
     The service must not run on it. Returns a random sample of the new ids.
     """
     with closing(sqlite3.connect(find_database(data_dir), isolation_level=None)) as db:

@@ -20,12 +20,13 @@ from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
 from rpcsvc.settings import load_settings
-from rpcsvc.transport.cors import cors
+from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import links, recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
+from rpcsvc.transport.edge import edge
 from rpcsvc.transport.gate import Gate
-from rpcsvc.transport.http import catch_all
+from rpcsvc.transport.http import Refusals
 from rpcsvc.transport.site import site_of
 from tests.contract.serving import JSON, TOKEN, Served
 
@@ -81,19 +82,12 @@ def discovery_of(up: Running, made: Made) -> DiscoveryHttp:
 def documents_app(up: Running, made: Made) -> web.Application:
     """The documents alone, with foreign parts that the test controls."""
     gate = Gate(up.settings, up.service.random, time.monotonic)
-    app = web.Application(middlewares=[catch_all(gate, up.dispatcher)])
-    app.add_routes(discovery_of(up, made).routes())
-    return app
-
-
-def site_app(up: Running) -> web.Application:
-    """All HTTP surfaces, documents included."""
-    app = web_app(up)
-    if links.LLMS not in {resource.canonical for resource in app.router.resources()}:
-        discovery = discovery_of(up, Made())
-        headers = site_of(up.settings, up.service).signature_headers
-        app.add_routes(discovery.routes())
-        app.middlewares.insert(0, cors(discovery.paths, headers))
+    discovery = discovery_of(up, made)
+    outermost = edge(
+        Refusals(gate, up.dispatcher), Cors(discovery.paths, ()), None, body_bytes=65_536
+    )
+    app = web.Application(middlewares=[outermost])
+    app.add_routes(discovery.routes())
     return app
 
 
@@ -110,7 +104,7 @@ async def visiting(
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
     async with running(settings) as up:
-        app = site_app(up) if made is None else documents_app(up, made)
+        app = web_app(up) if made is None else documents_app(up, made)
         client = TestClient(TestServer(app))
         await client.start_server()
         try:

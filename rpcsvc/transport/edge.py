@@ -1,0 +1,58 @@
+"""The edge: what happens to every request and response, in one middleware and in this order.
+
+    a preflight request is answered (cors.py), or the handler is asked
+    what it raises becomes a response (http.Refusals)
+    pages of other origins are let in where they may be (cors.py)
+    the response is signed over its bytes and the request (docs/signing.md)
+
+What does not live here: keys, the signed bytes and the six headers (signing.py, verify.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from rpcsvc.signing import ResponseSigner
+from rpcsvc.transport.cors import Cors
+from rpcsvc.transport.http import Handler, Refusals, body_of
+
+
+def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_bytes: int) -> Any:
+    """The only middleware. Without a ``signer`` nothing is signed.
+
+    A request body that is longer than ``body_bytes``, or breaks off, is signed for as if it had
+    been empty: it is not read.
+    """
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = cors.preflight(request) or await handler(request)
+        except Exception as error:  # noqa: BLE001 - it is answered for, and logged
+            response = refusals.answer(request, error)
+        cors.open(request, response)
+        if signer is not None:
+            _sign(signer, request, await body_of(request, body_bytes), response)
+        return response
+
+    return middleware
+
+
+def _sign(
+    signer: ResponseSigner, request: web.Request, asked: bytes, response: web.StreamResponse
+) -> None:
+    sent = _sent(request, response)
+    headers = signer.headers(request.method, request.raw_path, response.status, asked, sent)
+    response.headers.update(headers)
+
+
+def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
+    """The bytes that follow the headers. Every handler of this service returns them whole."""
+    if request.method == "HEAD" or response.status in (204, 304):
+        return b""
+    body = response.body if isinstance(response, web.Response) else None
+    if isinstance(body, bytes):
+        return body
+    raise TypeError(f"a {type(response).__name__} can't be signed")
