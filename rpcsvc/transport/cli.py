@@ -37,6 +37,7 @@ from rpcsvc.transport.cli_context import (
     UsageError,
     opening,
 )
+from rpcsvc.transport.cli_health import add_health
 from rpcsvc.transport.cli_keys import add_keys
 from rpcsvc.transport.cli_state import BrokenState
 from rpcsvc.transport.cli_verify import add_verify
@@ -102,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_keys(commands, _common)
     add_verify(commands, _Once)
     _add_demo(commands)
+    add_health(commands, _common, _add_target)
     for operation in OPERATIONS:
         _add_operation(commands, operation)
     return parser

@@ -284,3 +284,17 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
     finally:
         os.close(write_end)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+async def test_health_asks_a_running_server_and_never_becomes_one(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "data")
+
+    without = await cli.run("health")
+    assert (without.returncode, without.stdout) == (3, "")
+    assert not cli.data_dir.exists()
+
+    async with server(cli.data_dir):
+        for check in ("health", "ready", "live"):
+            answer = await cli.run("health", "--check", check)
+            assert answer.returncode == 0, answer.stderr
+            assert json.loads(answer.stdout)["status"] == "ok"

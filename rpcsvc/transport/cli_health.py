@@ -1,0 +1,53 @@
+"""``rpcsvc health``: what a running service says of itself, for probes and for people.
+
+Only asks: unlike the operations it never runs the service in its own process.
+What does not live here: the checks (health.py).
+"""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from typing import Any, Final
+
+from rpcsvc.transport.cli_client import Unreachable, find_endpoint
+from rpcsvc.transport.cli_context import FAILED, OK, Context
+
+_PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
+
+
+def add_health(commands: Any, add_common: Any, add_target: Any) -> None:
+    """Hang the command into the parser."""
+    parser = commands.add_parser(
+        "health",
+        help="ask a running service how it is",
+        description="Exit status: 0 well, 1 not, 3 no service answers.",
+    )
+    add_common(parser)
+    add_target(parser)
+    parser.add_argument(
+        "--check", choices=tuple(_PATHS), default="health", help="which question (health)"
+    )
+    parser.set_defaults(command=_health)
+
+
+def _health(context: Context) -> int:
+    """Print the answer. Raises Unreachable and BadUrl."""
+    settings = context.settings()
+    endpoint = find_endpoint(context.url(), settings.data_dir)
+    if endpoint is None:
+        raise Unreachable(
+            f"No service runs on the data directory {settings.data_dir}. Start one, or give --url."
+        )
+    connection = endpoint.connection()
+    try:
+        path = endpoint.path.removesuffix("/rpc") + _PATHS[context.options.check]
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read().decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
+    finally:
+        connection.close()
+    sys.stdout.write(body + "\n")
+    return OK if response.status == 200 else FAILED
