@@ -3,7 +3,7 @@
 docs/lifecycle.md         the diagram and the table, between their markers
 docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
-docs/generated/openapi.json, openrpc.json   the API descriptions of a service with default settings
+docs/generated/           the documents of a service with default settings
 rpcsvc/transport/documents/recording.json   real answers, for the documents that show some
 """
 
@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +31,7 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.transport.cli import build_parser
 from rpcsvc.transport.documents import recording
+from rpcsvc.transport.documents.catalogue import Sources, catalogue
 from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.site import site_of
@@ -97,14 +99,34 @@ async def _recorded() -> str:
         return recording.dumps(await recording.record(local, clock))
 
 
-async def _described() -> tuple[str, str]:
-    async with _staged(recording.StageClock()) as up:
+# Documents that are the same for every start: no keys, no times, no fresh idempotency keys.
+_COMMITTED = (
+    "agent.json", "ai-plugin.json", "api-catalog", "llms-full.txt", "llms.txt", "openapi.json",
+    "openrpc.json", "robots.txt", "sitemap.xml",
+)  # fmt: skip
+
+
+async def documents() -> dict[str, str]:
+    """Every committed document by its file name, JSON indented."""
+    clock = recording.StageClock()
+    async with _staged(clock) as up:
         site = site_of(up.settings, up.service)
-    openapi, openrpc = (
-        json.dumps(document, indent=2) + "\n"
-        for document in (openapi_document(site), openrpc_document(site))
+    sources = Sources(
+        openapi=partial(openapi_document, site),
+        openrpc=partial(openrpc_document, site),
+        jwks=dict,
+        recording=recording.load,
     )
-    return openapi, openrpc
+    rendered = {
+        document.path.rpartition("/")[2]: document.render(clock.now_ms()).decode()
+        for document in catalogue(site, sources)
+        if document.path.rpartition("/")[2] in _COMMITTED
+    }
+    return {name: _readable(text) for name, text in rendered.items()}
+
+
+def _readable(text: str) -> str:
+    return json.dumps(json.loads(text), indent=2) + "\n" if text.startswith("{") else text
 
 
 def _commands(
@@ -135,11 +157,9 @@ def generated() -> dict[Path, str]:
     for name, content in (("diagram", diagram()), ("table", table())):
         text = _between_markers(text, name, content)
     folder = ROOT / "docs" / "generated"
-    openapi, openrpc = asyncio.run(_described())
     return {
+        **{folder / name: text for name, text in asyncio.run(documents()).items()},
         lifecycle: text,
-        folder / "openapi.json": openapi,
-        folder / "openrpc.json": openrpc,
         folder / "schemas.json": schemas(),
         folder / "cli.md": cli_reference(),
     }

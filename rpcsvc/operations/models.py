@@ -382,7 +382,9 @@ class OrderView(View):
     ] = None
     attestation: Annotated[
         str | None,
-        Field(description="The order's terms, signed: a compact JWS. Absent when not signed."),
+        Field(
+            description="The order's terms, signed: a compact JWS; there while money is awaited."
+        ),
     ] = None
 
 

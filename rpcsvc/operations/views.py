@@ -48,7 +48,8 @@ def order_view(venue: Venue, order: Order) -> Json:
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
-    if venue.attest is not None:
+    if venue.attest is not None and order.status in AWAITS_MONEY:
+        # Nobody should be led to an address that is not to be paid any more.
         view["attestation"] = venue.attest(terms)
     return view
 

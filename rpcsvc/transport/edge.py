@@ -16,7 +16,7 @@ from aiohttp import web
 
 from rpcsvc.signing import ResponseSigner
 from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.http import Handler, Refusals, body_of
+from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
 
 
 def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_bytes: int) -> Any:
@@ -34,7 +34,10 @@ def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_
             response = refusals.answer(request, error)
         cors.open(request, response)
         if signer is not None:
-            _sign(signer, request, await body_of(request, body_bytes), response)
+            asked = request.get(BODY)
+            if asked is None:
+                asked = await unread_body(request, body_bytes)
+            _sign(signer, request, asked, response)
         return response
 
     return middleware

@@ -62,16 +62,11 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     return body
 
 
-async def body_of(request: web.Request, limit: int) -> bytes:
-    """What a signature covers of the request: its body, or nothing if it can't be read whole."""
-    body: bytes | None = request.get(BODY)
-    if body is None:
-        body = await _unread_body(request, limit)
-    return body
+async def unread_body(request: web.Request, limit: int) -> bytes:
+    """The body of a request that was answered without it: refused, or a GET.
 
-
-async def _unread_body(request: web.Request, limit: int) -> bytes:
-    """The body of a request that was answered without it: refused, or a GET."""
+    Nothing of one that is too long, or can't be read to its end.
+    """
     if not request.body_exists or (request.content_length or 0) > limit:
         return b""
     with suppress(ServiceError):

@@ -100,9 +100,9 @@ def _after_the_text(site: Site) -> str:
 def _attestation(site: Site) -> str:
     terms = ", ".join(f"`{term}`" for term in attested_terms())
     return (
-        "A deposit address may reach the user through others. `data.order.attestation`, where an"
-        f" answer has it, is a compact JWS (RFC 7515, `alg` `{JWS_ALGORITHM}`, `typ`"
-        f" `{JWS_TYPE}`, the same keys) over the terms of the order: {terms}. Check it with any"
-        f" JOSE library; `issuer` must be {site.url}. Then compare the terms with what you asked"
+        "A deposit address may reach the user through others. `data.order.attestation`, there"
+        f" while the order awaits its deposit, is a compact JWS (RFC 7515, `alg` `{JWS_ALGORITHM}`,"
+        f" `typ` `{JWS_TYPE}`, the same keys) over the terms of the order: {terms}. Check it with"
+        f" any JOSE library; `issuer` must be {site.url}. Then compare the terms with what you asked"
         " for yourself: a valid signature over another `toAddress` is still the wrong order."
     )
