@@ -103,6 +103,6 @@ def _attestation(site: Site) -> str:
         "A deposit address may reach the user through others. `data.order.attestation`, there"
         f" while the order awaits its deposit, is a compact JWS (RFC 7515, `alg` `{JWS_ALGORITHM}`,"
         f" `typ` `{JWS_TYPE}`, the same keys) over the terms of the order: {terms}. Check it with"
-        f" any JOSE library; `issuer` must be {site.url}. Then compare the terms with what you asked"
-        " for yourself: a valid signature over another `toAddress` is still the wrong order."
+        f" any JOSE library; `issuer` must be {site.url}. Then compare the terms with what you"
+        " asked for yourself: a valid signature over another `toAddress` is still the wrong order."
     )
