@@ -1,0 +1,127 @@
+"""Several sources, one price: their median, while enough of them are fresh and agree.
+
+A price that is old, or that the others contradict, must never be quoted: then there is none, and
+quoting says ``unavailable``. What does not live here: reading a source (http.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import structlog
+from aiohttp import ClientSession
+
+from rpcsvc.clock import Clock
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Rate
+from rpcsvc.rates.http import RateUnreadable
+
+log = structlog.get_logger(__name__)
+
+
+class PriceSource(Protocol):
+    """One place that a price is read from."""
+
+    @property
+    def name(self) -> str:
+        """How the log calls it."""
+        ...
+
+    async def fetch(self, session: ClientSession) -> int:
+        """USDC units per whole XMR now. Raises RateUnreadable."""
+        ...
+
+
+class Sample(NamedTuple):
+    """A price with the time, in ms since the epoch, at which it was asked for."""
+
+    usdc_per_xmr: int
+    as_of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """When samples make a price: how old, how many, how far apart (1/10,000 of the median)."""
+
+    max_age_ms: int
+    quorum: int
+    max_spread_bps: int
+
+
+def agree(samples: Mapping[str, Sample], now: int, rule: Agreement) -> Rate:
+    """The median of the fresh samples, as of the oldest of them. Raises errors.Unavailable.
+
+    Of an even number it is the lower of the two in the middle: nothing is made up between them.
+    """
+    fresh = {name: s for name, s in samples.items() if now - s.as_of <= rule.max_age_ms}
+    if len(fresh) < rule.quorum:
+        raise Unavailable(
+            f"There is no fresh rate: {len(fresh)} of {rule.quorum} sources answered in the last"
+            f" {rule.max_age_ms // 1000} s. Try again later.",
+            retry_after=_RETRY_SECONDS,
+        )
+    prices = sorted(s.usdc_per_xmr for s in fresh.values())
+    median = prices[(len(prices) - 1) // 2]
+    if (prices[-1] - prices[0]) * 10_000 > median * rule.max_spread_bps:
+        raise Unavailable(
+            "The sources of the rate contradict each other. Try again later.",
+            retry_after=_RETRY_SECONDS,
+        )
+    names = ",".join(sorted(fresh))
+    return Rate(median, min(s.as_of for s in fresh.values()), f"median of {names}")
+
+
+_RETRY_SECONDS = 10
+
+
+class MedianRate:
+    """Implements RateSource (orders/ports.py); ``run`` keeps it fresh."""
+
+    def __init__(
+        self, sources: Sequence[PriceSource], clock: Clock, rule: Agreement, *, every_ms: int
+    ) -> None:
+        if not 1 <= rule.quorum <= len(sources):
+            raise ValueError(f"a quorum of {rule.quorum} among {len(sources)} sources")
+        self._sources = tuple(sources)
+        self._clock = clock
+        self._rule = rule
+        self._every_ms = every_ms
+        self._samples: dict[str, Sample] = {}
+        self._failing: set[str] = set()
+
+    def rate(self) -> Rate:
+        """The price that the sources agree on. Raises errors.Unavailable."""
+        return agree(self._samples, self._clock.now_ms(), self._rule)
+
+    async def run(self) -> None:
+        """Ask every source, again and again, until cancelled."""
+        async with ClientSession() as session:
+            while True:
+                await self.refresh(session)
+                await asyncio.sleep(self._every_ms / 1000)
+
+    async def refresh(self, session: ClientSession) -> None:
+        """Ask every source once, all at the same time."""
+        await asyncio.gather(*(self._ask(source, session) for source in self._sources))
+
+    async def _ask(self, source: PriceSource, session: ClientSession) -> None:
+        # As of the question: the answer can't be younger than that.
+        asked_at = self._clock.now_ms()
+        try:
+            price = await source.fetch(session)
+        except RateUnreadable as error:
+            self._report(source.name, str(error))
+            return
+        self._samples[source.name] = Sample(price, asked_at)
+        if source.name in self._failing:
+            self._failing.discard(source.name)
+            log.info("rate_source_well_again", source=source.name)
+
+    def _report(self, name: str, reason: str) -> None:
+        """Say it once; a source that fails every ten seconds would fill the log."""
+        if name not in self._failing:
+            self._failing.add(name)
+            log.warning("rate_source_failed", source=name, reason=reason)
