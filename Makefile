@@ -24,15 +24,15 @@ run: install ## serve on 127.0.0.1:8080 with the sandbox engine
 demo: install ## run a whole swap each way and print every step
 	$(BIN)/rpcsvc demo
 
-test: install ## the quick tests
-	$(BIN)/python -m pytest -m 'not slow'
+test: install ## the quick tests; those of real daemons too, where these are installed
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile -rs
 
 crash: install ## the long tests: kill -9 under load, many times
 	$(BIN)/python -m pytest -m slow
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
-	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest
+	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 2 --dist loadfile
 
 spectral: install ## lint the OpenAPI document (needs Node)
 	tools/spectral/run.sh docs/generated/openapi.json

@@ -111,7 +111,8 @@ class Submission(StrEnum):
 
     ACCEPTED: new, in its pool, relayed. KNOWN: it has it already, in the pool or mined, or took it
     without relaying. BUSY: not looked at, the node is syncing. DOUBLE_SPEND: an input is spent by
-    another transaction, in pool or chain, which a reorganisation may undo. FEE_TOO_LOW: below the
+    another transaction, in pool or chain, which a reorganisation may undo; or by this very one,
+    while Dandelion++ still hides it. FEE_TOO_LOW: below the
     relay fee of the moment. INVALID: inputs, outputs, ring or size break a rule, which may be so
     only until blocks that were reorganised away are replaced. REFUSED: none of these; also what
     comes for bytes that are no transaction.
