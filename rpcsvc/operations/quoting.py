@@ -95,7 +95,7 @@ def require_within_limits(
     return minimum, maximum
 
 
-def make_quote(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
+async def make_quote(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
     """A quote at the current rate. Raises errors.Unavailable and the limits' errors."""
     service.engine.require_ready()
     rate = service.rates.rate()

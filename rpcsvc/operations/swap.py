@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from rpcsvc import ids
 from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import XMR, Asset, Money
-from rpcsvc.domain.order import Order, Terms
+from rpcsvc.domain.money import Money
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
-from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
@@ -24,14 +23,12 @@ from rpcsvc.operations.inputs import (
     read_session,
 )
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
-from rpcsvc.operations.projection import as_view, status_answer
-from rpcsvc.operations.quoting import Quote, make_quote, quote_view, require_within_limits
+from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.projection import status_answer
+from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import StoredResponse
-
-MONERO_NETWORK = "monero"
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
@@ -53,7 +50,7 @@ async def quote(service: Service, params: QuoteParams, _call: Call) -> Answer:
     intent, problems = read_intent(params, service)
     if problems:
         raise combined(problems)
-    found = make_quote(service, *_swap_of(intent))
+    found = await make_quote(service, *_swap_of(intent))
     create = action(
         "provide_to",
         f"{HINTS['to']} Then call swap.execute with the same inputs, to, and an idempotency key.",
@@ -170,13 +167,12 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         problems.append(problem)
     if problems:
         raise combined(problems)
-    if call.idempotency_key is None:
-        return Stored(await _make(service, intent, session, operation, None))
-    claim = Claim(call.namespace, call.idempotency_key, operation, _fingerprint(intent, session))
-    body, replayed = await service.idempotency.once(
-        claim, lambda: _make(service, intent, session, operation, claim)
-    )
-    return Stored(body, replayed)
+    wish = Wish(*_swap_of(intent), intent.to or "", session)
+    claim = None
+    if call.idempotency_key is not None:
+        shown = _fingerprint(intent, session)
+        claim = Claim(call.namespace, call.idempotency_key, operation, shown)
+    return await place(service, wish, claim, partial(_order_answer, service, wish, operation))
 
 
 def _fingerprint(intent: Intent, session: str | None) -> Json:
@@ -190,57 +186,14 @@ def _fingerprint(intent: Intent, session: str | None) -> Json:
     }
 
 
-async def _make(
-    service: Service, intent: Intent, session: str | None, operation: str, claim: Claim | None
-) -> bytes:
-    """Make the order; commit it together with the answer that its key replays."""
-    found = make_quote(service, *_swap_of(intent))
-    session_id = session or ids.session_id(service.random)
-    order = open_order(_terms(service, found, intent.to or "", session_id))
-    status = status_answer(service.venue, order, order.status_at)
-    source = "request" if session else "generated"
+def _order_answer(service: Service, wish: Wish, operation: str, placed: Placed) -> bytes:
+    """The envelope of a new order, without its request id."""
+    status = placed.status
     data = {
         "order": status.data["order"],
         "fundingInstructions": status.data["fundingInstructions"],
-        "quote": quote_view(service, found),
+        "quote": quote_view(service, placed.quote),
     }
-    data = with_session(service.venue, data, (session_id, source))
-    body = head(operation, status._replace(data=data))
-    response = _response(claim, body, order.terms.created_at)
-    await service.processor.open(order, as_view(order, status), response)
-    return body
-
-
-def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:
-    if claim is None:
-        return None
-    return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
-
-
-def _network(asset: Asset, chain: Chain) -> str:
-    return MONERO_NETWORK if asset is XMR else chain.name
-
-
-def _terms(service: Service, found: Quote, to: str, session_id: str) -> Terms:
-    now = service.clock.now_ms()
-    return Terms(
-        order_id=ids.order_id(service.random),
-        session_id=session_id,
-        direction=found.direction,
-        chain=found.chain.name,
-        chain_id=found.chain.chain_id,
-        deposit_network=_network(found.deposit_asset, found.chain),
-        payout_network=_network(found.payout_asset, found.chain),
-        deposit_address=service.engine.deposit_address(found.deposit_asset),
-        to_address=to,
-        deposit_amount=found.deposit.units,
-        expected_output=found.expected_output,
-        min_received=found.min_received,
-        min_deposit=found.minimum,
-        max_deposit=found.maximum,
-        price=found.price,
-        refund_fee=found.fees.refund,
-        created_at=now,
-        expires_at=now + service.policy.deposit_window,
-        timeouts=service.policy.timeouts,
-    )
+    source = "request" if wish.session_id else "generated"
+    data = with_session(service.venue, data, (placed.order.terms.session_id, source))
+    return head(operation, status._replace(data=data))

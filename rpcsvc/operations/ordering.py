@@ -1,0 +1,108 @@
+"""Placing an order: a quote becomes terms, and the order is committed with its answer.
+
+Whatever surface an order is made over comes through ``place``; so one key makes one order, and
+an order made over one surface is seen over the other. What does not live here: reading the wish
+(swap.py), the price (quoting.py), how a surface words its answer (its ``write``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rpcsvc import ids
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.order import Order, Terms
+from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order
+from rpcsvc.operations.envelope import Answer
+from rpcsvc.operations.projection import as_view, status_answer
+from rpcsvc.operations.quoting import Quote, make_quote
+from rpcsvc.operations.results import Stored
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports import StoredResponse
+
+MONERO_NETWORK = "monero"
+
+
+class Wish(NamedTuple):
+    """What the user wants, checked: ``amount`` is what they send, ``to`` where the rest goes."""
+
+    direction: Direction
+    chain: Chain
+    amount: Money
+    to: str
+    session_id: str | None
+
+
+class Placed(NamedTuple):
+    """A new order, the status answer that is stored with it, and the quote that it locks."""
+
+    order: Order
+    status: Answer
+    quote: Quote
+
+
+async def place(
+    service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
+) -> Stored:
+    """Make the order, or give the answer again that its idempotency key was first given.
+
+    ``write`` makes the answer, which is committed together with the order and the key. Raises
+    IdempotencyConflict, Unavailable and the limits' errors.
+    """
+    if claim is None:
+        return Stored(await _make(service, wish, None, write))
+    body, replayed = await service.idempotency.once(
+        claim, lambda: _make(service, wish, claim, write)
+    )
+    return Stored(body, replayed)
+
+
+async def _make(
+    service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
+) -> bytes:
+    found = await make_quote(service, wish.direction, wish.chain, wish.amount)
+    order = open_order(_terms(service, found, wish))
+    status = status_answer(service.venue, order, order.status_at)
+    body = write(Placed(order, status, found))
+    response = _response(claim, body, order.terms.created_at)
+    await service.processor.open(order, as_view(order, status), response)
+    return body
+
+
+def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:
+    if claim is None:
+        return None
+    return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
+
+
+def _network(asset: Asset, chain: Chain) -> str:
+    return MONERO_NETWORK if asset is XMR else chain.name
+
+
+def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
+    now = service.clock.now_ms()
+    return Terms(
+        order_id=ids.order_id(service.random),
+        session_id=wish.session_id or ids.session_id(service.random),
+        direction=found.direction,
+        chain=found.chain.name,
+        chain_id=found.chain.chain_id,
+        deposit_network=_network(found.deposit_asset, found.chain),
+        payout_network=_network(found.payout_asset, found.chain),
+        deposit_address=service.engine.deposit_address(found.deposit_asset),
+        to_address=wish.to,
+        deposit_amount=found.deposit.units,
+        expected_output=found.expected_output,
+        min_received=found.min_received,
+        min_deposit=found.minimum,
+        max_deposit=found.maximum,
+        price=found.price,
+        refund_fee=found.fees.refund,
+        created_at=now,
+        expires_at=now + service.policy.deposit_window,
+        timeouts=service.policy.timeouts,
+    )
