@@ -3,9 +3,9 @@
     a preflight request is answered (cors.py), or the handler is asked
     what it raises becomes a response (http.Refusals)
     pages of other origins are let in where they may be (cors.py)
-    the response is signed over its bytes and the request (docs/signing.md)
+    the response is signed over its bytes and the request (sealing.py, docs/signing.md)
 
-What does not live here: keys, the signed bytes and the six headers (signing.py, verify.py).
+What does not live here: what each of these does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from aiohttp import web
 from rpcsvc.signing import ResponseSigner
 from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
+from rpcsvc.transport.sealing import Sealer
 
 
 def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_bytes: int) -> Any:
@@ -26,6 +27,8 @@ def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_
     been empty: it is not read.
     """
 
+    sealer = None if signer is None else Sealer(signer)
+
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -33,29 +36,11 @@ def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
             response = refusals.answer(request, error)
         cors.open(request, response)
-        if signer is not None:
+        if sealer is not None:
             asked = request.get(BODY)
             if asked is None:
                 asked = await unread_body(request, body_bytes)
-            _sign(signer, request, asked, response)
+            await sealer.seal(request, asked, response)
         return response
 
     return middleware
-
-
-def _sign(
-    signer: ResponseSigner, request: web.Request, asked: bytes, response: web.StreamResponse
-) -> None:
-    sent = _sent(request, response)
-    headers = signer.headers(request.method, request.raw_path, response.status, asked, sent)
-    response.headers.update(headers)
-
-
-def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
-    """The bytes that follow the headers. Every handler of this service returns them whole."""
-    if request.method == "HEAD" or response.status in (204, 304):
-        return b""
-    body = response.body if isinstance(response, web.Response) else None
-    if isinstance(body, bytes):
-        return body
-    raise TypeError(f"a {type(response).__name__} can't be signed")

@@ -1,0 +1,72 @@
+"""Signing responses a handful at a time: those that are ready in one turn of the event loop.
+
+A signature reads 30 kB of tables, which drives everything else out of the processor's first
+cache. Made one after another instead of each between two handlers, 16 signatures cost a quarter
+less (measured with ``make bench``, row swap.status signed).
+What does not live here: keys, the signed bytes and the six headers (signing.py, verify.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from aiohttp import web
+
+from rpcsvc.signing import ResponseSigner
+
+
+class _Waiting(NamedTuple):
+    request: web.Request
+    asked: bytes
+    response: web.StreamResponse
+    sealed: asyncio.Future[None]
+
+
+class Sealer:
+    """Puts the signature headers on responses. One for a server, in one event loop."""
+
+    def __init__(self, signer: ResponseSigner) -> None:
+        self._signer = signer
+        self._waiting: list[_Waiting] = []
+
+    async def seal(self, request: web.Request, asked: bytes, response: web.StreamResponse) -> None:
+        """Sign ``response`` over its bytes and the request with the body ``asked``.
+
+        Raises TypeError for a response that is not sent whole.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._seal_all)
+        waiting = _Waiting(request, asked, response, loop.create_future())
+        self._waiting.append(waiting)
+        await waiting.sealed
+
+    def _seal_all(self) -> None:
+        batch, self._waiting = self._waiting, []
+        for waiting in batch:
+            if waiting.sealed.done():
+                continue  # whoever asked has gone
+            try:
+                self._seal(waiting)
+            except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
+                waiting.sealed.set_exception(error)
+            else:
+                waiting.sealed.set_result(None)
+
+    def _seal(self, waiting: _Waiting) -> None:
+        request, asked, response, _ = waiting
+        headers = self._signer.headers(
+            request.method, request.raw_path, response.status, asked, _sent(request, response)
+        )
+        response.headers.update(headers)
+
+
+def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
+    """The bytes that follow the headers. Every handler of this service returns them whole."""
+    if request.method == "HEAD" or response.status in (204, 304):
+        return b""
+    body = response.body if isinstance(response, web.Response) else None
+    if isinstance(body, bytes):
+        return body
+    raise TypeError(f"a {type(response).__name__} can't be signed")
