@@ -36,6 +36,7 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.idempotency import Idempotency
@@ -140,11 +141,13 @@ async def _compose(
     processor = OrderProcessor(store, clock, partial(project, venue))
     payouts = Payouts(store, engine, processor)
     effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
+    aside = OrdersAside()
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor),
+        DepositWatcher(store, engine, processor, aside),
         effects,
+        aside,
         clock,
         tick_ms=TICK_MS,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,

@@ -13,6 +13,7 @@ from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.ports import DepositSighting, OrderStore, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 
@@ -44,29 +45,38 @@ class DepositWatcher:
     """Turns what the engine sees into events of orders."""
 
     def __init__(
-        self, store: OrderStore, engine: SettlementEngine, processor: OrderProcessor
+        self,
+        store: OrderStore,
+        engine: SettlementEngine,
+        processor: OrderProcessor,
+        aside: OrdersAside,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
+        self._aside = aside
 
     async def reconcile(self) -> int:
         """One pass; returns how many events it found. Safe to repeat at any time."""
-        sightings = await self._engine.observe()
-        count = 0
-        for sighting in sightings:
-            count += await self._reconcile_one(sighting)
+        done, count = [], 0
+        for sighting in await self._engine.observe():
+            network = sighting.key.network
+            order_id = self._store.order_id_of_deposit_address(network, sighting.address)
+            if order_id is None:
+                log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
+            else:
+                with self._aside.isolate(order_id):
+                    count += await self._reconcile_one(order_id, sighting)
+            if order_id is None or order_id not in self._aside:
+                done.append(sighting)
         # Only now may the engine forget them: every event above is committed.
-        await self._engine.acknowledge(sightings)
+        await self._engine.acknowledge(done)
         return count
 
-    async def _reconcile_one(self, sighting: DepositSighting) -> int:
-        network = sighting.key.network
-        order_id = self._store.order_id_of_deposit_address(network, sighting.address)
-        order = self._store.order(order_id) if order_id else None
+    async def _reconcile_one(self, order_id: str, sighting: DepositSighting) -> int:
+        order = self._store.order(order_id)
         if order is None:
-            log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
-            return 0
+            raise LookupError(f"order {order_id} has an address, but is not in the store")
         events = events_of(order, sighting)
         for event in events:
             try:

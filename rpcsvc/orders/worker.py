@@ -13,6 +13,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.ports import Health, OrderStore
@@ -33,6 +34,7 @@ class Worker:
         processor: OrderProcessor,
         watcher: DepositWatcher,
         effects: EffectRunner,
+        aside: OrdersAside,
         clock: Clock,
         *,
         tick_ms: int,
@@ -42,6 +44,7 @@ class Worker:
         self._processor = processor
         self._watcher = watcher
         self._effects = effects
+        self._aside = aside
         self._clock = clock
         self._tick_ms = tick_ms
         self._keep_responses_ms = keep_responses_ms
@@ -55,8 +58,10 @@ class Worker:
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last beat went well."""
-        return Health(self._failure is None, self._failure)
+        """Whether the last beat went well, for every order."""
+        if self._failure is not None:
+            return Health(False, self._failure)
+        return self._aside.health()
 
     async def run(self) -> None:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
@@ -109,10 +114,11 @@ class Worker:
         order = self._store.order(order_id)
         if order is None or order.deadline_at is None or order.deadline_at > self._clock.now_ms():
             return
-        try:
-            await self._processor.apply(order_id, DeadlinePassed())
-        except ImpossibleTransition as refused:
-            log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
+        with self._aside.isolate(order_id):
+            try:
+                await self._processor.apply(order_id, DeadlinePassed())
+            except ImpossibleTransition as refused:
+                log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
 
     async def _forget_old_responses(self) -> None:
         now = self._clock.now_ms()

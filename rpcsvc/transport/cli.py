@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from rpcsvc import __version__
+from rpcsvc.errors import Unavailable
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import SettingsError
 from rpcsvc.transport.cli_call import FIELD, run_operation
@@ -230,16 +231,19 @@ def _serve(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
     from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
-    from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
+    from rpcsvc.store.sqlite import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
 
     settings = context.settings()
     configure_logging(settings.log.format, settings.log.level)
     try:
         asyncio.run(context.serve(settings))
-    except (DataDirInUse, NewerDatabase, SigningKeyError) as error:
+    except (DataDirInUse, DatabaseUnusable, NewerDatabase, SigningKeyError) as error:
         raise UsageError(str(error)) from error
+    except Unavailable as error:
+        raise UsageError(f"can't start: {error.message}") from error
     except OSError as error:
-        raise UsageError(f"can't serve on {settings.host}:{settings.port}: {error}") from error
+        where = error.filename or f"{settings.host}:{settings.port}"
+        raise UsageError(f"can't serve on {where}: {error.strerror or error}") from error
     return OK
 
 

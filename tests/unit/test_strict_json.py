@@ -46,6 +46,20 @@ def test_what_is_written_is_read_back_as_it_was(value: Any) -> None:
     assert strict_json.loads(strict_json.dumps(value)) == value
 
 
+@given(JSON_LIKE.map(str.encode) | VALUES.map(lambda value: json.dumps(value).encode()))
+@example(b'{"a":1,"a":2}')
+@example(b"9223372036854775808")
+@example(b"-0")
+@example(b"1e400")
+@example(b"1e16")
+@example(b"NaN")
+def test_the_quick_reader_reads_only_what_the_strict_one_reads_the_same(body: bytes) -> None:
+    quick = strict_json._plain(body)
+
+    if quick is not None:
+        assert repr(strict_json._DECODER.decode(body.decode())) == repr(quick)
+
+
 @given(st.binary(max_size=80) | JSON_LIKE.map(str.encode))
 @example(b'{"\\ud800":1,"\\ud800":2}')
 @example(b'"' + b"\\" * 99)

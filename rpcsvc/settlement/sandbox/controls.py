@@ -100,7 +100,8 @@ class SandboxControls:
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
         """Provoke a fault of one order's deposit, or of its next payout or refund."""
         if kind in self._deposit_faults:
-            await self._deposit_faults[kind](order)
+            async with self._engine.moving:
+                await self._deposit_faults[kind](order)
         else:
             await self._ledger.add_fault(order.order_id, Fault(kind.value))
 

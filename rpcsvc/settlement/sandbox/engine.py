@@ -8,6 +8,7 @@ What does not live here: what a developer may provoke (controls.py).
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,8 @@ class SandboxEngine:
         self._random = random
         self._options = options
         self.settings: dict[Setting, int] = {}
+        # Held by whoever reads the chains to change them: mining here, faults in controls.py.
+        self.moving = asyncio.Lock()
 
     async def start(self) -> None:
         """Make the chains at the first start, and take up the settings of earlier runs."""
@@ -137,20 +140,17 @@ class SandboxEngine:
 
     async def observe(self) -> Sequence[DepositSighting]:
         """Mine what is due, then show every deposit that is not finished with."""
-        now = self._clock.now_ms()
-        watched = self._ledger.watched()
-        if not watched:
+        if not self._ledger.watched():
             return ()
-        chains = {chain.network: chain for chain in self._ledger.chains()}
-        due = [m for tx in watched if (m := self._mine(chains[tx.network], tx, now))]
-        if due:
-            await self._ledger.mine(due)
-            watched = self._ledger.watched()
-        return [
-            self._sighting(chains[tx.network], tx, now)
-            for tx in watched
-            if tx.kind is TxKind.DEPOSIT
-        ]
+        async with self.moving:
+            now = self._clock.now_ms()
+            chains = {chain.network: chain for chain in self._ledger.chains()}
+            await self._mine_due(chains, now)
+            return [
+                self._sighting(chains[tx.network], tx, now)
+                for tx in self._ledger.watched()
+                if tx.kind is TxKind.DEPOSIT
+            ]
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Stop watching deposits that are confirmed or gone; a reorganisation starts it again."""
@@ -169,6 +169,12 @@ class SandboxEngine:
             return None
         now = self._sighting(self._chain(tx.network), tx, self._clock.now_ms())
         return tx if now.state is sighting.state else None
+
+    async def _mine_due(self, chains: Mapping[str, Chain], now: int) -> None:
+        watched = self._ledger.watched()
+        due = [m for tx in watched if (m := self._mine(chains[tx.network], tx, now))]
+        if due:
+            await self._ledger.mine(due)
 
     def _mine(self, chain: Chain, tx: Tx, now: int) -> Mined | None:
         if tx.state is not TxState.MEMPOOL:

@@ -1,0 +1,76 @@
+"""One order that can't be recorded must not stop the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rpcsvc.store.sqlite import Statement
+from tests.sandbox import Sandbox, sandbox
+
+_CLAIM = """
+    INSERT INTO deposits (network, txid, output_index, order_id, units, first_seen_at,
+        state, is_dust)
+    SELECT network, txid, 0, ?, units, 0, 'seen', 0 FROM sandbox_transactions WHERE recipient = ?
+"""
+
+
+async def _claim_deposit_of(box: Sandbox, address: str, other: str) -> None:
+    """Put the deposit to ``address`` on record as another order's: the store will refuse it."""
+    await box.up.database.write([Statement(_CLAIM, (other, address))])
+
+
+async def test_an_order_that_the_store_refuses_is_set_aside_and_all_others_go_on(
+    tmp_path: Path,
+) -> None:
+    async with sandbox(tmp_path) as box:
+        broken, thief, good = [await box.order("x2u") for _ in range(3)]
+        for order in (broken, good):
+            await order.fund()
+        address = (await broken.status())["data"]["order"]["depositAddress"]
+        await _claim_deposit_of(box, address, thief.order_id)
+
+        await box.settle(8)
+
+        assert (await good.status())["state"] == "completed"
+        assert (await broken.status())["state"] == "waiting_for_funding"
+        health = box.up.worker.health()
+        assert not health.ok
+        assert "order_set_aside" in (health.detail or "")
+
+
+async def test_an_order_aside_is_tried_again_and_health_is_good_once_it_works(
+    tmp_path: Path,
+) -> None:
+    async with sandbox(tmp_path) as box:
+        broken, thief = await box.order("u2x"), await box.order("u2x")
+        await broken.fund()
+        address = (await broken.status())["data"]["order"]["depositAddress"]
+        await _claim_deposit_of(box, address, thief.order_id)
+        await box.settle(2)
+        assert not box.up.worker.health().ok
+
+        await box.up.database.write(
+            [Statement("DELETE FROM deposits WHERE order_id = ?", (thief.order_id,))]
+        )
+        await box.settle(8)
+
+        assert (await broken.status())["state"] == "completed"
+        assert box.up.worker.health().ok
+
+
+async def test_a_fault_waits_while_the_chain_is_being_mined(tmp_path: Path) -> None:
+    """Else a deposit could be mined and dropped at once, and the simulated books be wrong."""
+    async with sandbox(tmp_path) as box:
+        order = await box.order("x2u")
+        await order.fund()
+        engine = box.up.service.engine
+        await engine.moving.acquire()  # type: ignore[attr-defined]  # the sandbox's own lock
+        dropping = asyncio.create_task(order.fault("drop_deposit"))
+        done, _ = await asyncio.wait({dropping}, timeout=0.05)
+        assert not done
+        engine.moving.release()  # type: ignore[attr-defined]
+        await dropping
+        await box.settle(4)
+
+        assert (await order.status())["state"] == "waiting_for_funding"
