@@ -20,4 +20,11 @@ class PriceLateDeposit:
     """Fetch a fresh rate for an order whose deposit came after its quote had ended."""
 
 
-Effect = AdvanceTransfer | PriceLateDeposit
+@dataclass(frozen=True, slots=True)
+class FillChunk:
+    """Swap the next chunk of a TWAP order when its time has come. ``index`` counts from 0."""
+
+    index: int
+
+
+Effect = AdvanceTransfer | PriceLateDeposit | FillChunk

@@ -42,6 +42,21 @@ class Repriced:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkFilled:
+    """The next chunk of a TWAP order was swapped at a rate in USDC units per XMR."""
+
+    index: int
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillingStopped:
+    """No fair rate came for the next chunk for as long as the order waits."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed:
     """The order's ``deadline_at`` is over."""
 
@@ -97,6 +112,8 @@ Event = (
     | DepositConfirmed
     | DepositRemoved
     | Repriced
+    | ChunkFilled
+    | FillingStopped
     | DeadlinePassed
     | RefundAddressGiven
     | TransferPrepared

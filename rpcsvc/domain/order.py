@@ -66,6 +66,7 @@ class Transfer:
 
     ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
     signed bytes, hex, from PREPARED on: the very same are published again, never others.
+    ``integrator_fee``: what was kept from a payout for the order's integrator, in the same units.
     """
 
     transfer_id: str
@@ -79,6 +80,30 @@ class Transfer:
     txid: str | None = None
     raw: str | None = None
     reason: str | None = None
+    integrator_fee: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TwapPlan:
+    """That an order is to be swapped in chunks: worth ``chunk_usd`` whole USD each, one every
+    ``interval_ms`` (spec 2.4, twapConfig).
+    """
+
+    chunk_usd: int
+    interval_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A chunk that was swapped: ``units`` of the deposit brought ``output`` payout units at
+    ``rate`` (USDC units per XMR), after all fees; ``integrator_fee`` in payout units.
+    """
+
+    units: int
+    output: int
+    integrator_fee: int
+    rate: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +144,8 @@ class Terms:
     created_at: int
     expires_at: int
     timeouts: Timeouts
+    integrator: str | None = None
+    twap: TwapPlan | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -141,7 +168,9 @@ class Order:
     """An order as it stands.
 
     ``version`` counts its events from 1. ``deadline_at`` and ``on_deadline`` are set on every
-    status that is not terminal: no order waits forever.
+    status that is not terminal: no order waits forever. ``fills`` are the chunks of a TWAP order
+    so far; ``leftover`` is the part of its deposits, in deposit units, that was not swapped and
+    is still to be sent back.
     """
 
     terms: Terms
@@ -156,6 +185,8 @@ class Order:
     action_required: str | None = None
     error_message: str | None = None
     completed_at: int | None = None
+    fills: tuple[Fill, ...] = ()
+    leftover: int = 0
 
     @property
     def order_id(self) -> str:

@@ -7,7 +7,7 @@ What does not live here: where a rate comes from (rates/), which deposits count 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rpcsvc.domain.money import USDC, XMR, Asset, mul_div_ceil, mul_div_floor
 from rpcsvc.domain.states import Direction
@@ -53,22 +53,34 @@ class Price:
     """The terms of exchange of one quote.
 
     ``rate`` in USDC units per XMR; ``spread_bps`` in 1/10,000 of the output; ``payout_fee`` in
-    payout units, the network fee of sending the payout; ``min_received_bps`` in 1/10,000.
+    payout units, the network fee of sending the payout; ``min_received_bps`` in 1/10,000;
+    ``integrator_bps`` in 1/10,000 of the output, the fee of whoever brought the order.
     """
 
     rate: int
     spread_bps: int
     payout_fee: int
     min_received_bps: int
+    integrator_bps: int = 0
 
     def spread(self, direction: Direction, units: int) -> int:
         """The service's own fee for a deposit of ``units``, in payout units, rounded up."""
         return mul_div_ceil(convert_floor(direction, units, self.rate), self.spread_bps, BPS)
 
+    def integrator_fee(self, direction: Direction, units: int) -> int:
+        """The integrator's fee for a deposit of ``units``, in payout units, rounded up."""
+        gross = convert_floor(direction, units, self.rate)
+        return mul_div_ceil(gross, self.integrator_bps, BPS)
+
     def output(self, direction: Direction, units: int) -> int:
         """What is paid out for a deposit of ``units``, in payout units; 0 if fees eat it all."""
+        return max(0, self.exchanged(direction, units) - self.payout_fee)
+
+    def exchanged(self, direction: Direction, units: int) -> int:
+        """What a deposit of ``units`` brings before the network's fee, in payout units."""
         gross = convert_floor(direction, units, self.rate)
-        return max(0, gross - self.spread(direction, units) - self.payout_fee)
+        fees = self.spread(direction, units) + self.integrator_fee(direction, units)
+        return max(0, gross - fees)
 
     def min_received(self, direction: Direction, units: int) -> int:
         """The least that a re-priced deposit of ``units`` may bring, in payout units."""
@@ -76,7 +88,7 @@ class Price:
 
     def at(self, rate: int) -> Price:
         """The same fees at another rate."""
-        return Price(rate, self.spread_bps, self.payout_fee, self.min_received_bps)
+        return replace(self, rate=rate)
 
 
 def keeps_proportion(

@@ -1,18 +1,20 @@
 """Which deposits go back, to whom, and how much arrives. Pure parts of the order machine.
 
-A refund takes whole deposits: those of one recipient share one transfer and its fee. A deposit
-that is worth no more than the fee is held as dust and shown. What does not live here: when an
+A refund takes whole deposits: those of one recipient share one transfer and its fee. What is left
+of the deposits of a TWAP order that was swapped in part goes with them. A deposit that is worth no
+more than the fee is held as dust and shown. What does not live here: when an
 order is refunded (transition.py).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from rpcsvc.domain.effects import AdvanceTransfer, Effect
 from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.states import OrderStatus, TransferKind, TransferState
 
 
 def next_transfer_id(order: Order, kind: TransferKind) -> str:
@@ -28,42 +30,86 @@ def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
     ``action_required`` says whether a deposit is left that waits for a refund address.
     """
     effects: list[Effect] = []
-    for recipient, deposits in _by_recipient(order).items():
-        units = sum(d.units for d in deposits) - order.terms.refund_fee
+    for recipient, share in _by_recipient(order).items():
+        units = share.units - order.terms.refund_fee
         if units <= 0:
-            order = _mark(order, deposits, is_dust=True)
+            order = _mark(order, share.deposits, is_dust=True)
             continue
         if recipient is None:
             continue  # worth sending back, but to whom has to be said first
         transfer = _refund(order, recipient, units)
-        order = _mark(order, deposits, transfer_id=transfer.transfer_id)
-        order = replace(order, transfers=(*order.transfers, transfer))
+        order = _mark(order, share.deposits, transfer_id=transfer.transfer_id)
+        order = replace(
+            order,
+            transfers=(*order.transfers, transfer),
+            leftover=order.leftover - share.leftover,
+        )
         effects.append(AdvanceTransfer(transfer.transfer_id))
-    needed = REFUND_ADDRESS if order.unspent else None
-    return replace(order, action_required=needed), tuple(effects)
+    waits = bool(order.unspent) or _due_leftover(order) > order.terms.refund_fee
+    return replace(order, action_required=REFUND_ADDRESS if waits else None), tuple(effects)
 
 
 def release(order: Order, transfer_id: str) -> Order:
-    """Free the deposits that a transfer had taken up, because it will never be carried out."""
+    """Free what a transfer had taken up, because it will never be carried out."""
     taken = [d for d in order.deposits if d.transfer_id == transfer_id]
-    return _mark(order, taken, transfer_id=None)
+    leftover = order.leftover + leftover_in(order, transfer_id)
+    return replace(_mark(order, taken, transfer_id=None), leftover=leftover)
 
 
-def _by_recipient(order: Order) -> dict[str | None, list[Deposit]]:
-    groups: dict[str | None, list[Deposit]] = {}
+def leftover_in(order: Order, transfer_id: str) -> int:
+    """How much of a refund is a part of a swapped deposit, in deposit units.
+
+    A refund sends back whole deposits and the leftover, less its fee.
+    """
+    transfer = order.transfer(transfer_id)
+    if transfer is None or transfer.kind is not TransferKind.REFUND:
+        return 0
+    whole = sum(d.units for d in order.deposits if d.transfer_id == transfer_id)
+    return transfer.units + transfer.fee - whole
+
+
+@dataclass(slots=True)
+class _Share:
+    """What goes back to one recipient, in deposit units."""
+
+    deposits: list[Deposit] = field(default_factory=list)
+    leftover: int = 0
+
+    @property
+    def units(self) -> int:
+        return self.leftover + sum(d.units for d in self.deposits)
+
+
+def _by_recipient(order: Order) -> dict[str | None, _Share]:
+    shares: dict[str | None, _Share] = defaultdict(_Share)
     for deposit in order.unspent:
-        groups.setdefault(_recipient(order, deposit), []).append(deposit)
-    return groups
+        shares[_recipient(order, deposit.sender)].deposits.append(deposit)
+    leftover = _due_leftover(order)
+    if leftover:
+        shares[_recipient(order, _last_sender(order))].leftover = leftover
+    return shares
 
 
-def _recipient(order: Order, deposit: Deposit) -> str | None:
-    """Where the deposit goes back to; None when an address has to be given first.
+def _due_leftover(order: Order) -> int:
+    """The leftover goes back once its payout is settled: until then all may still be refunded."""
+    return order.leftover if order.status is OrderStatus.COMPLETED else 0
+
+
+def _last_sender(order: Order) -> str | None:
+    """Who sent the last of the deposits that were swapped in part."""
+    payout_id = order.payout.transfer_id if order.payout else None
+    senders = [d.sender for d in order.deposits if d.transfer_id == payout_id]
+    return senders[-1] if senders else None
+
+
+def _recipient(order: Order, sender: str | None) -> str | None:
+    """Where a deposit of ``sender`` goes back to; None when an address has to be given first.
 
     An address that a refund has already failed to reach is not tried again.
     """
     candidate = order.refund_address
     if candidate is None and order.terms.senders_can_be_refunded:
-        candidate = deposit.sender
+        candidate = sender
     refused = {t.address for t in order.refunds if t.state is TransferState.FAILED}
     return None if candidate in refused else candidate
 

@@ -12,6 +12,9 @@ The rules about deposits, in the order in which they are asked (design part 3):
   3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
   4. A sum with a deposit first seen after ``expires_at`` is re-priced before it is swapped.
   5. What is confirmed after the decision goes back as a refund of its own.
+
+A TWAP order is swapped chunk by chunk, each at the rate of its moment; nothing is signed until
+the last chunk is, or until no fair rate has come for too long (twap.py).
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
+from rpcsvc.domain import twap
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Transfer
-from rpcsvc.domain.pricing import keeps_proportion
-from rpcsvc.domain.refunds import next_transfer_id, plan_refunds, release
+from rpcsvc.domain.pricing import Price, keeps_proportion
+from rpcsvc.domain.refunds import leftover_in, next_transfer_id, plan_refunds, release
 from rpcsvc.domain.states import (
     DepositState,
     OnDeadline,
@@ -123,6 +127,8 @@ def _confirmed_deadline(order: Order, _now: int) -> tuple[int, OnDeadline]:
 
 
 def _executing_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if _planned_payout(order) is not None:  # the chunks are swapped, and nothing is signed yet
+        return order.fills[-1].at + order.terms.timeouts.prepare, OnDeadline.REFUND
     if order.on_deadline is OnDeadline.REPUBLISH and (order.deadline_at or 0) > now:
         return order.deadline_at or now, OnDeadline.REPUBLISH
     return now + order.terms.timeouts.payout_check, OnDeadline.REPUBLISH
@@ -215,13 +221,24 @@ def _decide(order: Order, now: int, *, waited_enough: bool = False) -> Transitio
 def _swap(order: Order, total: int) -> Transition:
     if total > order.terms.max_deposit:
         return _refund(order, "The deposits are above the maximum.")
+    if twap.is_cut(order, total):
+        filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
+        return Transition(filling, (FillChunk(0),))
     confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
     if any(d.first_seen_at > order.terms.expires_at for d in order.unspent):
         return Transition(confirmed, (PriceLateDeposit(),))
-    return _plan_payout(confirmed, order.terms.price.output(order.terms.direction, total))
+    return _plan_payout(confirmed, order.terms.price, total)
 
 
-def _plan_payout(order: Order, units: int) -> Transition:
+def _plan_payout(order: Order, price: Price, total: int) -> Transition:
+    """Pay out what all unspent deposits, ``total`` units, bring at ``price``."""
+    direction = order.terms.direction
+    fee = price.integrator_fee(direction, total)
+    return _pay(twap.take_up(order), price.output(direction, total), fee)
+
+
+def _pay(order: Order, units: int, integrator_fee: int) -> Transition:
+    """Plan the payout that the deposits were taken up for."""
     terms = order.terms
     payout = Transfer(
         transfer_id=next_transfer_id(order, TransferKind.PAYOUT),
@@ -231,12 +248,9 @@ def _plan_payout(order: Order, units: int) -> Transition:
         address=terms.to_address,
         units=units,
         fee=terms.price.payout_fee,
+        integrator_fee=integrator_fee,
     )
-    taken = {d.key for d in order.unspent}
-    deposits = tuple(
-        replace(d, transfer_id=payout.transfer_id) if d.key in taken else d for d in order.deposits
-    )
-    planned = replace(order, deposits=deposits, transfers=(*order.transfers, payout))
+    planned = replace(order, transfers=(*order.transfers, payout))
     return Transition(planned, (AdvanceTransfer(payout.transfer_id),))
 
 
@@ -245,7 +259,8 @@ def _repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
         raise ImpossibleTransition("the payout is planned already")
     terms = order.terms
     total = sum(d.units for d in order.unspent)
-    output = terms.price.at(event.rate).output(terms.direction, total)
+    price = terms.price.at(event.rate)
+    output = price.output(terms.direction, total)
     fair = keeps_proportion(
         output=output,
         deposited=total,
@@ -254,7 +269,7 @@ def _repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
     )
     if not fair or total > terms.max_deposit:
         return _refund(order, "The deposit came late and the rate has moved too far since.")
-    return _plan_payout(order, output)
+    return _plan_payout(order, price, total)
 
 
 def _confirmed_before_payout(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
@@ -280,8 +295,65 @@ def _extra_confirmed(order: Order, event: ev.DepositConfirmed, _now: int) -> Tra
     return _refund_extra(_record_confirmed(order, event))
 
 
+def _require_next_chunk(order: Order, index: int) -> None:
+    if not twap.is_filling(order) or index != len(order.fills):
+        raise ImpossibleTransition(f"chunk {index} is not the next one")
+
+
+def _chunk_filled(order: Order, event: ev.ChunkFilled, now: int) -> Transition:
+    _require_next_chunk(order, event.index)
+    fill = twap.next_fill(order, event.rate, now)
+    if fill is None:
+        raise ImpossibleTransition("at this rate the chunk brings less than min_received")
+    order = replace(order, fills=(*order.fills, fill))
+    if twap.is_filled(order):
+        return _pay_fills(order)
+    return Transition(order, (FillChunk(event.index + 1),))
+
+
+def _filling_stopped(order: Order, event: ev.FillingStopped, _now: int) -> Transition:
+    _require_next_chunk(order, event.index)
+    if not order.fills:
+        order = release(order, next_transfer_id(order, TransferKind.PAYOUT))
+        return _refund(order, _RATE_FELL)
+    leftover = twap.total_of(order) - twap.swapped_units(order)
+    return _pay_fills(replace(order, leftover=leftover, error_message=_RATE_FELL_MIDWAY))
+
+
+def _pay_fills(order: Order) -> Transition:
+    fees = sum(fill.integrator_fee for fill in order.fills)
+    return _pay(order, sum(fill.output for fill in order.fills), fees)
+
+
+def _removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
+    """While nothing is signed, chunks are taken back with the deposit that they were cut from."""
+    payout = _planned_payout(order)
+    if payout is None and not twap.is_filling(order):
+        return _removed_later(order, event, now)
+    payout_id = payout.transfer_id if payout else next_transfer_id(order, TransferKind.PAYOUT)
+    spent_on = (order.deposit(event.key) or _unknown(event.key)).transfer_id
+    order = _withdraw(order, event)
+    if spent_on != payout_id:
+        return Transition(order)
+    order = _cancel(order, payout) if payout else release(order, payout_id)
+    return _decide(replace(order, fills=(), leftover=0, error_message=None), now)
+
+
 def _removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
-    return Transition(_withdraw(order, event))
+    payout = order.payout
+    deposit = order.deposit(event.key) or _unknown(event.key)
+    order = _withdraw(order, event)
+    if payout is None or deposit.transfer_id != payout.transfer_id:
+        return Transition(order)
+    return _refund_extra(_withhold_leftover(order, deposit.units))
+
+
+def _withhold_leftover(order: Order, lost: int) -> Order:
+    """What is left of deposits that were paid out can't go back once these are gone."""
+    for refund in order.refunds:
+        if refund.state is TransferState.PLANNED and leftover_in(order, refund.transfer_id):
+            order = _cancel(order, refund)
+    return replace(order, leftover=max(0, order.leftover - lost))
 
 
 def _removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
@@ -366,7 +438,8 @@ def _settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
     transfer = _transfer(order, event.transfer_id, *_MAY_END)
     order = _put(order, replace(transfer, state=TransferState.SETTLED, reason=None))
     if transfer.kind is TransferKind.PAYOUT:
-        return Transition(replace(order, status=OrderStatus.COMPLETED))
+        order = replace(order, status=OrderStatus.COMPLETED)
+        return _refund_extra(order) if order.leftover else Transition(order)
     return Transition(_finish_refunding(order))
 
 
@@ -375,7 +448,7 @@ def _failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
     failed = replace(transfer, state=TransferState.FAILED, reason=event.reason)
     order = release(_put(order, failed), transfer.transfer_id)
     if transfer.kind is TransferKind.PAYOUT:
-        return _refund(order, "The payout failed on its network.")
+        return _refund(replace(order, leftover=0), "The payout failed on its network.")
     return _refund_extra(order)
 
 
@@ -383,7 +456,7 @@ def _cancel_and_refund(order: Order, _event: ev.DeadlinePassed, _now: int) -> Tr
     payout = _planned_payout(order)
     if payout is not None:
         order = _cancel(order, payout)
-    return _refund(order, "The payout could not be prepared in time.")
+    return _refund(replace(order, leftover=0), "The payout could not be prepared in time.")
 
 
 # --- refunds ---------------------------------------------------------------------------------
@@ -425,14 +498,27 @@ def _expire(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
 
 
 def _look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
-    return Transition(order, tuple(AdvanceTransfer(t.transfer_id) for t in _open_transfers(order)))
+    effects: list[Effect] = [AdvanceTransfer(t.transfer_id) for t in _open_transfers(order)]
+    if twap.is_filling(order):
+        effects.append(FillChunk(len(order.fills)))
+    return Transition(order, tuple(effects))
+
+
+def _deadline_in_executing(order: Order, event: ev.DeadlinePassed, now: int) -> Transition:
+    if _planned_payout(order) is not None:
+        return _cancel_and_refund(order, event, now)
+    return _look_again(order, event, now)
 
 
 _NO_DEPOSIT = "No deposit came before the order expired."
 _UNCONFIRMED = "The deposit was never confirmed by its network."
+_RATE_FELL = "The rate fell below the order's minimum before the first chunk was swapped."
+_RATE_FELL_MIDWAY = (
+    "The rate fell below the order's minimum; what was swapped is paid out, the rest refunded."
+)
 
 _S = OrderStatus
-_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.REFUNDING, _S.FAILED)
+_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)
 
 
 def _stays(status: OrderStatus) -> dict[type, Rule]:
@@ -477,8 +563,15 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.EXECUTING_SWAP: {
         **_stays(_S.EXECUTING_SWAP),
         ev.TransferSettled: Rule(_settled, (_S.EXECUTING_SWAP, _S.COMPLETED)),
+        ev.DepositRemoved: Rule(
+            _removed_in_executing, (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED)
+        ),
+        ev.ChunkFilled: Rule(_chunk_filled, (_S.EXECUTING_SWAP,)),
+        ev.FillingStopped: Rule(_filling_stopped, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)),
         ev.TransferFailed: Rule(_failed, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)),
-        ev.DeadlinePassed: Rule(_look_again, (_S.EXECUTING_SWAP,)),
+        ev.DeadlinePassed: Rule(
+            _deadline_in_executing, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)
+        ),
     },
     _S.REFUNDING: {
         **_stays(_S.REFUNDING),

@@ -15,8 +15,10 @@ from collections.abc import Iterable
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
-from rpcsvc.domain.events import Repriced
+from rpcsvc.domain import twap
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.events import ChunkFilled, Event, FillingStopped, Repriced
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
@@ -27,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_MS = 60_000
 MAX_AT_ONCE = 64
+# When an effect goes on, besides a time: it is at its end, or as soon as the backoff allows.
+DONE = -1
+SOON = 0
 
 
 class EffectRunner:
@@ -90,33 +95,72 @@ class EffectRunner:
             heapq.heappush(self._due, (due, next(self._order), pending))
 
     async def _run(self, pending: PendingEffect) -> None:
+        again = SOON
         try:
-            done = await self._carry_out(pending)
+            again = await self._carry_out(pending)
         except Unavailable as error:
             log.warning("effect_postponed", order_id=pending.order_id, reason=error.message)
-            done = False
         except Exception:
             # Whatever broke, the effect is still committed: keep trying and tell the operator.
             log.exception("effect_failed", order_id=pending.order_id)
-            done = False
         self._known.discard(pending)
-        if done:
+        if again == DONE:
             self._attempts.pop(pending, None)
         else:
-            self._push(pending, self._clock.now_ms() + self._delay(pending))
+            due = again if again != SOON else self._clock.now_ms() + self._delay(pending)
+            self._push(pending, due)
 
-    async def _carry_out(self, pending: PendingEffect) -> bool:
-        if isinstance(pending.effect, AdvanceTransfer):
-            return await self._payouts.advance(pending.order_id, pending.effect)
-        return await self._reprice(pending.order_id, pending.effect)
+    async def _carry_out(self, pending: PendingEffect) -> int:
+        """DONE, SOON, or when to go on, in ms since the epoch."""
+        match pending.effect:
+            case AdvanceTransfer():
+                done = await self._payouts.advance(pending.order_id, pending.effect)
+                return DONE if done else SOON
+            case FillChunk():
+                return await self._fill(pending.order_id, pending.effect)
+            case PriceLateDeposit():
+                return await self._reprice(pending.order_id, pending.effect)
 
-    async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> bool:
-        event = Repriced(self._rates.rate().usdc_per_xmr)
+    async def _fill(self, order_id: str, effect: FillChunk) -> int:
+        order, now = self._store.order(order_id), self._clock.now_ms()
+        if order is None:
+            raise LookupError(f"chunk of {order_id}, which is not in the store")
+        is_next = twap.is_filling(order) and effect.index == len(order.fills)
+        if is_next and now < twap.due_at(order):
+            return twap.due_at(order)
+        event: Event | None = FillingStopped(effect.index)
+        if is_next:
+            event = self._next_of(order, effect, now)
+        if event is None:
+            return now + self._retry_ms(order)
+        # An effect that is not for the next chunk is void, and dropped as such.
+        return await self._apply_once(order_id, event, effect)
+
+    def _next_of(self, order: Order, effect: FillChunk, now: int) -> Event | None:
+        """What happens to the chunk now; None when it has to wait for a fair rate."""
+        try:
+            rate = self._rates.rate().usdc_per_xmr
+        except Unavailable as error:
+            log.warning("chunk_without_rate", order_id=order.order_id, reason=error.message)
+        else:
+            if twap.next_fill(order, rate, now) is not None:
+                return ChunkFilled(effect.index, rate)
+        return FillingStopped(effect.index) if now >= twap.gives_up_at(order) else None
+
+    @staticmethod
+    def _retry_ms(order: Order) -> int:
+        return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
+
+    async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> int:
+        return await self._apply_once(order_id, Repriced(self._rates.rate().usdc_per_xmr), effect)
+
+    async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> int:
+        """Apply the event that ends an effect; drop the effect if the event can't happen."""
         try:
             await self._processor.apply(order_id, event, done=(effect,), done_if_void=True)
         except ImpossibleTransition as refused:
-            log.info("reprice_is_void", order_id=order_id, reason=str(refused))
-        return True
+            log.info("effect_is_void", order_id=order_id, reason=str(refused))
+        return DONE
 
     def _delay(self, pending: PendingEffect) -> int:
         """Milliseconds to the next try: doubling from the engine's poll interval."""

@@ -29,8 +29,12 @@ _BOOKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "a deposit is spent on a transfer that does not exist",
-        "SELECT order_id FROM deposits WHERE transfer_id IS NOT NULL"
-        " AND transfer_id NOT IN (SELECT transfer_id FROM transfers)",
+        # While an order is swapped in chunks, its deposits are set aside for the payout to be.
+        "SELECT d.order_id FROM deposits d JOIN orders o USING (order_id)"
+        " WHERE d.transfer_id IS NOT NULL"
+        " AND d.transfer_id NOT IN (SELECT transfer_id FROM transfers)"
+        " AND NOT (o.twap_chunk_usd IS NOT NULL AND o.status = 'executing_swap'"
+        " AND d.transfer_id LIKE o.order_id || '/payout/%')",
     ),
     (
         "an order has more than one payout that is, or may be, paid",
@@ -41,7 +45,28 @@ _BOOKS: tuple[tuple[str, str], ...] = (
         "a refund is not its deposits less the fee",
         "SELECT t.transfer_id FROM transfers t WHERE t.kind = 'refund'"
         " AND t.state NOT IN ('failed', 'cancelled') AND t.units + t.fee <>"
-        " (SELECT coalesce(sum(d.units), 0) FROM deposits d WHERE d.transfer_id = t.transfer_id)",
+        " (SELECT coalesce(sum(d.units), 0) FROM deposits d WHERE d.transfer_id = t.transfer_id)"
+        " AND t.order_id NOT IN (SELECT order_id FROM fills)",
+    ),
+    (
+        "a payout is not the sum of its chunks",
+        "SELECT t.transfer_id FROM transfers t JOIN fills f USING (order_id)"
+        " WHERE t.kind = 'payout' AND t.state NOT IN ('failed', 'cancelled')"
+        " GROUP BY t.transfer_id HAVING t.units <> sum(f.output)",
+    ),
+    (
+        "chunks, refunds and what is left do not add up to an order's deposits",
+        # Deposits that are gone keep back what was left of them.
+        "SELECT order_id FROM (SELECT o.order_id, o.leftover,"
+        " (SELECT sum(f.units) FROM fills f WHERE f.order_id = o.order_id) AS swapped,"
+        " (SELECT coalesce(sum(d.units), 0) FROM deposits d WHERE d.order_id = o.order_id"
+        "  AND d.transfer_id IS NOT NULL) AS spent,"
+        " (SELECT coalesce(sum(t.units + t.fee), 0) FROM transfers t"
+        "  WHERE t.order_id = o.order_id AND t.kind = 'refund'"
+        "  AND t.state NOT IN ('failed', 'cancelled')) AS refunded"
+        " FROM orders o WHERE o.status = 'completed' AND NOT EXISTS"
+        " (SELECT 1 FROM deposits d WHERE d.order_id = o.order_id AND d.state = 'removed'))"
+        " WHERE swapped IS NOT NULL AND swapped + leftover + refunded <> spent",
     ),
     (
         "a payout goes to another address than was ordered",

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 import orjson
 
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, PriceLateDeposit
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts, Transfer
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositKey,
+    Fill,
+    Order,
+    Terms,
+    Timeouts,
+    Transfer,
+    TwapPlan,
+)
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.states import (
     DepositState,
@@ -42,22 +51,35 @@ _TERMS = (
     "payout_network", "deposit_address", "to_address", "deposit_amount", "expected_output",
     "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
     "min_received_bps", "refund_fee", "created_at", "expires_at", "late_window",
-    "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder",
+    "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
+    "integrator_bps", "twap_chunk_usd", "twap_interval_ms",
 )  # fmt: skip
-# The terms that are columns as they stand: all but direction, price and timeouts.
-_PLAIN_TERMS = (*_TERMS[:2], *_TERMS[3:14], *_TERMS[18:21])
+# The terms that are columns as they stand: all but direction, price, timeouts and TWAP plan.
+_PLAIN_TERMS = (*_TERMS[:2], *_TERMS[3:14], *_TERMS[18:21], _TERMS[26])
 _STANDING = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
-    "action_required", "error_message", "completed_at",
+    "action_required", "error_message", "completed_at", "leftover",
 )  # fmt: skip
 _DEPOSIT = (
     "network", "txid", "output_index", "order_id", "units", "sender", "first_seen_at", "state",
     "transfer_id", "is_dust",
 )  # fmt: skip
 _TRANSFER = (
-    "transfer_id", "order_id", "kind", "network", "asset", "address", "units", "fee", "state",
-    "txid", "raw", "reason",
-)  # fmt: skip
+    "transfer_id",
+    "order_id",
+    "kind",
+    "network",
+    "asset",
+    "address",
+    "units",
+    "fee",
+    "state",
+    "txid",
+    "raw",
+    "reason",
+    "integrator_fee",
+)
+_FILL = ("order_id", "chunk", "units", "output", "integrator_fee", "rate", "at")  # fmt: skip
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> Insert:
@@ -93,6 +115,9 @@ _UPSERT_TRANSFER = _upsert("transfers", _TRANSFER, ("transfer_id",))
 _SELECT_TRANSFERS = (
     f"SELECT {', '.join(_TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
 )
+_SELECT_FILLS = f"SELECT {', '.join(_FILL[2:])} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
+_DELETE_FILLS = "DELETE FROM fills WHERE order_id = ? AND chunk >= ?"
+_INSERT_FILL = _insert("fills", _FILL)
 _INSERT_EVENT = Insert(
     "INSERT INTO event_log (order_seq, version, at, event, status, details) VALUES {rows}",
     "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?, ?, ?)",
@@ -135,7 +160,13 @@ class SqliteOrderStore:
             transfers=tuple(
                 _transfer_from(r) for r in self._db.read(_SELECT_TRANSFERS, (order_id,))
             ),
+            fills=self._fills(order),
         )
+
+    def _fills(self, order: Order) -> tuple[Fill, ...]:
+        if order.terms.twap is None:
+            return ()
+        return tuple(Fill(*row) for row in self._db.read(_SELECT_FILLS, (order.order_id,)))
 
     def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """Which order an address was given to."""
@@ -243,6 +274,19 @@ def _order_statements(order: Order, changing: tuple[Any, ...], *, is_new: bool) 
         Statement(_UPDATE_ORDER, (*changing, order_id)),
         *(Statement(_UPSERT_DEPOSIT, _deposit_row(order_id, d)) for d in order.deposits),
         *(Statement(_UPSERT_TRANSFER, _transfer_row(order_id, t)) for t in order.transfers),
+        *_fill_statements(order),
+    ]
+
+
+def _fill_statements(order: Order) -> list[Statement]:
+    """The chunks as they are now. They only grow, or are all taken back: the last one is new."""
+    if order.terms.twap is None:
+        return []
+    order_id, count = order.order_id, len(order.fills)
+    last = [(order_id, count - 1, *astuple(fill)) for fill in order.fills[-1:]]
+    return [
+        Statement(_DELETE_FILLS, (order_id, max(0, count - 1))),
+        *(Statement(_INSERT_FILL, row) for row in last),
     ]
 
 
@@ -274,15 +318,17 @@ def _terms_row(terms: Terms) -> tuple[Any, ...]:
         terms.max_deposit, price.rate, price.spread_bps, price.payout_fee,
         price.min_received_bps, terms.refund_fee, terms.created_at, terms.expires_at,
         timeouts.late_window, timeouts.confirm, timeouts.prepare, timeouts.payout_check,
-        timeouts.refund_reminder,
+        timeouts.refund_reminder, terms.integrator, price.integrator_bps,
+        terms.twap and terms.twap.chunk_usd, terms.twap and terms.twap.interval_ms,
     )  # fmt: skip
 
 
 def _terms_from(row: tuple[Any, ...]) -> Terms:
-    agreed = dict(zip(_PLAIN_TERMS, (*row[:2], *row[3:14], *row[18:21]), strict=True))
+    agreed = dict(zip(_PLAIN_TERMS, (*row[:2], *row[3:14], *row[18:21], row[26]), strict=True))
     return Terms(
         direction=Direction(row[2]),
-        price=Price(*row[14:18]),
+        price=Price(row[14], row[15], row[16], row[17], row[27]),
+        twap=None if row[28] is None else TwapPlan(*row[28:30]),
         timeouts=Timeouts(*row[21:26]),
         **agreed,
     )
@@ -293,7 +339,7 @@ def _standing_row(order: Order) -> tuple[Any, ...]:
     return (
         order.status.value, order.status_at, order.version, order.deadline_at,
         on_deadline and on_deadline.value, order.refund_address, order.action_required,
-        order.error_message, order.completed_at,
+        order.error_message, order.completed_at, order.leftover,
     )  # fmt: skip
 
 
@@ -329,26 +375,31 @@ def _transfer_row(order_id: str, transfer: Transfer) -> tuple[Any, ...]:
         transfer.transfer_id, order_id, transfer.kind.value, transfer.network,
         transfer.asset.symbol, transfer.address, transfer.units, transfer.fee,
         transfer.state.value, transfer.txid, transfer.raw, transfer.reason,
+        transfer.integrator_fee,
     )  # fmt: skip
 
 
 def _transfer_from(row: tuple[Any, ...]) -> Transfer:
-    transfer_id, _, kind, network, asset, address, units, fee, state, txid, raw, reason = row
+    transfer_id, _, kind, network, asset, address, units, fee, state, *rest = row
     return Transfer(
         transfer_id, TransferKind(kind), network, _ASSETS[asset], address, units, fee,
-        TransferState(state), txid, raw, reason,
+        TransferState(state), *rest,
     )  # fmt: skip
 
 
 def _effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
     if isinstance(effect, AdvanceTransfer):
         return order_id, "advance_transfer", effect.transfer_id
+    if isinstance(effect, FillChunk):
+        return order_id, "fill_chunk", str(effect.index)
     return order_id, "price_late_deposit", ""
 
 
-def _effect_from(kind: str, transfer_id: str) -> Effect:
+def _effect_from(kind: str, subject: str) -> Effect:
     if kind == "advance_transfer":
-        return AdvanceTransfer(transfer_id)
+        return AdvanceTransfer(subject)
+    if kind == "fill_chunk":
+        return FillChunk(int(subject))
     if kind == "price_late_deposit":
         return PriceLateDeposit()
     raise ValueError(f"unknown effect {kind!r} in the store")

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts
+from rpcsvc.domain import twap
+from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts, TwapPlan
 from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.refunds import leftover_in
 from rpcsvc.domain.states import (
     DepositState,
     Direction,
@@ -33,7 +35,7 @@ TIMEOUTS = Timeouts(late_window=HOUR // 4, confirm=24 * HOUR, prepare=900_000,
 ALL_EVENTS = {event for rules in TRANSITIONS.values() for event in rules}
 
 
-def terms(direction: Direction = Direction.XMR_TO_USDC) -> Terms:
+def terms(direction: Direction = Direction.XMR_TO_USDC, twap_plan: TwapPlan | None = None) -> Terms:
     price = Price(rate=165_000_000, spread_bps=50, payout_fee=1_000, min_received_bps=9_900)
     to_usdc = direction is Direction.XMR_TO_USDC
     amount = XMR_UNIT if to_usdc else 150_000_000
@@ -57,7 +59,11 @@ def terms(direction: Direction = Direction.XMR_TO_USDC) -> Terms:
         created_at=NOW,
         expires_at=NOW + HOUR,
         timeouts=TIMEOUTS,
+        twap=twap_plan,
     )
+
+
+IN_CHUNKS = TwapPlan(chunk_usd=40, interval_ms=1_000)
 
 
 def key(n: int) -> DepositKey:
@@ -137,16 +143,22 @@ def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
         ev.TransferSettled(transfer),
         ev.TransferFailed(transfer, "reverted"),
     ]
+    if order.terms.twap is not None:
+        index = len(order.fills) - draw(st.sampled_from([0, 0, 0, 1]))
+        rate = draw(st.sampled_from([120_000_000, 164_500_000, 165_000_000, 166_000_000]))
+        choices += [ev.ChunkFilled(index, rate)] * 4 + [ev.FillingStopped(index)]
     if order.deadline_at is not None and now >= order.deadline_at:
         choices.append(ev.DeadlinePassed())
     return choices[draw(st.integers(0, len(choices) - 1))]
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.data(), st.sampled_from(Direction))
-def test_the_books_balance_whatever_happens(data: st.DataObject, direction: Direction) -> None:
-    order, now = open_order(terms(direction)), NOW
-    for fresh in range(data.draw(st.integers(1, 25))):
+@given(st.data(), st.sampled_from(Direction), st.sampled_from([None, IN_CHUNKS]))
+def test_the_books_balance_whatever_happens(
+    data: st.DataObject, direction: Direction, twap_plan: TwapPlan | None
+) -> None:
+    order, now = open_order(terms(direction, twap_plan)), NOW
+    for fresh in range(data.draw(st.integers(1, 40 if twap_plan else 25))):
         now += data.draw(st.sampled_from([1, 60_000, HOUR, 25 * HOUR]))
         event = random_event(data.draw, order, now, fresh)
         try:
@@ -171,12 +183,35 @@ def check_step(before: Order, after: Order) -> None:
     assert sum(t.state not in gone for t in payouts) <= 1
     for transfer in after.transfers:
         check_transfer(after, transfer.transfer_id)
+    check_chunks(before, after)
     for transfer in before.transfers:
         now = after.transfer(transfer.transfer_id)
         assert now is not None
         assert (now.address, now.units, now.fee) == (transfer.address, transfer.units, transfer.fee)
         if transfer.state.is_final:
             assert now.state is transfer.state
+
+
+def check_chunks(before: Order, after: Order) -> None:
+    """A chunk is filled once and at a fair rate; what is not swapped is still there to go back."""
+    grown = after.fills[: len(before.fills)] == before.fills
+    assert len(after.fills) - len(before.fills) in (0, 1) if grown else not after.fills
+    least = after.terms.min_received
+    for fill in after.fills:
+        assert fill.output * after.terms.deposit_amount >= least * fill.units
+    payout = after.payout
+    if payout is None or not after.fills or payout.state is TransferState.FAILED:
+        return
+    assert payout.units == sum(fill.output for fill in after.fills)
+    spent = [d for d in after.deposits if d.transfer_id == payout.transfer_id]
+    rest = sum(d.units for d in spent) - twap.swapped_units(after)
+    back = after.leftover + sum(
+        leftover_in(after, t.transfer_id)
+        for t in after.refunds
+        if t.state not in (TransferState.FAILED, TransferState.CANCELLED)
+    )
+    assert rest >= 0
+    assert back == rest if all(d.is_active for d in spent) else back <= rest
 
 
 def check_transfer(order: Order, transfer_id: str) -> None:
@@ -186,7 +221,8 @@ def check_transfer(order: Order, transfer_id: str) -> None:
     if transfer.state in (TransferState.FAILED, TransferState.CANCELLED):
         assert taken == 0
     elif transfer.kind is TransferKind.REFUND:
-        assert transfer.units + transfer.fee == taken
+        leftover = transfer.units + transfer.fee - taken
+        assert leftover == 0 or (leftover > 0 and order.fills)
         assert transfer.address != order.terms.to_address
     else:
         assert transfer.address == order.terms.to_address
@@ -200,6 +236,8 @@ def check_end(order: Order, now: int) -> None:
             return
         now = max(now, order.deadline_at)
         order = transition(order, ev.DeadlinePassed(), now).order
+    if twap.is_filling(order):  # the runner tries each chunk until its patience is over
+        order = transition(order, ev.FillingStopped(len(order.fills)), now).order
     in_flight = any(not t.state.is_final for t in order.transfers)
     assert in_flight or order.action_required == "refund_address"
 

@@ -1,0 +1,117 @@
+"""Swapping an order chunk by chunk: how it is cut, what a chunk brings, when the next one is due.
+
+Pure arithmetic on an order's deposits. The chunks are cut by their worth at the quoted rate and
+swapped each at the rate of its moment; the payout is their sum. A chunk is swapped only at a rate
+at which the user gets no less than the order's ``min_received`` in proportion.
+What does not live here: what becomes of the order (transition.py), who fetches the rate
+(orders/effects.py).
+Sources: spec 2.4 (twapConfig, twap), spec 3.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rpcsvc.domain.order import Deposit, Fill, Order
+from rpcsvc.domain.pricing import keeps_proportion, usd_to_deposit_floor
+from rpcsvc.domain.refunds import next_transfer_id
+from rpcsvc.domain.states import TransferKind
+
+LEAST_CHUNK_USD = 250
+LEAST_INTERVAL_MS = 1_000
+LONGEST_INTERVAL_MS = 60_000
+DEFAULT_INTERVAL_MS = 10_000
+LEAST_CHUNKS = 2
+# A chunk waits this long for a fair rate: ten intervals, and not less than ten minutes.
+PATIENCE_INTERVALS = 10
+LEAST_PATIENCE_MS = 600_000
+
+
+def chunks_of(order: Order, total: int) -> tuple[int, ...]:
+    """How ``total`` deposit units are cut; the last chunk takes the remainder.
+
+    One chunk, or none in a plan, means that the order is swapped at once.
+    """
+    terms = order.terms
+    if terms.twap is None:
+        return (total,)
+    size = usd_to_deposit_floor(terms.direction, terms.twap.chunk_usd, terms.price.rate)
+    count = max(1, total // size) if size else 1
+    return (*[size] * (count - 1), total - size * (count - 1))
+
+
+def is_cut(order: Order, total: int) -> bool:
+    """Whether a deposit of ``total`` units is swapped in chunks at all."""
+    return len(chunks_of(order, total)) >= LEAST_CHUNKS
+
+
+def counted(order: Order) -> tuple[Deposit, ...]:
+    """The deposits that are being swapped now; none when no filling is going on."""
+    payout_to_be = next_transfer_id(order, TransferKind.PAYOUT)
+    return tuple(d for d in order.deposits if d.transfer_id == payout_to_be)
+
+
+def is_filling(order: Order) -> bool:
+    """Whether chunks are being swapped: begun, and the payout not planned yet."""
+    return order.terms.twap is not None and bool(counted(order))
+
+
+def take_up(order: Order) -> Order:
+    """Set what is unspent aside for the payout that the chunks will make."""
+    payout_to_be = next_transfer_id(order, TransferKind.PAYOUT)
+    taken = {d.key for d in order.unspent}
+    deposits = tuple(
+        replace(d, transfer_id=payout_to_be) if d.key in taken else d for d in order.deposits
+    )
+    return replace(order, deposits=deposits, fills=(), leftover=0)
+
+
+def total_of(order: Order) -> int:
+    """The deposit units that are being swapped."""
+    return sum(d.units for d in counted(order))
+
+
+def next_fill(order: Order, rate: int, now: int) -> Fill | None:
+    """The next chunk at ``rate``, in USDC units per XMR; None when that rate is not fair.
+
+    The network's fee of the payout is spread over the chunks, so that their sum bears it once.
+    """
+    terms, total = order.terms, total_of(order)
+    chunks = chunks_of(order, total)
+    index = len(order.fills)
+    units, before = chunks[index], sum(chunks[:index])
+    price = terms.price.at(rate)
+    fee_share = price.payout_fee * (before + units) // total - price.payout_fee * before // total
+    output = price.exchanged(terms.direction, units) - fee_share
+    fair = keeps_proportion(
+        output=output,
+        deposited=units,
+        min_received=terms.min_received,
+        deposit_amount=terms.deposit_amount,
+    )
+    if not fair:
+        return None
+    return Fill(units, output, price.integrator_fee(terms.direction, units), rate, now)
+
+
+def is_filled(order: Order) -> bool:
+    """Whether the last chunk is swapped."""
+    return len(order.fills) == len(chunks_of(order, total_of(order)))
+
+
+def due_at(order: Order) -> int:
+    """When the next chunk is due, in ms: the first at once, each other an interval later."""
+    if not order.fills or order.terms.twap is None:
+        return order.status_at
+    return order.fills[-1].at + order.terms.twap.interval_ms
+
+
+def gives_up_at(order: Order) -> int:
+    """When the next chunk has waited long enough for a fair rate, in ms."""
+    interval = order.terms.twap.interval_ms if order.terms.twap else 0
+    return due_at(order) + max(PATIENCE_INTERVALS * interval, LEAST_PATIENCE_MS)
+
+
+def swapped_units(order: Order) -> int:
+    """The deposit units of all chunks so far."""
+    return sum(fill.units for fill in order.fills)
