@@ -27,11 +27,13 @@ from aiohttp import web
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.attestation import attester
-from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
+from rpcsvc.operations.dispatch import Dispatcher, FlatDispatcher
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
@@ -51,6 +53,7 @@ from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
 from rpcsvc.transport.agent_http import AgentHttp
+from rpcsvc.transport.bff_http import BffHttp
 from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import recording
@@ -202,6 +205,8 @@ def _sandbox_options(sandbox: SandboxSettings) -> SandboxOptions:
         fees=units(sandbox.xmr_payout_fee, sandbox.usdc_payout_fee),
         inventory=units(sandbox.xmr_float, sandbox.usdc_float),
         usdc_per_xmr=parse_amount(sandbox.usdc_per_xmr, USDC).units,
+        rate_path=sandbox.rate_path_bps,
+        rate_step_ms=sandbox.rate_step_seconds * 1000,
     )
 
 
@@ -251,8 +256,16 @@ def web_app(up: Running) -> web.Application:
     )
     agent = AgentHttp(gate, up.dispatcher, body_bytes=limits.body_bytes, max_depth=limits.depth)
     discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
+    flat = FlatDispatcher(up.service)
+    bff = BffHttp(
+        gate,
+        flat,
+        Integrators(settings.integrators),
+        body_bytes=limits.body_bytes,
+        max_depth=limits.depth,
+    )
     outermost = edge(
-        Refusals(gate, up.dispatcher),
+        Refusals(gate, up.dispatcher, flat),
         Cors(discovery.paths, site.signature_headers),
         up.signer,
         body_bytes=limits.body_bytes,
@@ -260,6 +273,7 @@ def web_app(up: Running) -> web.Application:
     app = web.Application(middlewares=[outermost], client_max_size=limits.body_bytes)
     app.add_routes([web.post("/rpc", rpc.handle)])
     app.add_routes(agent.routes(operations))
+    app.add_routes(bff.routes(BFF_OPERATIONS))
     app.add_routes(discovery.routes())
     app.add_routes(HealthRoutes(gate, up.service, up.worker, up.database, up.signer).routes())
     return app

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from rpcsvc.domain.integrators import Integrator
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -36,8 +37,10 @@ from rpcsvc.settings_sources import (
     Flag,
     Given,
     Host,
+    Integrators,
     Network,
     Networks,
+    RatePath,
     SiteUrl,
     Tokens,
     decimal,
@@ -143,6 +146,8 @@ class SandboxSettings(Group):
     usdc_payout_fee: UsdcFee = "0.05"
     xmr_float: Xmr = "10000"
     usdc_float: Usdc = "2000000"
+    rate_path_bps: RatePath = ()
+    rate_step_seconds: Annotated[int, whole(1, DAY)] = 10
 
 
 class RatesSettings(Group):
@@ -176,6 +181,7 @@ class Settings(Group):
     tls_key: Annotated[FilePath | None, BLANK_IS_NONE] = Field(default=None, validate_default=True)
     trusted_proxies: Networks = ()
     agent_rpc_tokens: Tokens = Field(default=(), validation_alias=TOKENS_KEY)
+    integrators: Integrators = ()
     chains_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
     contact: Annotated[Contact | None, BLANK_IS_NONE] = None
     graceful_seconds: Annotated[int, whole(1, HOUR)] = 10
@@ -310,7 +316,7 @@ def _shown(value: object) -> object:
         return [_shown(item) for item in value]
     if isinstance(value, SecretStr):
         return MASK
-    return str(value) if isinstance(value, Path | Network) else value
+    return str(value) if isinstance(value, Path | Network | Integrator) else value
 
 
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr, TypeAdapter, ValidationError
 
+from rpcsvc.domain.integrators import Integrator, parse_integrators
+
 ENV_PREFIX: Final = "RPCSVC_"
 CONFIG_VARIABLE: Final = "RPCSVC_CONFIG"
 TOKENS_KEY: Final = "agent_rpc_token"
@@ -331,6 +333,21 @@ def _tokens(value: object) -> tuple[SecretStr, ...]:
     return tuple(SecretStr(str(part)) for part in dict.fromkeys(parts))
 
 
+def _integrators(value: object) -> tuple[Integrator, ...]:
+    return parse_integrators(str(part) for part in _parts(value))
+
+
+def _rate_path(value: object) -> tuple[int, ...]:
+    parts = _parts(value)
+    if len(parts) > 10_000 or not all(_is_step(part) for part in parts):
+        raise ValueError("whole numbers from -5000 to 5000 in 1/10,000, as a list or with commas")
+    return tuple(int(str(part)) for part in parts)
+
+
+def _is_step(part: object) -> bool:
+    return bool(re.fullmatch(r"-?[0-9]{1,4}", str(part), re.ASCII)) and abs(int(str(part))) <= 5_000
+
+
 def _revealed(value: object) -> object:
     if not isinstance(value, list | tuple):
         return value
@@ -345,4 +362,6 @@ SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Contact = Annotated[str, AfterValidator(_contact)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(_networks)]
+Integrators = Annotated[tuple[Integrator, ...], BeforeValidator(_integrators)]
+RatePath = Annotated[tuple[int, ...], BeforeValidator(_rate_path)]
 Tokens = Annotated[tuple[SecretStr, ...], BeforeValidator(_tokens)]

@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 
 from rpcsvc.app import Running, running
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
+from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
@@ -46,6 +48,14 @@ class Sandbox:
         reply = await self.up.dispatcher.run(_BY_NAME[name], params, call)
         answer: dict[str, Any] = orjson.loads(reply.body)
         assert reply.http_status != 500, answer
+        return answer
+
+    async def bff(self, name: str, **params: Any) -> dict[str, Any]:
+        """A call of the BFF by the name of its row."""
+        row = next(row for row in BFF_OPERATIONS if row.name == f"bff.{name}")
+        reply = await FlatDispatcher(self.up.service).run(row, params, Call("test"))
+        answer: dict[str, Any] = orjson.loads(reply.body)
+        assert reply.error is None, answer
         return answer
 
     async def order(self, direction: str, amount: str | None = None) -> Placed:
@@ -109,11 +119,13 @@ class Placed:
 
 
 @asynccontextmanager
-async def sandbox(data_dir: Path, clock: ManualClock | None = None) -> AsyncIterator[Sandbox]:
+async def sandbox(
+    data_dir: Path, clock: ManualClock | None = None, flags: dict[str, Any] | None = None
+) -> AsyncIterator[Sandbox]:
     """A running sandbox service on ``data_dir``."""
     clock = clock or ManualClock()
     settings = load_settings(
-        config_file=None, environ={}, flags={"data_dir": str(data_dir)}
+        config_file=None, environ={}, flags={"data_dir": str(data_dir), **(flags or {})}
     ).settings
     async with running(settings, clock=clock) as up:
         up.effects.recover()

@@ -12,37 +12,45 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rpcsvc.domain.order import Deposit, Fill, Order
+from rpcsvc.domain.order import Deposit, Fill, Order, TwapPlan
 from rpcsvc.domain.pricing import keeps_proportion, usd_to_deposit_floor
 from rpcsvc.domain.refunds import next_transfer_id
-from rpcsvc.domain.states import TransferKind
+from rpcsvc.domain.states import Direction, TransferKind
 
 LEAST_CHUNK_USD = 250
 LEAST_INTERVAL_MS = 1_000
 LONGEST_INTERVAL_MS = 60_000
 DEFAULT_INTERVAL_MS = 10_000
 LEAST_CHUNKS = 2
+# An order that is worth more is cut into larger chunks.
+MOST_CHUNKS = 1_000
 # A chunk waits this long for a fair rate: ten intervals, and not less than ten minutes.
 PATIENCE_INTERVALS = 10
 LEAST_PATIENCE_MS = 600_000
 
 
-def chunks_of(order: Order, total: int) -> tuple[int, ...]:
-    """How ``total`` deposit units are cut; the last chunk takes the remainder.
+def chunks_of(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tuple[int, ...]:
+    """How ``total`` deposit units are cut at the quoted ``rate``, in USDC units per XMR.
 
-    One chunk, or none in a plan, means that the order is swapped at once.
+    The last chunk takes the remainder. A single one means that nothing is cut.
     """
+    size = usd_to_deposit_floor(direction, plan.chunk_usd, rate)
+    count = min(max(1, total // size) if size else 1, MOST_CHUNKS)
+    size = max(size, total // count) if count == MOST_CHUNKS else size
+    return (*[size] * (count - 1), total - size * (count - 1))
+
+
+def chunks(order: Order, total: int) -> tuple[int, ...]:
+    """How ``total`` deposit units of the order are cut: once, if it has no plan."""
     terms = order.terms
     if terms.twap is None:
         return (total,)
-    size = usd_to_deposit_floor(terms.direction, terms.twap.chunk_usd, terms.price.rate)
-    count = max(1, total // size) if size else 1
-    return (*[size] * (count - 1), total - size * (count - 1))
+    return chunks_of(terms.twap, terms.direction, terms.price.rate, total)
 
 
 def is_cut(order: Order, total: int) -> bool:
     """Whether a deposit of ``total`` units is swapped in chunks at all."""
-    return len(chunks_of(order, total)) >= LEAST_CHUNKS
+    return len(chunks(order, total)) >= LEAST_CHUNKS
 
 
 def counted(order: Order) -> tuple[Deposit, ...]:
@@ -77,9 +85,9 @@ def next_fill(order: Order, rate: int, now: int) -> Fill | None:
     The network's fee of the payout is spread over the chunks, so that their sum bears it once.
     """
     terms, total = order.terms, total_of(order)
-    chunks = chunks_of(order, total)
+    cut = chunks(order, total)
     index = len(order.fills)
-    units, before = chunks[index], sum(chunks[:index])
+    units, before = cut[index], sum(cut[:index])
     price = terms.price.at(rate)
     fee_share = price.payout_fee * (before + units) // total - price.payout_fee * before // total
     output = price.exchanged(terms.direction, units) - fee_share
@@ -96,7 +104,7 @@ def next_fill(order: Order, rate: int, now: int) -> Fill | None:
 
 def is_filled(order: Order) -> bool:
     """Whether the last chunk is swapped."""
-    return len(order.fills) == len(chunks_of(order, total_of(order)))
+    return len(order.fills) == len(chunks(order, total_of(order)))
 
 
 def due_at(order: Order) -> int:

@@ -6,27 +6,54 @@ Every transport comes through here. What does not live here: protocols (transpor
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
+import orjson
 import structlog
 
 from rpcsvc.errors import InternalError, ServiceError
-from rpcsvc.operations.envelope import Answer, Reply, code_of, failure, finish, head
+from rpcsvc.operations.envelope import Reply, code_of, failure, finish, flat_failure, head
 from rpcsvc.operations.inputs import parse_params, read_key
-from rpcsvc.operations.results import NO_SESSION, Stored, with_session
+from rpcsvc.operations.models import Params
+from rpcsvc.operations.results import NO_SESSION, Flat, Stored, with_session
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.table import Effect, Operation
+from rpcsvc.operations.table import Effect
 
 log = structlog.get_logger(__name__)
 
 
+class Row(Protocol):
+    """What running an operation takes of its row in a table (table.py, bff_table.py)."""
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        ...
+
+    @property
+    def params(self) -> type[Params]:
+        """The model of its params."""
+        ...
+
+    @property
+    def handler(self) -> Callable[[Service, Any, Call], Awaitable[Any]]:
+        """What carries it out."""
+        ...
+
+    @property
+    def effect(self) -> Effect:
+        """What it does to the world."""
+        ...
+
+
 class Dispatcher:
-    """Runs operations on a service."""
+    """Runs operations on a service; their answers are envelopes."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
+    async def run(self, operation: Row, params: dict[str, Any], call: Call) -> Reply:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
         try:
@@ -51,7 +78,7 @@ class Dispatcher:
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
-    def _reply(self, operation: Operation, result: Answer | Stored, call: Call) -> Reply:
+    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:
         if isinstance(result, Stored):
             return Reply(finish(result.head, call.request_id), replayed=result.replayed)
         if "sessionSource" not in result.data:
@@ -60,7 +87,22 @@ class Dispatcher:
         return Reply(finish(head(operation.name, result), call.request_id))
 
 
-def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
+class FlatDispatcher(Dispatcher):
+    """Runs the BFF's operations; their answers have no envelope, and errors one key (spec 2.3)."""
+
+    def refuse(self, operation: str, error: ServiceError, call: Call) -> Reply:  # noqa: ARG002 - as in the envelope's
+        """The reply that says why a call failed."""
+        return Reply(flat_failure(error), error.http_status, error=error)
+
+    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002
+        if isinstance(result, Stored):
+            return Reply(result.head, replayed=result.replayed)
+        if isinstance(result, Flat):
+            return Reply(orjson.dumps(result.body))
+        raise TypeError(f"a {type(result).__name__} has no place in the BFF")
+
+
+def _log(operation: Row, reply: Reply, call: Call, started: int) -> None:
     log.info(
         "operation",
         operation=operation.name,

@@ -85,6 +85,16 @@ def failure(operation: str, error: ServiceError, request_id: str, data: Json) ->
     return b'%b,"error":%b}' % (whole[:-1], orjson.dumps(error_object(error)))
 
 
+def flat_failure(error: ServiceError) -> bytes:
+    """``{"error": {code, message, details?}}``: how the BFF tells of a failure (spec 2.3)."""
+    problems = _problems(error)
+    described = {"code": code_of(error), "message": error.message}
+    details = dict(error_object(error).get("details", {}))
+    if problems:
+        details["problems"] = [describe(p) for p in problems]
+    return orjson.dumps({"error": {**described, **({"details": details} if details else {})}})
+
+
 def error_object(error: ServiceError) -> Json:
     """``{code, message, retryable, details?}``; details name the limit or the allowed values."""
     described: Json = {

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
-from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address
+from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_amount
 from rpcsvc.domain.pricing import deposit_asset
@@ -28,6 +28,7 @@ from rpcsvc.errors import (
     InvalidInput,
     MissingInput,
     UnsupportedDirection,
+    VerificationFailed,
 )
 from rpcsvc.operations.models import ORDER_ID_PATTERN, UUID_PATTERN, Params
 from rpcsvc.operations.service import Service
@@ -50,7 +51,16 @@ HINTS = {
     "to": "Ask the user where the payout goes: an EVM address for x2u, a Monero one for u2x.",
     "orderId": "Send the orderId that create or execute answered.",
     "message": "Say in words what the ticket is about.",
+    "sessionId": "Leave it out to have one made.",
+    "session": "Send the sessionId that the orders were made with.",
+    "fromToken": "Send XMR on chain 0, else the chain's USDC contract.",
+    "toToken": "Send XMR on chain 0, else the chain's USDC contract.",
+    "fromAmount": "Send atomic units as a string: one XMR is 10^12, one USDC 10^6.",
+    "toAddress": "Ask the user where the payout goes.",
 }
+
+# How a validator names the branches of a union; they are no part of a field's name.
+_BRANCHES: Final = frozenset({"str", "int"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +117,18 @@ def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]
         attempt(lambda: _amount(params.amount, direction)) if params.amount is not None else None
     )
     given = getattr(params, "to", None)
-    to = attempt(lambda: _destination(given, direction, service)) if given is not None else None
+    to = attempt(lambda: read_destination(given, direction, service)) if given is not None else None
     return Intent(direction, chain, amount, to), problems
 
 
-def read_session(session_id: str | None) -> str | None:
+def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:
     """The session id in lower case. Raises InvalidInput when it is not a UUID."""
     if session_id is None:
         return None
     if not _UUID.fullmatch(session_id):
         raise InvalidInput(
-            "sessionId must be a UUID such as 3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90."
-            " Leave it out to have one made.",
-            field="sessionId",
+            f"{field} must be a UUID such as 3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90. {HINTS[field]}",
+            field=field,
             received=session_id,
         )
     return session_id.lower()
@@ -161,19 +170,32 @@ def _amount(text: object, direction: Direction | None) -> Money:
     return parse_amount(text, deposit_asset(direction or Direction.XMR_TO_USDC))
 
 
-def _destination(text: str, direction: Direction | None, service: Service) -> str:
+def read_destination(
+    text: str, direction: Direction | None, service: Service, *, field: str = "to"
+) -> str:
+    """Where the payout goes, normalised. Raises InvalidDestination."""
     is_evm = text[:2] in ("0x", "0X") if direction is None else direction is Direction.XMR_TO_USDC
     if is_evm:
-        address = parse_evm_address(text, forbidden=_contracts(service))
+        address = parse_evm_address(text, field=field, forbidden=_contracts(service))
     else:
-        address = parse_monero_address(text, networks=service.monero_networks).text
+        networks = service.monero_networks
+        address = parse_monero_address(text, field=field, networks=networks).text
     if service.store.is_deposit_address(address):
         raise InvalidDestination(
             "This is a deposit address of the service itself. Send the user's own address.",
-            field="to",
+            field=field,
             received=text,
         )
     return address
+
+
+def require_verified(verify: str | None, to_address: str) -> None:
+    """Raise VerificationFailed unless ``verify``, if given, is the order's destination."""
+    if verify is not None and not same_address(verify, to_address):
+        raise VerificationFailed(
+            "verify is not the destination address of this order. Check that the orderId is the"
+            " one you were given, and send the destination exactly as it was ordered."
+        )
 
 
 def _contracts(service: Service) -> frozenset[str]:
@@ -202,7 +224,7 @@ def _problem(model: type[Params], field: str, kind: str, item: Any) -> InputErro
     received = item["input"]
     if kind == "missing":
         return missing(field)
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" and len(item["loc"]) == 1:
         return _unknown(model, field, received)
     if field == "direction":
         return UnsupportedDirection(
@@ -213,7 +235,8 @@ def _problem(model: type[Params], field: str, kind: str, item: Any) -> InputErro
         )
     if field == "amount":
         return _wrong_amount(received)
-    return InvalidInput(_type_message(field, kind, item), field=field, received=received)
+    path = ".".join(str(part) for part in item["loc"] if part not in _BRANCHES) or field
+    return InvalidInput(_type_message(path, kind, item), field=path, received=received)
 
 
 def _unknown(model: type[Params], field: str, received: Any) -> InvalidInput:

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rpcsvc import ids
+from rpcsvc.domain import twap
 from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import XMR, Asset, Money
-from rpcsvc.domain.order import Order, Terms
+from rpcsvc.domain.order import Order, Terms, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.envelope import Answer
@@ -28,13 +30,18 @@ MONERO_NETWORK = "monero"
 
 
 class Wish(NamedTuple):
-    """What the user wants, checked: ``amount`` is what they send, ``to`` where the rest goes."""
+    """What the user wants, checked: ``amount`` is what they send, ``to`` where the payout goes.
+
+    ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
+    """
 
     direction: Direction
     chain: Chain
     amount: Money
     to: str
     session_id: str | None
+    twap: TwapPlan | None = None
+    integrator: Integrator | None = None
 
 
 class Placed(NamedTuple):
@@ -64,7 +71,7 @@ async def place(
 async def _make(
     service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
-    found = await make_quote(service, wish.direction, wish.chain, wish.amount)
+    found = await make_quote(service, *wish[:3], wish.integrator)
     order = open_order(_terms(service, found, wish))
     status = status_answer(service.venue, order, order.status_at)
     body = write(Placed(order, status, found))
@@ -105,4 +112,12 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         created_at=now,
         expires_at=now + service.policy.deposit_window,
         timeouts=service.policy.timeouts,
+        integrator=wish.integrator.id if wish.integrator else None,
+        twap=wish.twap if wish.twap and _is_cut(found, wish.twap) else None,
     )
+
+
+def _is_cut(found: Quote, plan: TwapPlan) -> bool:
+    """Whether the order is worth two chunks or more."""
+    chunks = twap.chunks_of(plan, found.direction, found.price.rate, found.deposit.units)
+    return len(chunks) >= twap.LEAST_CHUNKS

@@ -12,6 +12,7 @@ import orjson
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import USDC, Asset, Money, format_units
 from rpcsvc.domain.pricing import (
     Price,
@@ -95,14 +96,26 @@ def require_within_limits(
     return minimum, maximum
 
 
-async def make_quote(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
+async def make_quote(
+    service: Service,
+    direction: Direction,
+    chain: Chain,
+    amount: Money,
+    integrator: Integrator | None = None,
+) -> Quote:
     """A quote at the current rate. Raises errors.Unavailable and the limits' errors."""
     service.engine.require_ready()
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
     policy = service.policy
     fees = service.engine.fees(deposit_asset(direction), payout_asset(direction))
-    price = Price(rate.usdc_per_xmr, policy.spread_bps, fees.payout, policy.min_received_bps)
+    price = Price(
+        rate.usdc_per_xmr,
+        policy.spread_bps,
+        fees.payout,
+        policy.min_received_bps,
+        integrator.fee_bps if integrator else 0,
+    )
     return Quote(
         direction=direction,
         chain=chain,

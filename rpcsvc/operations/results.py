@@ -1,4 +1,4 @@
-"""What handlers return: a fresh Answer, or a Stored one whose bytes are already written."""
+"""What handlers return: a fresh Answer or Flat, or a Stored one whose bytes are written already."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from rpcsvc.operations.service import Venue
 NO_SESSION = (None, "none")
 
 
+class Flat(NamedTuple):
+    """An answer without an envelope, as the BFF has them (spec 2.4)."""
+
+    body: Json
+
+
 class Stored(NamedTuple):
-    """The head of an envelope as it was committed; ``replayed`` when it answers a retry."""
+    """The head of an envelope, or a flat answer, as committed; ``replayed`` answers a retry."""
 
     head: bytes
     replayed: bool = False

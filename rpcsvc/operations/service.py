@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
@@ -73,8 +74,9 @@ class Service:
 
 
 class Call(NamedTuple):
-    """One call: who asks, and under which idempotency key."""
+    """One call: who asks, under which idempotency key, and which integrator brings it."""
 
     request_id: str
     namespace: str = "public"
     idempotency_key: str | None = None
+    integrator: Integrator | None = None

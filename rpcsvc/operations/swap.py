@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
-from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable, VerificationFailed
+from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     HINTS,
@@ -21,6 +20,7 @@ from rpcsvc.operations.inputs import (
     read_intent,
     read_order_id,
     read_session,
+    require_verified,
 )
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.ordering import Placed, Wish, place
@@ -74,19 +74,11 @@ async def status(service: Service, params: StatusParams, _call: Call) -> Answer 
     view = service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         to_address, body = view
-        _require_verified(params.verify, to_address)
+        require_verified(params.verify, to_address)
         return Stored(body)
     order = find_order(service, order_id)
-    _require_verified(params.verify, order.terms.to_address)
+    require_verified(params.verify, order.terms.to_address)
     return status_answer(service.venue, order, service.clock.now_ms())
-
-
-def _require_verified(verify: str | None, to_address: str) -> None:
-    if verify is not None and not same_address(verify, to_address):
-        raise VerificationFailed(
-            "verify is not the destination address of this order. Check that the orderId is the"
-            " one you were given, and send the destination exactly as it was ordered."
-        )
 
 
 def find_order(service: Service, order_id: str) -> Order:

@@ -22,13 +22,13 @@ AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETE
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
 
 
-def order_view(venue: Venue, order: Order) -> Json:
-    """``data.order``."""
+def draft_order_view(order: Order) -> Json:
+    """An order as the BFF shows it (spec 2.4), without the twap object."""
     terms = order.terms
     payout = order.payout
     refund = next((t for t in reversed(order.refunds) if t.txid), None)
     deposit = next((d for d in order.deposits if d.is_active), None)
-    view: Json = {
+    return {
         "orderId": terms.order_id,
         "status": order.status.value,
         "depositAddress": terms.deposit_address,
@@ -42,15 +42,19 @@ def order_view(venue: Venue, order: Order) -> Json:
         "errorMessage": order.error_message,
         "refundTxHash": refund.txid if refund else None,
         "createdAt": iso8601(terms.created_at),
-        "expiresAt": iso8601(terms.expires_at),
         "completedAt": iso8601(order.completed_at) if order.completed_at else None,
     }
+
+
+def order_view(venue: Venue, order: Order) -> Json:
+    """``data.order``."""
+    view = {**draft_order_view(order), "expiresAt": iso8601(order.terms.expires_at)}
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
     if venue.attest is not None and order.status in AWAITS_MONEY:
         # Nobody should be led to an address that is not to be paid any more.
-        view["attestation"] = venue.attest(terms)
+        view["attestation"] = venue.attest(order.terms)
     return view
 
 

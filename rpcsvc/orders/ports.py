@@ -122,6 +122,14 @@ class OrderStore(Protocol):
         """Whether the address was given to an order to pay to, on whatever network."""
         ...
 
+    def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
+        """The session's orders, newest first."""
+        ...
+
+    def integrator_fees(self) -> list[tuple[str, str, int, int]]:
+        """What integrators have earned: id, asset, atomic units, and by how many payouts."""
+        ...
+
     def history(self, order_id: str) -> list[HistoryEntry]:
         """All events of an order, oldest first."""
         ...

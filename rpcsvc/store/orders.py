@@ -94,6 +94,8 @@ def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Inser
     return plain._replace(sql=f"{plain.sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}")
 
 
+# How much of a session id its index holds (migrations/0005_sessions.sql).
+_SESSION_START = 8
 # How much of an address its index holds (migrations/0003_address_index.sql).
 _ADDRESS_START = 18
 _SELECT_BY_ADDRESS = f"""
@@ -118,6 +120,13 @@ _SELECT_TRANSFERS = (
 _SELECT_FILLS = f"SELECT {', '.join(_FILL[2:])} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
 _DELETE_FILLS = "DELETE FROM fills WHERE order_id = ? AND chunk >= ?"
 _INSERT_FILL = _insert("fills", _FILL)
+# The settled payouts are the books: no fee without one, and none is counted twice.
+_SELECT_INTEGRATOR_FEES = """
+    SELECT o.integrator, t.asset, sum(t.integrator_fee), count(*)
+    FROM orders o JOIN transfers t USING (order_id)
+    WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
+    GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
+"""
 _INSERT_EVENT = Insert(
     "INSERT INTO event_log (order_seq, version, at, event, status, details) VALUES {rows}",
     "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?, ?, ?)",
@@ -186,6 +195,20 @@ class SqliteOrderStore:
         """The order and the network of a deposit address."""
         row = self._db.read_one(_SELECT_BY_ADDRESS, (address[:_ADDRESS_START],))
         return (row[0], row[1]) if row is not None and row[2] == address else None
+
+    def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
+        """The session's orders, newest first."""
+        rows = self._db.read(
+            f"SELECT order_id FROM orders WHERE substr(session_id, 1, {_SESSION_START}) = ?"  # noqa: S608 - a constant
+            " AND session_id = ? ORDER BY seq DESC LIMIT ?",
+            (session_id[:_SESSION_START], session_id, limit),
+        )
+        found = (self.order(order_id) for (order_id,) in rows)
+        return [order for order in found if order is not None]
+
+    def integrator_fees(self) -> list[tuple[str, str, int, int]]:
+        """What integrators have earned: id, asset, atomic units, and by how many payouts."""
+        return [tuple(row) for row in self._db.read(_SELECT_INTEGRATOR_FEES)]
 
     def history(self, order_id: str) -> list[HistoryEntry]:
         """All events of an order, oldest first."""

@@ -9,21 +9,19 @@ from typing import Any
 
 from aiohttp import web
 
-from rpcsvc.errors import InvalidInput, InvalidRequest, ServiceError
+from rpcsvc.errors import ServiceError
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Effect, Operation
-from rpcsvc.transport import strict_json
 from rpcsvc.transport.gate import VISITOR, Gate, Visitor
 from rpcsvc.transport.http import (
     Handler,
-    read_body,
-    require_json,
-    require_object,
+    read_json_object,
+    read_query,
+    require_one_key,
     respond_with,
 )
-
-API_ROOT = "/api/v1"
+from rpcsvc.transport.site import API_ROOT
 
 
 class AgentHttp:
@@ -67,34 +65,12 @@ class AgentHttp:
 
     async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
         if operation.method == "GET":
-            return _query(request)
+            return read_query(request)
         if operation.idempotent:
-            _require_one_key(request)
-        require_json(request, self._body_bytes)
-        body = await read_body(request, self._body_bytes)
-        return require_object(strict_json.loads(body, max_depth=self._max_depth))
+            require_one_key(request)
+        return await read_json_object(request, self._body_bytes, self._max_depth)
 
 
 def _budget(operation: Operation) -> str:
     creates_order = operation.effect is Effect.MOVES_MONEY and operation.idempotent
     return "orders" if creates_order else "requests"
-
-
-def _require_one_key(request: web.Request) -> None:
-    if len(request.headers.getall("idempotency-key", ())) > 1:
-        raise InvalidInput(
-            "The header idempotency-key occurs more than once. Send it once:"
-            " which of the two counts would be a guess.",
-            field="idempotency-key",
-        )
-
-
-def _query(request: web.Request) -> dict[str, Any]:
-    """Path and query as params; the path can't be overridden by the query."""
-    params: dict[str, Any] = {}
-    for name, value in request.query.items():
-        if name in params or name in request.match_info:
-            raise InvalidRequest(f"The query has {name[:64]} more than once, or names the path's.")
-        params[name] = value
-    params.update(request.match_info)
-    return params

@@ -1,4 +1,4 @@
-"""CORS: pages of any origin may call the agent API and read the documents; never /rpc.
+"""CORS: pages of any origin may call the agent API and the BFF and read the documents; never /rpc.
 
 The agent API is public and knows no cookies, so that ``*`` gives a page nothing that it could not
 have from its own server. /rpc is let in by a token or by its place on this machine: a page in the
@@ -14,16 +14,16 @@ from typing import Final
 
 from aiohttp import web
 
-from rpcsvc.transport.site import API_ROOT
+from rpcsvc.transport.site import API_ROOT, BFF_ROOT
 
 _METHODS: Final = "GET, HEAD, POST"
-_REQUEST_HEADERS: Final = "content-type, idempotency-key, if-none-match, x-request-id"
+_REQUEST_HEADERS: Final = "content-type, idempotency-key, if-none-match, x-api-key, x-request-id"
 _RESPONSE_HEADERS: Final = (
     "etag", "idempotent-replayed", "link", "ratelimit", "ratelimit-policy", "retry-after",
     "x-request-id",
 )  # fmt: skip
 _PREFLIGHT_SECONDS: Final = 86_400
-_AGENT_API: Final = API_ROOT + "/"
+_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
 _PREFLIGHT: Final = {
     "access-control-allow-origin": "*",
     "access-control-allow-methods": _METHODS,
@@ -55,7 +55,7 @@ class Cors:
 
     def _is_open(self, request: web.Request) -> bool:
         path = request.path
-        return path.startswith(_AGENT_API) or path in self._open_paths
+        return path.startswith(_OPEN_ROOTS) or path in self._open_paths
 
 
 def _is_preflight(request: web.Request) -> bool:

@@ -1,4 +1,4 @@
-"""Health of the process: /health, /livez, /readyz, and the agent API's /api/v1/health."""
+"""Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.sqlite import Database
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.http import respond
+from rpcsvc.transport.site import API_ROOT, BFF_ROOT
 
 
 class HealthRoutes:
@@ -44,7 +45,8 @@ class HealthRoutes:
             web.get("/health", self.health),
             web.get("/livez", self.livez),
             web.get("/readyz", self.readyz),
-            web.get("/api/v1/health", self.agent_health),
+            web.get(f"{API_ROOT}/health", self.agent_health),
+            web.get(f"{BFF_ROOT}/health", self.bff_health),
         ]
 
     async def health(self, request: web.Request) -> web.StreamResponse:
@@ -76,6 +78,11 @@ class HealthRoutes:
         envelope = finish(head("health", Answer(state, data, ok=ok)), request_id)
         body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
         return respond(body, request_id, status=200 if ok else 503)
+
+    async def bff_health(self, request: web.Request) -> web.StreamResponse:
+        """Status, version and time, nothing else (spec 2.4)."""
+        checks = self._checks()
+        return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
     def _signing(self) -> dict[str, Health]:
         """Not needed to take orders: signing goes on with the keys that were read last."""

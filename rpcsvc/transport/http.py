@@ -16,6 +16,7 @@ from aiohttp import web
 
 from rpcsvc.errors import (
     InternalError,
+    InvalidInput,
     InvalidRequest,
     MethodNotAllowed,
     PayloadTooLarge,
@@ -23,10 +24,12 @@ from rpcsvc.errors import (
     UnknownMethod,
     UnsupportedMediaType,
 )
-from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.dispatch import Dispatcher, FlatDispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
+from rpcsvc.transport import strict_json
 from rpcsvc.transport.gate import VISITOR, Gate, Visitor, given_request_id
+from rpcsvc.transport.site import BFF_ROOT
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +108,34 @@ def require_object(value: Any) -> dict[str, Any]:
     return value
 
 
+async def read_json_object(request: web.Request, limit: int, max_depth: int) -> dict[str, Any]:
+    """The body as a JSON object. Raises ProtocolError for any other."""
+    require_json(request, limit)
+    body = await read_body(request, limit)
+    return require_object(strict_json.loads(body, max_depth=max_depth))
+
+
+def require_one_key(request: web.Request) -> None:
+    """Raise InvalidInput when the header idempotency-key occurs more than once."""
+    if len(request.headers.getall("idempotency-key", ())) > 1:
+        raise InvalidInput(
+            "The header idempotency-key occurs more than once. Send it once:"
+            " which of the two counts would be a guess.",
+            field="idempotency-key",
+        )
+
+
+def read_query(request: web.Request) -> dict[str, Any]:
+    """Path and query as params. Raises InvalidRequest for a name that occurs twice."""
+    params: dict[str, Any] = {}
+    for name, value in request.query.items():
+        if name in params or name in request.match_info:
+            raise InvalidRequest(f"The query has {name[:64]} more than once, or names the path's.")
+        params[name] = value
+    params.update(request.match_info)
+    return params
+
+
 def respond(
     body: bytes | None,
     request_id: str,
@@ -136,11 +167,12 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
 
 
 class Refusals:
-    """Whatever a handler raises becomes an envelope; nothing leaks."""
+    """Whatever a handler raises becomes an envelope, a flat error on the BFF; nothing leaks."""
 
-    def __init__(self, gate: Gate, dispatcher: Dispatcher) -> None:
+    def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: FlatDispatcher) -> None:
         self._gate = gate
         self._dispatcher = dispatcher
+        self._flat_dispatcher = flat_dispatcher
 
     def answer(self, request: web.Request, error: Exception) -> web.Response:
         """The response that tells of an error, with its status."""
@@ -161,7 +193,9 @@ class Refusals:
     ) -> web.Response:
         visitor = request.get(VISITOR)
         chosen = request_id or given_request_id(request) or self._gate.new_request_id()
-        reply = self._dispatcher.refuse("unknown", error, Call(chosen))
+        flat = request.path.startswith(f"{BFF_ROOT}/")
+        dispatcher = self._flat_dispatcher if flat else self._dispatcher
+        reply = dispatcher.refuse("unknown", error, Call(chosen))
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {
             **(visitor.headers if visitor else {}),

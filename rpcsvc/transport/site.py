@@ -16,6 +16,7 @@ from rpcsvc.settings import BrandSettings, LimitSettings, RateLimitSettings, Set
 from rpcsvc.verify import signature_headers
 
 API_ROOT = "/api/v1"
+BFF_ROOT = "/bff/v1"
 RPC_PATH = "/rpc"
 
 

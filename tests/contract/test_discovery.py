@@ -19,6 +19,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
+from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.settings import load_settings
 from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
@@ -84,7 +85,10 @@ def documents_app(up: Running, made: Made) -> web.Application:
     gate = Gate(up.settings, up.service.random, time.monotonic)
     discovery = discovery_of(up, made)
     outermost = edge(
-        Refusals(gate, up.dispatcher), Cors(discovery.paths, ()), None, body_bytes=65_536
+        Refusals(gate, up.dispatcher, FlatDispatcher(up.service)),
+        Cors(discovery.paths, ()),
+        None,
+        body_bytes=65_536,
     )
     app = web.Application(middlewares=[outermost])
     app.add_routes(discovery.routes())

@@ -51,6 +51,7 @@ _WRONG_AMOUNT = """
     SELECT t.transfer_id FROM transfers t JOIN orders o USING (order_id)
     WHERE t.kind = 'payout' AND t.state NOT IN ('failed', 'cancelled')
         AND t.units <> o.expected_output
+        AND o.order_id NOT IN (SELECT order_id FROM fills)
         AND (SELECT sum(units) FROM deposits d WHERE d.transfer_id = t.transfer_id
              AND d.first_seen_at <= o.expires_at) = o.deposit_amount
         AND NOT EXISTS (SELECT 1 FROM deposits d WHERE d.transfer_id = t.transfer_id
@@ -71,7 +72,8 @@ _HALF_WRITTEN = """
     UNION ALL
     SELECT 'key ' || idempotency_key FROM idempotency_keys k
     WHERE NOT EXISTS (SELECT 1 FROM orders
-        WHERE order_id = json_extract(CAST(k.body AS TEXT), '$.data.order.orderId'))
+        WHERE order_id = coalesce(json_extract(CAST(k.body AS TEXT), '$.data.order.orderId'),
+            json_extract(CAST(k.body AS TEXT), '$.orderId')))
 """
 _CHECKS = {
     "a payout is not what was quoted": _WRONG_AMOUNT,

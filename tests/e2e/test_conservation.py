@@ -42,6 +42,9 @@ GLOBAL_FAULTS: list[tuple[str, dict[str, Any]]] = [
 JUMPS = [100, 300, 600, 600, 1_000, 1_000, 2_000, 5_000, 60_000, 1_000_000]
 
 
+USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
+
+
 class Life:
     """One random life of a service."""
 
@@ -86,6 +89,9 @@ class Life:
 
     async def make_order(self, box: Sandbox) -> None:
         direction = self.random.choice(["x2u", "u2x"])
+        if self.random.random() < 0.4:
+            await self.make_twap_order(box, direction)
+            return
         answer = await box.call(
             "swap.execute",
             direction=direction,
@@ -96,6 +102,21 @@ class Life:
         if answer["ok"]:
             order_id = answer["data"]["order"]["orderId"]
             self.orders.append((direction, order_id, answer["data"]["sessionId"]))
+
+    async def make_twap_order(self, box: Sandbox, direction: str) -> None:
+        sides = [(0, "XMR", 7 * 10**12), (42161, USDC, 1_100 * 10**6)]
+        (sent, token, amount), (received, other, _) = sides if direction == "x2u" else sides[::-1]
+        if not (box.up.service.engine.health().ok and box.up.service.rates_health().ok):
+            return
+        answer = await box.bff(
+            "orders.create",
+            fromChainId=sent, toChainId=received, fromToken=token, toToken=other,
+            fromAmount=str(amount), toAddress=EVM if direction == "x2u" else MONERO,
+            twapConfig={"intervalMs": 1_000},
+        )  # fmt: skip
+        order = box.up.service.store.order(answer["orderId"])
+        assert order is not None
+        self.orders.append((direction, order.order_id, order.terms.session_id))
 
     async def heal(self, box: Sandbox) -> None:
         """End all faults, let every deadline pass, and give the addresses that are asked for."""

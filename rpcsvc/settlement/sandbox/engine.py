@@ -43,6 +43,7 @@ from rpcsvc.settlement.sandbox.ledger import (
     TxKind,
     TxState,
 )
+from rpcsvc.settlement.sandbox.prices import price_at
 
 STAGENET = "monero-stagenet"
 
@@ -53,13 +54,18 @@ class ReplyLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """Timing and amounts. Fees and inventories are atomic units by asset symbol."""
+    """Timing and amounts. Fees and inventories are atomic units by asset symbol.
+
+    ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (prices.py).
+    """
 
     block_ms: Mapping[str, int]
     confirmations: Mapping[str, int]
     fees: Mapping[str, int]
     inventory: Mapping[str, int]
     usdc_per_xmr: int
+    rate_path: Sequence[int] = ()
+    rate_step_ms: int = 10_000
 
 
 class SandboxEngine:
@@ -133,8 +139,10 @@ class SandboxEngine:
         """The sandbox's own price, always fresh. Raises errors.Unavailable by fault."""
         if self.settings.get(Setting.RATES_DOWN):
             raise Unavailable("There is no fresh rate (fault rates_down). Try again later.")
-        price = self.settings.get(Setting.USDC_PER_XMR, self._options.usdc_per_xmr)
-        return Rate(price, self._clock.now_ms(), "sandbox")
+        options, now = self._options, self._clock.now_ms()
+        base = self.settings.get(Setting.USDC_PER_XMR, options.usdc_per_xmr)
+        price = price_at(base, options.rate_path, options.rate_step_ms, now)
+        return Rate(price, now, "sandbox")
 
     # --- deposits ---
 

@@ -1,0 +1,313 @@
+"""The BFF's handlers: chains, quote, orders and tickets (spec 2.4, 4.4).
+
+They are a second face of the same operations: an order that is made here is seen over the agent
+API, and the other way around. Amounts are atomic units. What does not live here: the bridge
+(bridge handlers), how a call arrives (transport/bff_http.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.addresses import parse_evm_address, same_address
+from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money, format_units
+from rpcsvc.domain.order import Order, TwapPlan
+from rpcsvc.domain.pricing import convert_floor, deposit_asset, payout_asset
+from rpcsvc.domain.states import Direction
+from rpcsvc.errors import (
+    AmountAboveMaximum,
+    InputError,
+    InvalidInput,
+    UnsupportedChain,
+    UnsupportedToken,
+)
+from rpcsvc.operations.bff_models import (
+    BffOrderIdParams,
+    BffOrderParams,
+    BffQuoteParams,
+    BffSessionParams,
+    BffTicketParams,
+    Nothing,
+    TwapConfig,
+)
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import (
+    combined,
+    read_destination,
+    read_session,
+    require_verified,
+)
+from rpcsvc.operations.models import SupportParams
+from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.quoting import Quote, make_quote
+from rpcsvc.operations.results import Flat, Stored
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.support import create_ticket
+from rpcsvc.operations.swap import find_order
+from rpcsvc.operations.twap_view import twap_view
+from rpcsvc.operations.views import draft_order_view
+from rpcsvc.orders.idempotency import Claim
+
+# How many of a session's orders a list has, the newest.
+LONGEST_LIST = 100
+CREATE = "bff.orders.create"
+
+
+class Pair(NamedTuple):
+    """What is swapped into what: the direction, and the chain of the USDC side."""
+
+    direction: Direction
+    chain: Chain
+
+
+async def chains(service: Service, _params: Nothing, _call: Call) -> Flat:
+    """The chains; Monero first."""
+    known = service.chains.all()
+    monero = {
+        "chainId": MONERO_CHAIN_ID,
+        "name": "monero",
+        "nativeToken": XMR.symbol,
+        "minSwapUsd": min(chain.min_swap_usd for chain in known),
+    }
+    return Flat({"chains": [monero, *map(_chain_view, known)]})
+
+
+def _chain_view(chain: Chain) -> Json:
+    return {
+        "chainId": chain.chain_id,
+        "name": chain.name,
+        "nativeToken": chain.native_token,
+        "minSwapUsd": chain.min_swap_usd,
+    }
+
+
+async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
+    """A price for the amount at the current rate."""
+    pair = _pair(service, params)
+    found = await make_quote(service, *pair, _amount(params.from_amount, pair), call.integrator)
+    return Flat(_quote_view(service, found, call))
+
+
+async def create_order(service: Service, params: BffOrderParams, call: Call) -> Stored:
+    """A new order, or the same one again under its idempotency key."""
+    wish = _wish(service, params, call)
+    claim = None
+    if call.idempotency_key is not None:
+        claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(wish))
+    return await place(service, wish, claim, _new_order)
+
+
+async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
+    """An order as it stands. Raises OrderNotFound and VerificationFailed."""
+    order = find_order(service, params.order_id)
+    require_verified(params.verify, order.terms.to_address)
+    view = draft_order_view(order)
+    progress = twap_view(order, service.clock.now_ms())
+    return Flat(view if progress is None else {**view, "twap": progress})
+
+
+async def list_orders(service: Service, params: BffSessionParams, _call: Call) -> Flat:
+    """The session's orders, newest first."""
+    session = read_session(params.session, field="session") or ""
+    found = service.store.orders_of_session(session, LONGEST_LIST)
+    return Flat({"orders": [_list_item(order) for order in found]})
+
+
+async def open_ticket(service: Service, params: BffTicketParams, call: Call) -> Flat:
+    """Record a ticket; set the order's refund address when its owner asks for it."""
+    given = {k: v for k, v in params.model_dump(by_alias=True).items() if v is not None}
+    answer = await create_ticket(service, SupportParams.model_validate(given), call)
+    ticket = answer.data["ticket"]
+    return Flat({"ticketId": ticket["ticketId"], "createdAt": ticket["createdAt"]})
+
+
+# --- reading ---
+
+
+def _pair(service: Service, params: BffQuoteParams) -> Pair:
+    """Direction and chain. Raises UnsupportedChain and UnsupportedToken, or both as InputErrors."""
+    to_usdc = params.from_chain_id == MONERO_CHAIN_ID
+    if to_usdc == (params.to_chain_id == MONERO_CHAIN_ID):
+        raise UnsupportedChain(
+            "One side must be chain 0 (XMR), the other the chain of the USDC.",
+            field="toChainId",
+            received=params.to_chain_id,
+            allowed=_chain_ids(service) if to_usdc else [MONERO_CHAIN_ID],
+        )
+    side, number = ("to", params.to_chain_id) if to_usdc else ("from", params.from_chain_id)
+    chain = service.chains.by_id(number)
+    if chain is None:
+        raise UnsupportedChain(
+            f"There is no chain {number} here. Send one of: {_listed(_chain_ids(service))}.",
+            field=f"{side}ChainId",
+            received=number,
+            allowed=_chain_ids(service),
+        )
+    _require_tokens(params, chain, to_usdc=to_usdc)
+    return Pair(Direction.XMR_TO_USDC if to_usdc else Direction.USDC_TO_XMR, chain)
+
+
+def _chain_ids(service: Service) -> list[int]:
+    return [chain.chain_id for chain in service.chains.all()]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:
+    xmr, usdc = ("from", "to") if to_usdc else ("to", "from")
+    given = {"from": params.from_token, "to": params.to_token}
+    problems: list[InputError] = []
+    if given[xmr] != XMR.symbol:
+        problems.append(_wrong_token(f"{xmr}Token", given[xmr], XMR.symbol, "chain 0"))
+    if not _is_contract(given[usdc], chain):
+        problems.append(_wrong_token(f"{usdc}Token", given[usdc], chain.usdc_contract, chain.name))
+    if problems:
+        raise combined(problems)
+
+
+def _is_contract(token: str, chain: Chain) -> bool:
+    try:
+        return same_address(parse_evm_address(token, field="token"), chain.usdc_contract)
+    except InputError:
+        return False
+
+
+def _wrong_token(field: str, received: str, supported: str, where: str) -> UnsupportedToken:
+    return UnsupportedToken(
+        f"{field} is not a token that is swapped on {where}. Send {supported}.",
+        field=field,
+        received=received,
+        allowed=[supported],
+    )
+
+
+def _amount(text: str, pair: Pair) -> Money:
+    """Atomic units as a string. Raises InvalidInput and AmountAboveMaximum."""
+    asset = deposit_asset(pair.direction)
+    if not (text.isascii() and text.isdigit()) or text[0] == "0":
+        raise InvalidInput(
+            f"fromAmount must be a whole number of atomic units above 0 as a string: one"
+            f' {asset.symbol} is "{10**asset.decimals}".',
+            field="fromAmount",
+            received=text,
+        )
+    if len(text) > len(str(MAX_UNITS)) or int(text) > MAX_UNITS:
+        raise AmountAboveMaximum(
+            "fromAmount is above what any account can hold.", field="fromAmount", received=text
+        )
+    return Money(int(text), asset)
+
+
+def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
+    pair = _pair(service, params)
+    problems: list[InputError] = []
+    session = None
+    try:
+        session = read_session(params.session_id)
+    except InputError as problem:
+        problems.append(problem)
+    try:
+        to = read_destination(params.to_address, pair.direction, service, field="toAddress")
+    except InputError as problem:
+        problems.append(problem)
+    if problems:
+        raise combined(problems)
+    amount = _amount(params.from_amount, pair)
+    return Wish(*pair, amount, to, session, _plan(params.twap_config), call.integrator)
+
+
+def _plan(config: TwapConfig | None) -> TwapPlan | None:
+    config = config or TwapConfig()
+    return None if config.disabled else TwapPlan(config.chunk_size_usd, config.interval_ms)
+
+
+def _fingerprint(wish: Wish) -> Json:
+    return {
+        "fromChainId": 0 if wish.direction is Direction.XMR_TO_USDC else wish.chain.chain_id,
+        "toChainId": wish.chain.chain_id if wish.direction is Direction.XMR_TO_USDC else 0,
+        "fromAmount": str(wish.amount.units),
+        "toAddress": wish.to,
+        "sessionId": wish.session_id,
+        "twapConfig": wish.twap and [wish.twap.chunk_usd, wish.twap.interval_ms],
+    }
+
+
+# --- writing ---
+
+
+def _usd(units: int, asset: Asset, rate: int) -> str:
+    """What an amount is worth in dollars, as a decimal string; one USDC counts as one."""
+    worth = convert_floor(Direction.XMR_TO_USDC, units, rate) if asset is XMR else units
+    return format_units(worth, USDC)
+
+
+def _quote_view(service: Service, found: Quote, call: Call) -> Json:
+    rate, payout = found.rate.usdc_per_xmr, found.payout_asset
+    view: Json = {
+        "fromAmount": str(found.deposit.units),
+        "fromAmountUsd": _usd(found.deposit.units, found.deposit_asset, rate),
+        "fromSymbol": found.deposit_asset.symbol,
+        "toAmount": str(found.expected_output),
+        "toAmountUsd": _usd(found.expected_output, payout, rate),
+        "toSymbol": payout.symbol,
+        "estimatedTime": service.engine.estimated_seconds(found.deposit_asset, found.chain.name),
+        "minReceived": str(found.min_received),
+    }
+    if call.integrator is not None:
+        fee = found.price.integrator_fee(found.direction, found.deposit.units)
+        view["integratorFee"] = {
+            "percent": orjson.Fragment(format_units(call.integrator.fee_bps, _PERCENT).encode()),
+            "amount": str(fee),
+            "amountUsd": _usd(fee, payout, rate),
+        }
+    return view
+
+
+# A percentage has two decimals: written by the same code as amounts are.
+_PERCENT = Asset("%", 2)
+
+
+def _new_order(placed: Placed) -> bytes:
+    """The create response (spec 2.4)."""
+    terms = placed.order.terms
+    is_xmr = terms.deposit_asset is XMR
+    return orjson.dumps(
+        {
+            "orderId": terms.order_id,
+            "depositAddress": terms.deposit_address,
+            "depositChain": terms.deposit_network,
+            "depositChainId": MONERO_CHAIN_ID if is_xmr else terms.chain_id,
+            "depositToken": XMR.symbol if is_xmr else placed.quote.chain.usdc_contract,
+            "depositTokenSymbol": terms.deposit_asset.symbol,
+            "depositAmount": str(terms.deposit_amount),
+            "toAddress": terms.to_address,
+            "expectedOutput": str(terms.expected_output),
+            "expiresAt": iso8601(terms.expires_at),
+            "status": placed.order.status.value,
+        }
+    )
+
+
+def _list_item(order: Order) -> Json:
+    terms = order.terms
+    numbers = {XMR: MONERO_CHAIN_ID, USDC: terms.chain_id}
+    sent, received = terms.deposit_asset, payout_asset(terms.direction)
+    return {
+        "id": terms.order_id,
+        "from_chain_id": numbers[sent],
+        "from_token_symbol": sent.symbol,
+        "from_amount": str(terms.deposit_amount),
+        "to_chain_id": numbers[received],
+        "to_token_symbol": received.symbol,
+        "to_amount_expected": str(terms.expected_output),
+        "to_address": terms.to_address,
+        "status": order.status.value,
+        "created_at": iso8601(terms.created_at),
+        "completed_at": iso8601(order.completed_at) if order.completed_at else None,
+    }

@@ -1,0 +1,235 @@
+"""Params and results of the BFF (spec 2.4): names, types and nullability as the spec has them.
+
+Amounts are atomic units as strings. What a token, an amount or an address must be is checked in
+bff.py, where the message can teach.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rpcsvc.domain import twap
+from rpcsvc.domain.states import OrderStatus
+from rpcsvc.operations.models import (
+    Params,
+    SessionId,
+    Time,
+    Units,
+    View,
+)
+
+# The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
+ChainNumber = Annotated[
+    int,
+    Field(
+        description="The chain's number; 0 is XMR.",
+        json_schema_extra={"minimum": 0, "maximum": 2**53 - 1},
+    ),
+]
+Token = Annotated[str, Field(description="XMR on chain 0, else the chain's USDC contract.")]
+UsdText = Annotated[
+    str,
+    Field(
+        description="US dollars as a decimal string; one USDC counts as one.",
+        json_schema_extra={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"},
+    ),
+]
+TwapStatus = Literal["pending", "active", "completed", "failed"]
+
+
+class Nothing(Params):
+    """A call that takes nothing."""
+
+    model_config = ConfigDict(title="BffNothing")
+
+
+class BffQuoteParams(Params):
+    """What to price (spec 2.4, quote request)."""
+
+    from_chain_id: ChainNumber
+    to_chain_id: ChainNumber
+    from_token: Token
+    to_token: Token
+    from_amount: Units
+
+
+class TwapConfig(Params):
+    """Whether and how an order is swapped in chunks (spec 2.4)."""
+
+    disabled: Annotated[bool, Field(description="True: at once, at the quoted rate.")] = False
+    chunk_size_usd: Annotated[
+        int, Field(ge=twap.LEAST_CHUNK_USD, le=10_000_000, description="Whole US dollars.")
+    ] = twap.LEAST_CHUNK_USD
+    interval_ms: Annotated[
+        int,
+        Field(
+            ge=twap.LEAST_INTERVAL_MS,
+            le=twap.LONGEST_INTERVAL_MS,
+            description="Milliseconds between chunks.",
+        ),
+    ] = twap.DEFAULT_INTERVAL_MS
+
+
+class BffOrderParams(BffQuoteParams):
+    """An order to make (spec 2.4). Without twapConfig an order worth two chunks or more is cut."""
+
+    to_address: Annotated[str, Field(description="Where the payout goes.")]
+    session_id: SessionId | None = None
+    twap_config: TwapConfig | None = None
+
+
+class BffOrderIdParams(Params):
+    """Which order, and optionally the destination that it must have."""
+
+    order_id: Annotated[str, Field(description="The order's id.")]
+    verify: (
+        Annotated[str, Field(description="The order's destination, if it is to be checked.")] | None
+    ) = None
+
+
+class BffSessionParams(Params):
+    """Whose orders."""
+
+    session: SessionId
+
+
+class BffTicketParams(Params):
+    """A support ticket (spec 2.4)."""
+
+    order_id: str | None
+    session_id: SessionId | None
+    wallet_address: Annotated[str, Field(max_length=256)] | None
+    category: Annotated[str, Field(min_length=1, max_length=64)]
+    message: Annotated[str, Field(min_length=1, max_length=8000)]
+
+
+class BffHealth(View):
+    """Whether the service is well."""
+
+    status: Literal["ok", "degraded"]
+    version: str
+    time: Time
+
+
+class BffChain(View):
+    """A chain; number 0 is XMR."""
+
+    chain_id: ChainNumber
+    name: str
+    native_token: str
+    min_swap_usd: Annotated[int, Field(description="The least that is swapped, in USD.")]
+
+
+class BffChains(View):
+    """All chains."""
+
+    chains: list[BffChain]
+
+
+class IntegratorFee(View):
+    """What of the output goes to the integrator."""
+
+    percent: float
+    amount: Units
+    amount_usd: UsdText
+
+
+class BffQuote(View):
+    """A price for an amount at the current rate."""
+
+    from_amount: Units
+    from_amount_usd: UsdText
+    from_symbol: str
+    to_amount: Units
+    to_amount_usd: UsdText
+    to_symbol: str
+    estimated_time: Annotated[int, Field(description="Seconds.")]
+    min_received: Units
+    integrator_fee: Annotated[
+        IntegratorFee | None, Field(description="There only for calls with an x-api-key.")
+    ] = None
+
+
+class BffNewOrder(View):
+    """An order that was made."""
+
+    order_id: str
+    deposit_address: str
+    deposit_chain: str
+    deposit_chain_id: ChainNumber
+    deposit_token: Token
+    deposit_token_symbol: str
+    deposit_amount: Units
+    to_address: str
+    expected_output: Units
+    expires_at: Time
+    status: OrderStatus
+
+
+class Twap(View):
+    """How far an order that is swapped in chunks has come. Quantities in whole deposit units."""
+
+    enabled: bool
+    status: TwapStatus
+    chunks_completed: int
+    chunks_total: int
+    filled_qty: float
+    total_qty: float
+    chunk_size_usd: int
+    interval_ms: int
+    estimated_time_remaining_ms: int
+
+
+class BffOrder(View):
+    """An order as it stands."""
+
+    order_id: str
+    status: OrderStatus
+    deposit_address: str
+    deposit_chain_id: ChainNumber
+    deposit_token_symbol: str
+    deposit_amount: Units
+    to_address: str
+    expected_output: Units
+    deposit_tx_hash: str | None
+    actual_output: Units | None
+    error_message: str | None
+    refund_tx_hash: str | None
+    created_at: Time
+    completed_at: Time | None
+    twap: Annotated[
+        Twap | None, Field(description="There only for orders that are swapped in chunks.")
+    ] = None
+
+
+class BffListItem(BaseModel):
+    """An order in a list; its names are in snake_case (spec 2.4)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    from_chain_id: ChainNumber
+    from_token_symbol: str
+    from_amount: Units
+    to_chain_id: ChainNumber
+    to_token_symbol: str
+    to_amount_expected: Units
+    to_address: str
+    status: OrderStatus
+    created_at: Time
+    completed_at: Time | None
+
+
+class BffOrders(View):
+    """A session's orders, newest first."""
+
+    orders: list[BffListItem]
+
+
+class BffTicket(View):
+    """A ticket that was opened."""
+
+    ticket_id: str
+    created_at: Time

@@ -1,0 +1,208 @@
+"""TWAP orders in the order machine: each chunk once, at a fair rate, to the last unit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain import twap
+from rpcsvc.domain.effects import AdvanceTransfer, FillChunk
+from rpcsvc.domain.order import Order, TwapPlan
+from rpcsvc.domain.states import Direction, OnDeadline, OrderStatus, TransferState
+from rpcsvc.domain.transition import ImpossibleTransition, Transition, open_order, transition
+from rpcsvc.operations.twap_view import twap_view
+from tests.unit.test_transition import IN_CHUNKS, NOW, XMR_UNIT, key, terms
+
+RATE = 165_000_000
+X2U, U2X = Direction
+
+
+def funded(direction: Direction = X2U, plan: TwapPlan = IN_CHUNKS) -> Order:
+    """An order whose exact deposit has just been confirmed."""
+    order = open_order(terms(direction, plan))
+    seen = ev.DepositSeen(key(1), order.terms.deposit_amount, "the sender", NOW)
+    order = transition(order, seen, NOW).order
+    return transition(order, ev.DepositConfirmed(key(1)), NOW + 1).order
+
+
+def fill(order: Order, rate: int = RATE, now: int = NOW + 2) -> Transition:
+    return transition(order, ev.ChunkFilled(len(order.fills), rate), now)
+
+
+def filled(order: Order, count: int) -> Order:
+    for _ in range(count):
+        order = fill(order).order
+    return order
+
+
+def settled(order: Order) -> Transition:
+    """The order's payout all the way to its end."""
+    payout = order.payout
+    assert payout is not None
+    for event in (
+        ev.TransferPrepared(payout.transfer_id, "id", "raw"),
+        ev.TransferPublished(payout.transfer_id),
+    ):
+        order = transition(order, event, NOW + 3).order
+    return transition(order, ev.TransferSettled(payout.transfer_id), NOW + 4)
+
+
+def test_the_deposit_is_cut_by_its_worth_and_the_last_chunk_takes_the_rest() -> None:
+    order = open_order(terms(X2U, IN_CHUNKS))
+    size = XMR_UNIT * 40 // 165
+    assert twap.chunks(order, XMR_UNIT) == (size, size, size, XMR_UNIT - 3 * size)
+    assert twap.chunks(open_order(terms(U2X, IN_CHUNKS)), 150_000_000) == (
+        40_000_000, 40_000_000, 70_000_000,
+    )  # fmt: skip
+    assert twap.chunks(order, size) == (size,)
+    assert twap.chunks(open_order(terms()), XMR_UNIT) == (XMR_UNIT,)
+
+
+def test_an_order_can_not_be_cut_into_more_chunks_than_are_bearable() -> None:
+    cut = twap.chunks_of(TwapPlan(250, 1_000), X2U, RATE, 10**18)
+    assert (len(cut), sum(cut)) == (twap.MOST_CHUNKS, 10**18)
+    assert max(cut) - min(cut) < twap.MOST_CHUNKS
+
+
+def test_the_payout_is_the_sum_of_the_chunks_foretold_to_the_last_unit() -> None:
+    order = funded()
+    assert order.status is OrderStatus.EXECUTING_SWAP
+    rates = [165_000_000, 164_000_000, 166_500_000, 165_250_000]
+    sizes = twap.chunks(order, XMR_UNIT)
+    for rate in rates:
+        order = fill(order, rate).order
+    expected = sum(
+        order.terms.price.at(rate).exchanged(X2U, size)
+        for rate, size in zip(rates, sizes, strict=True)
+    )
+    payout = order.payout
+    assert payout is not None
+    assert payout.units == expected - order.terms.price.payout_fee
+    assert payout.state is TransferState.PLANNED
+    assert order.on_deadline is OnDeadline.REFUND
+    assert settled(order).order.status is OrderStatus.COMPLETED
+
+
+def test_each_chunk_calls_for_the_next_and_the_last_for_the_payout() -> None:
+    order = funded()
+    assert fill(order).effects == (FillChunk(1),)
+    last = fill(filled(order, 3))
+    assert last.effects == (AdvanceTransfer("ord_1/payout/1"),)
+
+
+@pytest.mark.parametrize("index", [0, 2, -1])
+def test_a_chunk_that_is_not_the_next_one_changes_nothing(index: int) -> None:
+    order = filled(funded(), 1)
+    with pytest.raises(ImpossibleTransition):
+        transition(order, ev.ChunkFilled(index, RATE), NOW + 5)
+    with pytest.raises(ImpossibleTransition):
+        transition(order, ev.FillingStopped(index), NOW + 5)
+
+
+def test_a_rate_under_the_orders_minimum_fills_nothing() -> None:
+    order = filled(funded(), 1)
+    fair = next(r for r in range(RATE, 0, -10_000) if not twap.next_fill(order, r, NOW)) + 10_000
+    chunk = twap.next_fill(order, fair, NOW)
+    assert chunk is not None
+    assert chunk.output * order.terms.deposit_amount >= order.terms.min_received * chunk.units
+    with pytest.raises(ImpossibleTransition):
+        fill(order, fair - 10_000)
+
+
+def test_a_filling_that_stops_midway_pays_what_was_swapped_and_refunds_the_rest() -> None:
+    order = filled(funded(U2X), 1)
+    stopped = transition(order, ev.FillingStopped(1), NOW + 9)
+    assert stopped.effects == (AdvanceTransfer("ord_1/payout/1"),)
+    assert stopped.order.payout is not None
+    assert stopped.order.payout.units == order.fills[0].output
+    done = settled(stopped.order)
+    assert done.order.status is OrderStatus.COMPLETED
+    (refund,) = done.order.refunds
+    assert refund.address == "the sender"
+    assert refund.units + refund.fee == 150_000_000 - order.fills[0].units
+    assert done.effects == (AdvanceTransfer(refund.transfer_id),)
+    assert done.order.leftover == 0
+
+
+def test_what_is_left_of_xmr_waits_for_an_address_and_comes_back_when_its_refund_fails() -> None:
+    order = transition(filled(funded(), 2), ev.FillingStopped(2), NOW + 9).order
+    order = settled(order).order
+    assert (order.status, order.action_required) == (OrderStatus.COMPLETED, "refund_address")
+    left = order.leftover
+    assert left == XMR_UNIT - twap.swapped_units(order)
+    given = transition(order, ev.RefundAddressGiven("mine"), NOW + 10).order
+    (refund,) = given.refunds
+    assert (refund.units + refund.fee, given.leftover) == (left, 0)
+    failed = ev.TransferFailed(refund.transfer_id, "reverted")
+    again = transition(given, failed, NOW + 11).order
+    assert (again.leftover, again.action_required) == (left, "refund_address")
+
+
+def test_a_filling_that_never_began_is_a_refund_of_everything() -> None:
+    order = transition(funded(U2X), ev.FillingStopped(0), NOW + 9).order
+    assert order.status is OrderStatus.REFUNDING
+    assert order.refunds[0].units + order.refunds[0].fee == 150_000_000
+
+
+def test_a_payout_that_fails_after_a_stop_refunds_the_whole_deposit() -> None:
+    order = transition(filled(funded(U2X), 1), ev.FillingStopped(1), NOW + 9).order
+    payout = order.payout
+    assert payout is not None
+    order = transition(order, ev.TransferFailed(payout.transfer_id, "no"), NOW + 10).order
+    assert order.refunds[0].units + order.refunds[0].fee == 150_000_000
+    assert order.leftover == 0
+
+
+@pytest.mark.parametrize("chunks", [0, 2, 4])
+def test_chunks_are_taken_back_with_their_deposit_until_something_is_signed(chunks: int) -> None:
+    order = transition(filled(funded(), chunks), ev.DepositRemoved(key(1)), NOW + 9).order
+    assert (order.status, order.fills) == (OrderStatus.AWAITING_DEPOSIT, ())
+    back = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW + 10).order
+    anew = transition(back, ev.DepositConfirmed(key(1)), NOW + 11)
+    assert anew.effects == (FillChunk(0),)
+    assert anew.order.fills == ()
+
+
+def test_what_is_confirmed_while_chunks_are_swapped_goes_back_by_itself() -> None:
+    order = filled(funded(U2X), 1)
+    order = transition(order, ev.DepositSeen(key(2), 5_000_000, "other", NOW), NOW + 5).order
+    order = transition(order, ev.DepositConfirmed(key(2)), NOW + 6).order
+    assert [(r.address, r.units + r.fee) for r in order.refunds] == [("other", 5_000_000)]
+    assert twap.total_of(order) == 150_000_000
+
+
+def test_a_payout_that_can_not_be_prepared_in_time_is_refunded_whole() -> None:
+    order = filled(funded(U2X), 3)
+    assert order.deadline_at is not None
+    after = transition(order, ev.DeadlinePassed(), order.deadline_at).order
+    assert after.status is OrderStatus.REFUNDING
+    assert after.refunds[0].units + after.refunds[0].fee == 150_000_000
+
+
+def test_a_passed_deadline_while_filling_looks_at_the_next_chunk_again() -> None:
+    order = filled(funded(), 2)
+    assert order.deadline_at is not None
+    assert transition(order, ev.DeadlinePassed(), order.deadline_at).effects == (FillChunk(2),)
+
+
+def test_the_view_tells_how_far_it_has_come() -> None:
+    waiting = twap_view(open_order(terms(U2X, IN_CHUNKS)), NOW)
+    assert waiting is not None
+    assert (waiting["status"], waiting["chunksTotal"]) == ("pending", 3)
+    assert waiting["estimatedTimeRemainingMs"] == 2_000
+    order = filled(funded(U2X), 1)
+    active = twap_view(order, NOW + 502)
+    assert active is not None
+    assert (active["status"], active["chunksCompleted"]) == ("active", 1)
+    assert active["estimatedTimeRemainingMs"] == 500 + 1_000
+    shown = orjson.loads(orjson.dumps(active))
+    assert (shown["filledQty"], shown["totalQty"]) == (40, 150)
+    done = twap_view(settled(filled(order, 2)).order, NOW)
+    assert done is not None
+    assert (done["status"], done["estimatedTimeRemainingMs"]) == ("completed", 0)
+    stopped = transition(order, ev.FillingStopped(1), NOW + 9).order
+    assert (twap_view(stopped, NOW) or {})["status"] == "failed"
+    assert twap_view(replace(order, terms=terms(U2X)), NOW) is None
