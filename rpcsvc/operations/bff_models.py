@@ -48,6 +48,8 @@ class Nothing(Params):
 class BffQuoteParams(Params):
     """What to price (spec 2.4, quote request)."""
 
+    model_config = ConfigDict(title="BffQuoteRequest")
+
     from_chain_id: ChainNumber
     to_chain_id: ChainNumber
     from_token: Token
@@ -75,6 +77,8 @@ class TwapConfig(Params):
 class BffOrderParams(BffQuoteParams):
     """An order to make (spec 2.4). Without twapConfig an order worth two chunks or more is cut."""
 
+    model_config = ConfigDict(title="BffOrderRequest")
+
     to_address: Annotated[str, Field(description="Where the payout goes.")]
     session_id: SessionId | None = None
     twap_config: TwapConfig | None = None
@@ -97,6 +101,8 @@ class BffSessionParams(Params):
 
 class BffTicketParams(Params):
     """A support ticket (spec 2.4)."""
+
+    model_config = ConfigDict(title="BffTicketRequest")
 
     order_id: str | None
     session_id: SessionId | None

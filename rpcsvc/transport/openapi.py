@@ -1,9 +1,9 @@
-"""The OpenAPI 3.1 description of the agent API, made of the operation table and the settings.
+"""The OpenAPI 3.1 description of the agent API and the BFF, made of the tables and the settings.
 
     openapi_document(site)   the whole document
 
 Schemas, examples and the meaning of errors come from schemas.py. What does not live here: serving
-the document (discovery.py), JSON-RPC (openrpc.py).
+the document (discovery.py), the BFF's calls (openapi_bff.py), JSON-RPC (openrpc.py).
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from copy import deepcopy
-from itertools import groupby
 from typing import Final
 
 from rpcsvc import errors
-from rpcsvc.errors import ServiceError
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.table import Effect, Operation
@@ -23,18 +21,32 @@ from rpcsvc.transport import schemas
 from rpcsvc.transport.documents import links, signatures
 from rpcsvc.transport.documents.agent import description
 from rpcsvc.transport.documents.quickstart import quickstart
-from rpcsvc.transport.documents.recording import START_MS, Exchange
+from rpcsvc.transport.documents.recording import START_MS
+from rpcsvc.transport.openapi_bff import INTEGRATOR_KEY, bff_paths, bff_schemas, integrator_key
+from rpcsvc.transport.openapi_parts import (
+    ANY_BODY,
+    ANY_CALL,
+    ANY_OPERATION,
+    BEFORE_CHARGE,
+    JSON,
+    ErrorClass,
+    by_status,
+    header_ref,
+    header_refs,
+    parameter_ref,
+    response,
+)
 from rpcsvc.transport.schemas import ref
 from rpcsvc.transport.site import API_ROOT, Site
 
 # The version of the API, which is not that of the program (spec 9).
 VERSION: Final = "1.0.0"
-JSON: Final = "application/json"
 
 TAGS: Final = {
     "discovery": "What the service is, whether it is well, and what it can do.",
     "swap": "Planning, pricing, making and following orders.",
     "support": "Tickets for the operator, and refund addresses.",
+    "bff": "The same orders for front ends: flat answers, amounts in atomic units.",
     "sandbox": "Simulated deposits and faults; there only while the sandbox engine settles.",
 }
 _EFFECTS: Final = {
@@ -42,18 +54,10 @@ _EFFECTS: Final = {
     Effect.WRITE: "Changes what is stored, and moves no money.",
     Effect.MOVES_MONEY: "Money moves on the strength of this call.",
 }
-_ANY_CALL: Final = (errors.TlsRequired, errors.MethodNotAllowed, errors.InternalError)
-# An unknown field, a query that names one twice; and the store may be down for any of them.
-_ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
-_ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
-# These are found before the caller's budget is charged, so that no answer tells of it.
-_BEFORE_CHARGE: Final = frozenset({errors.TlsRequired, errors.MethodNotAllowed})
-
-ErrorClass = type[ServiceError]
 
 
 def openapi_document(site: Site) -> Json:
-    """OpenAPI 3.1 of the agent API. It depends on nothing but the site."""
+    """OpenAPI 3.1 of the agent API and the BFF. It depends on nothing but the site."""
     offered = [op for op in site.operations if op.path is not None]
     paths = {
         "/health": {"get": _health(site)},
@@ -61,8 +65,10 @@ def openapi_document(site: Site) -> Json:
     }
     for operation in offered:
         paths[operation.path or ""] = {operation.method.lower(): _operation(site, operation)}
+    for path, calls in bff_paths(site).items():
+        paths[path] = calls
     responses = _shared_responses(site, offered)
-    named = schemas.component_schemas(site) | _document_schemas(site)
+    named = schemas.component_schemas(site) | _document_schemas(site) | bff_schemas()
     document = {
         "openapi": "3.1.0",
         "info": _info(site),
@@ -78,6 +84,7 @@ def openapi_document(site: Site) -> Json:
             "parameters": _parameters(),
             "headers": _headers(site),
             "responses": responses,
+            "securitySchemes": {INTEGRATOR_KEY: integrator_key()},
         },
     }
     # Parts of it are kept by others: the recording, the operations' schemas.
@@ -128,8 +135,7 @@ def _tags(paths: Json) -> list[Json]:
 
 def operation_id(operation: Operation) -> str:
     """``swap.plan`` as ``swapPlan``."""
-    name = schemas.pascal(operation.name)
-    return name[0].lower() + name[1:]
+    return schemas.camel(operation.name)
 
 
 def tag_of(operation: Operation) -> str:
@@ -154,10 +160,10 @@ def _operation(site: Site, operation: Operation) -> Json:
     if operation.method == "POST":
         called["requestBody"] = _request_body(site, operation)
     answers = [e for e in schemas.exchanges(operation) if e.answer["ok"]]
-    good = _response(
+    good = response(
         schemas_of(operation)["result"]["description"],
         ref(schemas.envelope_name(operation)),
-        _header_refs(site, charged=True, replayable=operation.idempotent),
+        header_refs(site, charged=True, replayable=operation.idempotent),
         answers,
     )
     followed = _links(site, operation)
@@ -182,9 +188,9 @@ def _description(site: Site, operation: Operation) -> str:
 
 
 def _call_parameters(site: Site, operation: Operation) -> list[Json]:
-    shared = [_parameter_ref("RequestId")]
+    shared = [parameter_ref("RequestId")]
     if operation.idempotent:
-        shared.append(_parameter_ref("IdempotencyKey"))
+        shared.append(parameter_ref("IdempotencyKey"))
     if operation.method != "GET":
         return shared
     params = schemas.params_schema(operation)
@@ -255,35 +261,22 @@ def _links(site: Site, operation: Operation) -> Json:
 # --- responses ---
 
 
-def _response(text: str, schema: Json, headers: Json, examples: Iterable[Exchange]) -> Json:
-    content: Json = {"schema": schema}
-    shown = {e.name: {"summary": schemas.label(e), "value": e.answer} for e in examples}
-    if shown:
-        content["examples"] = shown
-    return {"description": text, "headers": headers, "content": {JSON: content}}
-
-
 def _refusals(site: Site, operation: Operation) -> list[ErrorClass]:
     """Everything that a call of the operation may be refused with."""
     by_code = schemas.errors_by_code()
     found = [by_code[code] for code in operation.errors]
-    found += [*_ANY_OPERATION, *_ANY_CALL]
+    found += [*ANY_OPERATION, *ANY_CALL]
     if operation.method == "POST":
-        found += _ANY_BODY
+        found += ANY_BODY
     if site.rate_limit.enabled:
         found.append(errors.RateLimited)
     return list(dict.fromkeys(found))
 
 
-def _by_status(classes: Iterable[ErrorClass]) -> dict[int, list[ErrorClass]]:
-    ordered = sorted(classes, key=lambda cls: cls.http_status)
-    return {status: list(group) for status, group in groupby(ordered, lambda c: c.http_status)}
-
-
 def _error_responses(site: Site, operation: Operation) -> Json:
     return {
         str(status): _error_response(site, operation, group)
-        for status, group in _by_status(_refusals(site, operation)).items()
+        for status, group in by_status(_refusals(site, operation)).items()
     }
 
 
@@ -299,13 +292,13 @@ def _shared(cls: ErrorClass) -> Json:
 
 def _refusal(site: Site, group: list[ErrorClass], operation: Operation | None = None) -> Json:
     shown = schemas.refused(operation, {cls.code for cls in group})
-    charged = not _BEFORE_CHARGE.intersection(group)
-    headers = _header_refs(site, charged=charged and errors.InternalError not in group)
+    charged = not BEFORE_CHARGE.intersection(group)
+    headers = header_refs(site, charged=charged and errors.InternalError not in group)
     if errors.MethodNotAllowed in group:
-        headers["Allow"] = _header_ref("Allow")
+        headers["Allow"] = header_ref("Allow")
     if {errors.RateLimited, errors.Unavailable}.intersection(group):
-        headers["Retry-After"] = _header_ref("Retry-After")
-    return _response(schemas.error_lines(group), ref("ErrorEnvelope"), headers, shown)
+        headers["Retry-After"] = header_ref("Retry-After")
+    return response(schemas.error_lines(group), ref("ErrorEnvelope"), headers, shown)
 
 
 def _shared_responses(site: Site, offered: list[Operation]) -> Json:
@@ -313,33 +306,15 @@ def _shared_responses(site: Site, offered: list[Operation]) -> Json:
     alone = {
         group[0]
         for operation in offered
-        for group in _by_status(_refusals(site, operation)).values()
+        for group in by_status(_refusals(site, operation)).values()
         if len(group) == 1
     }
-    alone.update(_ANY_CALL)
+    alone.update(ANY_CALL)
     ordered = sorted(alone, key=lambda cls: (cls.http_status, cls.__name__))
     return {cls.__name__: _refusal(site, [cls]) for cls in ordered}
 
 
 # --- headers and parameters ---
-
-
-def _header_ref(name: str) -> Json:
-    return {"$ref": f"#/components/headers/{name}"}
-
-
-def _header_refs(site: Site, *, charged: bool, replayable: bool = False) -> Json:
-    names = ["x-request-id"]
-    if replayable:
-        names.append("idempotent-replayed")
-    if charged and site.rate_limit.enabled:
-        names += ["RateLimit", "RateLimit-Policy"]
-    names += site.signature_headers
-    return {name: _header_ref(name) for name in names}
-
-
-def _parameter_ref(name: str) -> Json:
-    return {"$ref": f"#/components/parameters/{name}"}
 
 
 def _parameters() -> Json:
@@ -420,36 +395,36 @@ def _header(text: str, pattern: str, *, required: bool = False) -> Json:
 
 
 def _health(site: Site) -> Json:
-    headers = _header_refs(site, charged=False)
+    headers = header_refs(site, charged=False)
     return {
         "operationId": "health",
         "tags": ["discovery"],
         "summary": "Whether the service is well.",
         "description": "Whether the service is well and may take orders. Changes nothing.",
-        "parameters": [_parameter_ref("RequestId")],
+        "parameters": [parameter_ref("RequestId")],
         "responses": {
-            "200": _response("It is well.", ref("HealthEnvelope"), headers, ()),
-            **_call_errors(_ANY_CALL),
-            "503": _response("It is not well: `ok` is false.", ref("HealthEnvelope"), headers, ()),
+            "200": response("It is well.", ref("HealthEnvelope"), headers, ()),
+            **_call_errors(ANY_CALL),
+            "503": response("It is not well: `ok` is false.", ref("HealthEnvelope"), headers, ()),
         },
     }
 
 
 def _quickstart(site: Site) -> Json:
     charged = site.rate_limit.enabled
-    headers = _header_refs(site, charged=charged)
-    headers |= {name: _header_ref(name) for name in ("ETag", "Cache-Control")}
-    good = _response("The quickstart.", ref("Quickstart"), headers, ())
+    headers = header_refs(site, charged=charged)
+    headers |= {name: header_ref(name) for name in ("ETag", "Cache-Control")}
+    good = response("The quickstart.", ref("Quickstart"), headers, ())
     example = {"summary": "As this installation answers", "value": quickstart(site, START_MS)}
     good["content"][JSON]["examples"] = {"quickstart": example}
-    refused = (*_ANY_CALL, *((errors.RateLimited,) if charged else ()))
+    refused = (*ANY_CALL, *((errors.RateLimited,) if charged else ()))
     return {
         "operationId": "quickstart",
         "tags": ["discovery"],
         "summary": "What an agent reads first.",
         "description": "What the service is, the flow of a swap, and two requests that work as"
         " they stand. Changes nothing.",
-        "parameters": [_parameter_ref("IfNoneMatch"), _parameter_ref("RequestId")],
+        "parameters": [parameter_ref("IfNoneMatch"), parameter_ref("RequestId")],
         "responses": {
             "200": good,
             "304": {"description": "The client's copy is current.", "headers": headers},

@@ -45,6 +45,12 @@ def pascal(name: str) -> str:
     return "".join(part.capitalize() for part in re.split(r"[.-]", name))
 
 
+def camel(name: str) -> str:
+    """``swap.plan`` as ``swapPlan``."""
+    whole = pascal(name)
+    return whole[0].lower() + whole[1:]
+
+
 def envelope_name(operation: Operation) -> str:
     """The name of an operation's good answer."""
     return f"{pascal(operation.name)}Envelope"
@@ -63,8 +69,8 @@ def component_schemas(site: Site) -> Json:
     found = _envelope_parts()
     for operation in site.operations:
         described = schemas_of(operation)
-        found |= _lifted(described["params"], is_answer=False)
-        found |= _lifted(described["result"], is_answer=True)
+        found |= lifted(described["params"], is_answer=False)
+        found |= lifted(described["result"], is_answer=True)
         found[envelope_name(operation)] = envelope(
             f"The answer of {operation.name} when it did what it was asked.",
             {"ok": {"const": True}, "operation": {"const": operation.name}},
@@ -75,7 +81,7 @@ def component_schemas(site: Site) -> Json:
 
 def params_schema(operation: Operation) -> Json:
     """An operation's params in the documents' form, without the idempotency key."""
-    parts = _lifted(schemas_of(operation)["params"], is_answer=False)
+    parts = lifted(schemas_of(operation)["params"], is_answer=False)
     return dict(parts[request_name(operation)])
 
 
@@ -165,7 +171,7 @@ def _envelope_parts() -> Json:
             optional=("operation", "params"),
         ),
         "NoData": {
-            **_lifted(Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
+            **lifted(Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
             "description": "What every data has; a failed call gives no more.",
         },
         "ErrorEnvelope": error_schema(),
@@ -224,7 +230,7 @@ def _names_in(value: Any) -> Iterator[str]:
 # --- pydantic's schemas in the documents' form ---
 
 
-def _lifted(schema: Json, *, is_answer: bool) -> Json:
+def lifted(schema: Json, *, is_answer: bool) -> Json:
     """A model's schema and those nested in it, by name.
 
     Answers lose ``additionalProperties: false``: they may gain fields within a version, and a

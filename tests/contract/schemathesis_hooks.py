@@ -15,7 +15,7 @@ import schemathesis
 MEANING = frozenset(
     {
         "missing_input", "invalid_input", "invalid_destination", "unsupported_chain",
-        "amount_below_minimum", "amount_above_maximum",
+        "amount_below_minimum", "amount_above_maximum", "unsupported_token",
     }
 )  # fmt: skip
 
@@ -28,7 +28,8 @@ def refused_for_its_meaning_only(_context: Any, response: Any, case: Any) -> Non
     answer = response.json()
     sent = {**(case.path_parameters or {}), **(case.query or {})}
     known = set(sent) | set(case.body if isinstance(case.body, dict) else ())
-    named = {problem["field"] for problem in answer["validationErrors"]}
+    problems = answer.get("validationErrors") or answer["error"].get("details", {}).get("problems")
+    named = {problem["field"].partition(".")[0] for problem in problems or ()}
     assert answer["error"]["code"] in MEANING, answer["error"]
-    assert named | set(answer["missingInputs"]), answer
+    assert named | set(answer.get("missingInputs", ())), answer
     assert named <= known | {"orderId", "amount"}, f"{named - known} was not sent"

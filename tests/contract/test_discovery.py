@@ -491,7 +491,9 @@ async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
     assert asked.headers["access-control-allow-origin"] == "*"
     assert {"GET", "HEAD", "POST"} == set(asked.headers["access-control-allow-methods"].split(", "))
     allowed = set(asked.headers["access-control-allow-headers"].split(", "))
-    assert allowed == {"content-type", "idempotency-key", "if-none-match", "x-request-id"}
+    assert allowed == {
+        "content-type", "idempotency-key", "if-none-match", "x-api-key", "x-request-id",
+    }  # fmt: skip
     assert "access-control-allow-credentials" not in asked.headers
     answer = await get(site, path, origin="https://page.example")
     assert answer.headers["access-control-allow-origin"] == "*"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.transport.openapi import openapi_document
-from rpcsvc.transport.site import API_ROOT, site_of
+from rpcsvc.transport.site import API_ROOT, BFF_ROOT, site_of
 from tests.contract.described import closed_document
 from tests.contract.serving import Served, serving
 
@@ -32,7 +32,9 @@ expected-statuses = ["2xx", "3xx", 400, 401, 403, 404, 409, 429]
 """
 
 
-async def run(served: Served, folder: Path, examples: int, *selection: str) -> tuple[int, str]:
+async def run(
+    served: Served, folder: Path, root: str, examples: int, *selection: str
+) -> tuple[int, str]:
     """Schemathesis' exit status and report."""
     document = openapi_document(site_of(served.up.settings, served.up.service))
     described = folder / "openapi.json"
@@ -40,7 +42,7 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
     (folder / "schemathesis.toml").write_text(CONFIG)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "schemathesis.cli", "run", str(described),
-        "--url", served.url + API_ROOT, "--checks", "all",
+        "--url", served.url + root, "--checks", "all",
         "--max-examples", str(examples), "--seed", SEED, "--continue-on-failure", "--no-color",
         *selection,
         cwd=folder,
@@ -58,21 +60,34 @@ async def run(served: Served, folder: Path, examples: int, *selection: str) -> t
 
 
 @pytest.mark.parametrize(
-    ("examples", "selection"),
+    ("root", "examples", "selection"),
     [
         # What sandbox.fault brings about would be found as server errors everywhere else.
-        pytest.param(80, ("--exclude-path", FAULT, "--phases", PHASES), id="all but faults"),
-        # Nothing links to it, so that there are no sequences of calls to try.
-        pytest.param(80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"),
+        pytest.param(
+            API_ROOT,
+            80,
+            ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
+            id="all but faults",
+        ),
+        # Nothing links to these, so that there are no sequences of calls to try.
+        pytest.param(
+            API_ROOT, 80, ("--include-path", FAULT, "--phases", PHASES_OF_ONE), id="faults"
+        ),
+        pytest.param(
+            "",
+            60,
+            ("--include-path-regex", f"^{BFF_ROOT}", "--phases", PHASES_OF_ONE),
+            id="bff",
+        ),
     ],
 )
 async def test_schemathesis_finds_nothing(
-    tmp_path: Path, examples: int, selection: tuple[str, ...]
+    tmp_path: Path, root: str, examples: int, selection: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "schemathesis"
     folder.mkdir()
     async with serving(tmp_path / "data") as served:
-        status, report = await run(served, folder, examples, *selection)
+        status, report = await run(served, folder, root, examples, *selection)
     assert status == 0, report
     for phase in selection[-1].split(","):
         assert f"✅  {phase.capitalize()}" in report, report

@@ -13,6 +13,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from rpcsvc import errors
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import RateLimitSettings
@@ -20,7 +21,7 @@ from rpcsvc.transport import schemas
 from rpcsvc.transport.documents.advice import error_classes
 from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.site import Site, site_of
+from rpcsvc.transport.site import BFF_ROOT, Site, site_of
 from tests.sandbox import sandbox
 
 Json = dict[str, Any]
@@ -64,6 +65,8 @@ def test_every_reference_leads_somewhere_and_every_part_is_referred_to(
             for name in named
         }
         used = set(references(document))
+        # Security schemes are referred to by name.
+        used |= {p for p in parts if p.startswith("#/components/securitySchemes/")}
         assert used <= parts
         unused = {part for part in parts - used if not part.startswith("#/components/errors/")}
         assert not unused
@@ -93,6 +96,8 @@ def test_every_operation_with_a_path_is_described_and_nothing_else(site: Site) -
         paths = openapi_document(offered)["paths"]
         expected = {(op.path, op.method.lower()) for op in offered.operations if op.path}
         expected |= {("/health", "get"), ("/agent/quickstart", "get")}
+        expected |= {(BFF_ROOT + op.path, op.method.lower()) for op in BFF_OPERATIONS}
+        expected.add((f"{BFF_ROOT}/health", "get"))
         assert {(path, method) for path, item in paths.items() for method in item} == expected
 
 
@@ -175,7 +180,7 @@ def test_examples_name_a_chain_that_the_installation_has(site: Site) -> None:
 
 def test_params_are_closed_and_answers_may_gain_fields(site: Site) -> None:
     named = openapi_document(site)["components"]["schemas"]
-    requests = [name for name in named if "Request" in name]
+    requests = [name for name in named if "Request" in name or name == "TwapConfig"]
     assert {"PlanRequest", "SwapRequestBase", "SwapRequest", "SupportRequest"} <= set(requests)
     for name, schema in named.items():
         assert (schema.get("additionalProperties") is False) == (name in requests), name

@@ -1,0 +1,106 @@
+"""The BFF's part of the OpenAPI document: every example is sent, every answer held against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from openapi_spec_validator import validate
+
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.site import BFF_ROOT, site_of
+from tests.contract.bff import ORDER, TABLES, call
+from tests.contract.described import Json, check_response, filled
+from tests.contract.serving import Served
+
+# Which spec table tells of each answer.
+TABLE_OF = {
+    "BffHealth": "Health",
+    "BffChain": "Chain",
+    "BffQuote": "Quote response",
+    "IntegratorFee": "integratorFee",
+    "BffNewOrder": "Order create response",
+    "BffOrder": "Order",
+    "Twap": "twap",
+    "BffListItem": "Order list item",
+    "BffTicket": "Support ticket response",
+}
+
+
+def document_of(served: Served) -> Json:
+    return openapi_document(site_of(served.up.settings, served.up.service))
+
+
+async def send(served: Served, path: str, method: str, params: Json, **headers: str) -> Any:
+    """One call; its answer is held against the document before it is given back."""
+    target, left = filled(path.removeprefix(BFF_ROOT), params)
+    kwargs: Json = {"params": left} if method == "get" else {"json": params}
+    answer = await call(served, method.upper(), target, headers=headers, **kwargs)
+    document = document_of(served)
+    check_response(document, path, method, answer.status, answer.headers, answer.body)
+    return answer
+
+
+async def test_the_document_is_valid_and_has_every_call(served: Served) -> None:
+    document = document_of(served)
+    validate(document)
+    for operation in BFF_OPERATIONS:
+        described = document["paths"][BFF_ROOT + operation.path][operation.method.lower()]
+        assert described["servers"] == [
+            {"url": served_url(served), "description": "The site's root."}
+        ]
+
+
+def served_url(served: Served) -> str:
+    return site_of(served.up.settings, served.up.service).url
+
+
+async def test_every_example_works_as_it_stands(served: Served) -> None:
+    made = await send(served, f"{BFF_ROOT}/orders", "post", ORDER)
+    document, sent = document_of(served), 0
+    for path, item in document["paths"].items():
+        if not path.startswith(BFF_ROOT):
+            continue
+        for method, described in item.items():
+            params = example_of(described)
+            if "orderId" in params and method == "get":
+                params["orderId"] = made.body["orderId"]
+            answer = await send(served, path, method, params)
+            assert answer.status == 200, (path, answer.body)
+            sent += 1
+    assert sent == len(BFF_OPERATIONS) + 1
+
+
+def example_of(described: Json) -> Json:
+    if "requestBody" in described:
+        content = described["requestBody"]["content"]["application/json"]
+        return dict(next(iter(content["examples"].values()))["value"])
+    return {p["name"]: p["example"] for p in described["parameters"] if "example" in p}
+
+
+async def test_errors_are_declared(served: Served) -> None:
+    orders, one = f"{BFF_ROOT}/orders", f"{BFF_ROOT}/orders/{{orderId}}"
+    nobodys = "ord_" + "0" * 26
+    assert (await send(served, orders, "post", {})).status == 400
+    assert (await send(served, orders, "post", ORDER, **{"x-api-key": "wrong"})).status == 401
+    assert (await send(served, one, "get", {"orderId": nobodys})).status == 404
+    key = {"idempotency-key": "k"}
+    made = await send(served, orders, "post", ORDER, **key)
+    wrong = {"orderId": made.body["orderId"], "verify": nobodys}
+    assert (await send(served, one, "get", wrong)).status == 403
+    other = {**ORDER, "fromAmount": "900000000000"}
+    assert (await send(served, orders, "post", other, **key)).status == 409
+    assert "idempotent-replayed" in (await send(served, orders, "post", ORDER, **key)).headers
+
+
+async def test_the_schemas_name_the_fields_of_the_spec(served: Served) -> None:
+    named = document_of(served)["components"]["schemas"]
+    for schema, table in TABLE_OF.items():
+        wanted = TABLES[table]
+        assert set(named[schema]["properties"]) == set(wanted), schema
+        optional = {name for name, kind in wanted.items() if kind.endswith("?")}
+        assert set(named[schema]["required"]) == set(wanted) - optional, schema
+        for name, kind in wanted.items():
+            nullable = "null" in json.dumps(named[schema]["properties"][name])
+            assert nullable == (kind.endswith(("|null", "?"))), (schema, name)
