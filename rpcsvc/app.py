@@ -216,6 +216,7 @@ def _policy(settings: Settings) -> Policy:
         spread_bps=orders.spread_bps,
         min_received_bps=orders.min_received_bps,
         max_swap_usd=orders.max_swap_usd,
+        bridge_min_usd=orders.bridge_min_usd,
         deposit_window=orders.deposit_window_seconds * 1000,
         timeouts=Timeouts(
             late_window=orders.effective_late_window_seconds * 1000,

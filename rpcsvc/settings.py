@@ -123,6 +123,7 @@ class OrderSettings(Group):
     min_received_bps: Annotated[int, whole(1, 10_000)] = 9_900
     spread_bps: Annotated[int, whole(0, 5_000)] = 50
     max_swap_usd: Annotated[int, whole(1, 100_000_000)] = 50_000
+    bridge_min_usd: Annotated[int, whole(1, 100_000_000)] = 10
     confirm_timeout_seconds: Seconds = DAY
     prepare_timeout_seconds: Seconds = 900
     payout_check_seconds: Seconds = 600

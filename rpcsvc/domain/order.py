@@ -21,6 +21,8 @@ from rpcsvc.domain.states import (
 )
 
 REFUND_ADDRESS = "refund_address"
+# The chain of bridge orders: the perpetuals exchange (bridge.py).
+PERPS = "perps"
 
 
 class DepositKey(NamedTuple):
@@ -156,6 +158,11 @@ class Terms:
     def payout_asset(self) -> Asset:
         """The asset that is paid out."""
         return payout_asset(self.direction)
+
+    @property
+    def is_bridge(self) -> bool:
+        """True for an order to or from the perpetuals exchange."""
+        return self.chain == PERPS
 
     @property
     def senders_can_be_refunded(self) -> bool:

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.operations import bff, bff_models
+from rpcsvc.operations import bff, bff_models, bridge, bridge_models
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.models import Params, View
+from rpcsvc.operations.models import Params
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.table import Effect
@@ -32,7 +34,7 @@ class BffOperation:
     name: str
     summary: str
     params: type[Params]
-    result: type[View]
+    result: type[BaseModel]
     handler: Handler
     effect: Effect
     method: str
@@ -44,6 +46,10 @@ class BffOperation:
 
 
 _EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
+_MONERO = (
+    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
+    "9dhwMVgN5S9cQUiyoogDavup3H"
+)
 _SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 _PAIR: Json = {
     "fromChainId": MONERO_CHAIN_ID,
@@ -55,6 +61,9 @@ _PAIR: Json = {
 _QUOTE_ERRORS = (
     "missing_input", "invalid_input", "unsupported_chain", "unsupported_token",
     "amount_below_minimum", "amount_above_maximum", "unavailable", "unauthorized",
+)  # fmt: skip
+_BRIDGE_ERRORS = (
+    "missing_input", "invalid_input", "invalid_destination", "idempotency_conflict", "unavailable",
 )  # fmt: skip
 
 BFF_OPERATIONS: tuple[BffOperation, ...] = (
@@ -135,5 +144,55 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
             "message": "How long does a swap take?",
         },
         errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
+    ),
+    BffOperation(
+        name="bff.bridge.rates",
+        summary="What the bridge to the perpetuals exchange gives for XMR now.",
+        params=bff_models.Nothing,
+        result=bridge_models.BridgeRates,
+        handler=bridge.rates,
+        effect=Effect.READ,
+        method="GET",
+        path="/bridge/rates",
+        example={},
+        errors=("unavailable",),
+    ),
+    BffOperation(
+        name="bff.bridge.deposit",
+        summary="Create a bridge order from XMR to the perpetuals exchange.",
+        params=bridge_models.BridgeParams,
+        result=bridge_models.BridgeOpened,
+        handler=bridge.deposit,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/bridge/deposit",
+        example={"toAddress": _EVM},
+        errors=_BRIDGE_ERRORS,
+        idempotent=True,
+    ),
+    BffOperation(
+        name="bff.bridge.withdraw",
+        summary="Create a bridge order from the perpetuals exchange to XMR.",
+        params=bridge_models.BridgeParams,
+        result=bridge_models.BridgeOpened,
+        handler=bridge.withdraw,
+        effect=Effect.MOVES_MONEY,
+        method="POST",
+        path="/bridge/withdraw",
+        example={"toAddress": _MONERO},
+        errors=_BRIDGE_ERRORS,
+        idempotent=True,
+    ),
+    BffOperation(
+        name="bff.bridge.order",
+        summary="A bridge order as it stands.",
+        params=bridge_models.BridgeOrderIdParams,
+        result=bridge_models.BridgeOrderView,
+        handler=bridge.order,
+        effect=Effect.READ,
+        method="GET",
+        path="/bridge/order/{orderId}",
+        example={"orderId": "$orderId"},
+        errors=("invalid_input", "order_not_found"),
     ),
 )

@@ -45,10 +45,13 @@ class Wish(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A new order, the status answer that is stored with it, and the quote that it locks."""
+    """A new order, the status answer that is stored with it, and the quote that it locks.
+
+    A bridge order has no status answer: the agent API does not know it.
+    """
 
     order: Order
-    status: Answer
+    status: Answer | None
     quote: Quote
 
 
@@ -73,10 +76,13 @@ async def _make(
 ) -> bytes:
     found = await make_quote(service, *wish[:3], wish.integrator)
     order = open_order(_terms(service, found, wish))
-    status = status_answer(service.venue, order, order.status_at)
+    status = None
+    if not order.terms.is_bridge:
+        status = status_answer(service.venue, order, order.status_at)
     body = write(Placed(order, status, found))
     response = _response(claim, body, order.terms.created_at)
-    await service.processor.open(order, as_view(order, status), response)
+    view = as_view(order, status) if status else None
+    await service.processor.open(order, view, response)
     return body
 
 

@@ -31,8 +31,10 @@ def status_answer(venue: Venue, order: Order, now: int) -> Answer:
     return Answer(AGENT_STATE_OF[order.status], data, status_actions(venue, order, now))
 
 
-def project(venue: Venue, order: Order) -> StatusView:
-    """The status answer as bytes, and until when it holds."""
+def project(venue: Venue, order: Order) -> StatusView | None:
+    """The status answer as bytes, and until when it holds; None for a bridge order."""
+    if order.terms.is_bridge:
+        return None
     return as_view(order, status_answer(venue, order, order.status_at))
 
 
@@ -47,7 +49,7 @@ def as_view(order: Order, answer: Answer) -> StatusView:
 def view_key(venue: Venue, chains: list[str]) -> str:
     """Names the code and settings that render views: the hash of what they make of samples."""
     samples = [
-        project(venue, _sample(direction, chain, status)).body
+        head("swap.status", status_answer(venue, _sample(direction, chain, status), 0))
         for chain in chains
         for direction in Direction
         for status in OrderStatus

@@ -11,13 +11,13 @@ from rpcsvc.operations.envelope import Answer, action
 from rpcsvc.operations.inputs import missing, read_order_id
 from rpcsvc.operations.models import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.swap import find_order
+from rpcsvc.operations.swap import find_any_order
 from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxControls
 
 
 async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
     """Send a simulated deposit; by default what is still due."""
-    order = find_order(service, params.order_id)
+    order = find_any_order(service, params.order_id)
     money = _amount(order, params.amount)
     tx = await _controls(service).fund(order, money.units)
     service.wake()
@@ -48,7 +48,7 @@ async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
     if kind in NEEDS_ORDER:
         if params.order_id is None:
             raise missing("orderId")
-        await controls.fault_on_order(kind, find_order(service, params.order_id))
+        await controls.fault_on_order(kind, find_any_order(service, params.order_id))
     else:
         await controls.fault(kind, seconds=params.seconds, rate=params.rate)
     service.wake()

@@ -32,6 +32,7 @@ class Policy:
     spread_bps: int
     min_received_bps: int
     max_swap_usd: int
+    bridge_min_usd: int
     deposit_window: int
     timeouts: Timeouts
 

@@ -82,13 +82,25 @@ async def status(service: Service, params: StatusParams, _call: Call) -> Answer 
 
 
 def find_order(service: Service, order_id: str) -> Order:
-    """The order. Raises InvalidInput and OrderNotFound."""
+    """The order of a swap. Raises InvalidInput and OrderNotFound."""
+    order = find_any_order(service, order_id)
+    if order.terms.is_bridge:
+        raise _no_order(order_id)
+    return order
+
+
+def find_any_order(service: Service, order_id: str) -> Order:
+    """The order, of a swap or of the bridge. Raises InvalidInput and OrderNotFound."""
     order = service.store.order(read_order_id(order_id))
     if order is None:
-        raise OrderNotFound(
-            f"There is no order {order_id}. Send the orderId that create or execute answered."
-        )
+        raise _no_order(order_id)
     return order
+
+
+def _no_order(order_id: str) -> OrderNotFound:
+    return OrderNotFound(
+        f"There is no order {order_id}. Send the orderId that create or execute answered."
+    )
 
 
 # --- plan ---
@@ -181,6 +193,8 @@ def _fingerprint(intent: Intent, session: str | None) -> Json:
 def _order_answer(service: Service, wish: Wish, operation: str, placed: Placed) -> bytes:
     """The envelope of a new order, without its request id."""
     status = placed.status
+    if status is None:
+        raise TypeError("the order of a swap has a status answer")
     data = {
         "order": status.data["order"],
         "fundingInstructions": status.data["fundingInstructions"],

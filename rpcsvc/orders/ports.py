@@ -74,7 +74,7 @@ class StatusView(NamedTuple):
     valid_until: int | None
 
 
-Projection = Callable[[Order], StatusView]
+Projection = Callable[[Order], StatusView | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,8 @@ class SettlementEngine(Protocol):
 
     name: str
     poll_ms: int
+    # The exchanges that it can pay to and take from, by the name of their network.
+    bridges: frozenset[str]
 
     async def start(self) -> None:
         """Connect, load, catch up."""
@@ -284,6 +286,14 @@ class SettlementEngine(Protocol):
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of the transfer's transaction id."""
+        ...
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        ...
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations make a deposit on this network final."""
         ...
 
     def health(self) -> Health:

@@ -51,7 +51,9 @@ class OrderProcessor:
         """Have ``sink`` called with the effects of each transition, after its commit."""
         self._sinks.append(sink)
 
-    async def open(self, order: Order, view: StatusView, response: StoredResponse | None) -> None:
+    async def open(
+        self, order: Order, view: StatusView | None, response: StoredResponse | None
+    ) -> None:
         """Commit a new order together with the answer that its idempotency key replays."""
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}

@@ -62,4 +62,4 @@ def _check_field(kind: str, found: Any, where: str) -> None:
     elif kind == "number":
         assert type(found) in (int, float), where
     else:
-        assert type(found) is {"string": str, "boolean": bool}[kind], where
+        assert type(found) is {"string": str, "boolean": bool, "array": list}[kind], where

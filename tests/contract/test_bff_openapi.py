@@ -12,7 +12,7 @@ from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled
-from tests.contract.serving import Served
+from tests.contract.serving import EVM, Served
 
 # Which spec table tells of each answer.
 TABLE_OF = {
@@ -25,6 +25,11 @@ TABLE_OF = {
     "Twap": "twap",
     "BffListItem": "Order list item",
     "BffTicket": "Support ticket response",
+    "BridgeRate": "rate",
+    "ReferenceRate": "wagyuRate",
+    "BridgeRates": "Bridge rate list",
+    "BridgeOpened": "Bridge order response",
+    "BridgeOrderView": "Bridge order",
 }
 
 
@@ -58,6 +63,7 @@ def served_url(served: Served) -> str:
 
 async def test_every_example_works_as_it_stands(served: Served) -> None:
     made = await send(served, f"{BFF_ROOT}/orders", "post", ORDER)
+    bridged = await send(served, f"{BFF_ROOT}/bridge/deposit", "post", {"toAddress": EVM})
     document, sent = document_of(served), 0
     for path, item in document["paths"].items():
         if not path.startswith(BFF_ROOT):
@@ -65,7 +71,8 @@ async def test_every_example_works_as_it_stands(served: Served) -> None:
         for method, described in item.items():
             params = example_of(described)
             if "orderId" in params and method == "get":
-                params["orderId"] = made.body["orderId"]
+                order = bridged if "/bridge/" in path else made
+                params["orderId"] = order.body["orderId"]
             answer = await send(served, path, method, params)
             assert answer.status == 200, (path, answer.body)
             sent += 1

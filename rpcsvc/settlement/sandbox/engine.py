@@ -18,7 +18,7 @@ from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset
-from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.order import PERPS, DepositKey, Transfer
 from rpcsvc.domain.states import DepositState, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
@@ -73,6 +73,7 @@ class SandboxEngine:
 
     name = "sandbox"
     poll_ms = 200
+    bridges = frozenset({PERPS})
 
     def __init__(
         self,
@@ -204,10 +205,16 @@ class SandboxEngine:
         return DepositSighting(key, tx.recipient, tx.units, tx.sender, tx.broadcast_at, state)
 
     def _confirmed(self, chain: Chain, tx: Tx, now: int) -> bool:
-        if tx.state is not TxState.MINED or tx.block_height is None:
-            return False
-        needed = self._options.confirmations[_asset_of(tx.network).symbol]
-        return chain.height(now) - tx.block_height + 1 >= needed
+        return _depth(chain, tx, now) >= self.required_confirmations(tx.network)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How many blocks deep a deposit is now."""
+        tx = self._ledger.transaction(key.network, key.txid)
+        return _depth(self._chain(key.network), tx, self._clock.now_ms()) if tx else 0
+
+    def required_confirmations(self, network: str) -> int:
+        """How many blocks deep a transaction must be."""
+        return self._options.confirmations[_asset_of(network).symbol]
 
     # --- transfers ---
 
@@ -277,7 +284,7 @@ class SandboxEngine:
 
     def _initial_chains(self) -> list[Chain]:
         now = self._clock.now_ms()
-        networks = [MONERO, *(chain.name for chain in self._registry.all())]
+        networks = [MONERO, *(chain.name for chain in self._registry.all()), PERPS]
         return [_initial_chain(network, now, self._options) for network in networks]
 
 
@@ -285,6 +292,12 @@ _FAILS = {
     TransferKind.PAYOUT: Fault.PAYOUT_FAILS,
     TransferKind.REFUND: Fault.REFUND_FAILS,
 }
+
+
+def _depth(chain: Chain, tx: Tx, now: int) -> int:
+    if tx.state is not TxState.MINED or tx.block_height is None:
+        return 0
+    return chain.height(now) - tx.block_height + 1
 
 
 def _asset_of(network: str) -> Asset:

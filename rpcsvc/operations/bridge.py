@@ -1,0 +1,121 @@
+"""The bridge's handlers: rates, deposit, withdraw and an order by id (spec 2.4, 4.4).
+
+What does not live here: what a bridge order is (domain/bridge.py).
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.bridge import DIRECTION_OF, STATUS_OF, BridgeKind, kind_of, perps_chain
+from rpcsvc.domain.money import USDC, Money, format_units
+from rpcsvc.domain.order import PERPS, Deposit, Order
+from rpcsvc.domain.pricing import ONE_XMR, Price, deposit_asset, usd_to_deposit_ceil
+from rpcsvc.domain.states import Direction
+from rpcsvc.errors import OrderNotFound, Unavailable
+from rpcsvc.operations.bff_models import Nothing
+from rpcsvc.operations.bridge_models import BridgeOrderIdParams, BridgeParams
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import read_destination
+from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.results import Flat, Stored
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.swap import find_any_order
+from rpcsvc.orders.idempotency import Claim
+
+
+async def rates(service: Service, _params: Nothing, _call: Call) -> Flat:
+    """The market's rate, and what a bridge order would be given now."""
+    _require_bridge(service)
+    rate, policy = service.rates.rate(), service.policy
+    ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
+    eta = _eta(service)
+    market = {"exchange": rate.source, "rate": _number(rate.usdc_per_xmr), "eta": eta}
+    own = {"rate": _number(ours.output(Direction.XMR_TO_USDC, ONE_XMR)), "eta": eta}
+    return Flat({"rates": [market], "wagyuRate": own})
+
+
+async def deposit(service: Service, params: BridgeParams, call: Call) -> Stored:
+    """A new order from XMR to the exchange."""
+    return await _open(service, params, call, BridgeKind.DEPOSIT)
+
+
+async def withdraw(service: Service, params: BridgeParams, call: Call) -> Stored:
+    """A new order from the exchange to XMR."""
+    return await _open(service, params, call, BridgeKind.WITHDRAW)
+
+
+async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> Flat:
+    """A bridge order as it stands. Raises OrderNotFound."""
+    found = find_any_order(service, params.order_id)
+    if not found.terms.is_bridge:
+        raise OrderNotFound(
+            f"{params.order_id} is not a bridge order. Ask for it at GET /orders/{params.order_id}."
+        )
+    return Flat(_view(service, found))
+
+
+async def _open(service: Service, params: BridgeParams, call: Call, kind: BridgeKind) -> Stored:
+    _require_bridge(service)
+    direction = DIRECTION_OF[kind]
+    to = read_destination(params.to_address, direction, service, field="toAddress")
+    chain = perps_chain(service.policy.bridge_min_usd)
+    least = usd_to_deposit_ceil(direction, chain.min_swap_usd, service.rates.rate().usdc_per_xmr)
+    amount = Money(least, deposit_asset(direction))
+    claim = None
+    if call.idempotency_key is not None:
+        claim = Claim(call.namespace, call.idempotency_key, f"bff.bridge.{kind}", {"toAddress": to})
+    return await place(service, Wish(direction, chain, amount, to, None), claim, _opened)
+
+
+def _require_bridge(service: Service) -> None:
+    if PERPS not in service.engine.bridges:
+        raise Unavailable("This service has no bridge.")
+
+
+def _eta(service: Service) -> str:
+    seconds = service.engine.estimated_seconds(deposit_asset(Direction.XMR_TO_USDC), PERPS)
+    return f"{seconds} s" if seconds < 120 else f"{-(-seconds // 60)} min"
+
+
+def _opened(placed: Placed) -> bytes:
+    terms = placed.order.terms
+    return orjson.dumps(
+        {
+            "orderId": terms.order_id,
+            "depositAddress": terms.deposit_address,
+            "destination": terms.to_address,
+            "expiresAt": iso8601(terms.expires_at),
+        }
+    )
+
+
+def _view(service: Service, found: Order) -> Json:
+    terms = found.terms
+    arrived = [d for d in found.deposits if d.is_active]
+    payout, needed = found.payout, service.engine.required_confirmations(terms.deposit_network)
+    status = STATUS_OF[found.status]
+    return {
+        "id": terms.order_id,
+        "type": kind_of(found).value,
+        "status": status.value,
+        "amount": str(sum(d.units for d in arrived)),
+        "confirmations": min(needed, _confirmations(service, arrived)),
+        "requiredConfirmations": needed,
+        "tx_in": arrived[0].key.txid if arrived else None,
+        "tx_out": payout.txid if payout else None,
+        "failure_reason": found.error_message if status.is_failure else None,
+        "created_at": iso8601(terms.created_at),
+        "completed_at": iso8601(found.completed_at) if found.completed_at else None,
+    }
+
+
+def _confirmations(service: Service, arrived: list[Deposit]) -> int:
+    """Those of the deposit that has the fewest."""
+    return min((service.engine.confirmations(d.key) for d in arrived), default=0)
+
+
+def _number(units: int) -> orjson.Fragment:
+    """USDC units as a JSON number, digit for digit."""
+    return orjson.Fragment(format_units(units, USDC).encode())

@@ -1,0 +1,76 @@
+"""Params and results of the bridge (spec 2.4)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
+from rpcsvc.operations.models import Params, Time, Units, View
+
+
+class BridgeParams(Params):
+    """Where bridged money goes: to the exchange, or to an XMR address."""
+
+    model_config = ConfigDict(title="BridgeRequest")
+
+    to_address: Annotated[
+        str,
+        Field(description="deposit: an address on the exchange, in EVM form; withdraw: XMR."),
+    ]
+
+
+class BridgeOrderIdParams(Params):
+    """Which bridge order."""
+
+    order_id: Annotated[str, Field(description="The bridge order's id.")]
+
+
+class BridgeRate(View):
+    """What an exchange gives: USDC for one XMR, and how long it takes."""
+
+    exchange: str
+    rate: float
+    eta: str
+
+
+class ReferenceRate(View):
+    """What this service gives: USDC for one XMR, and how long it takes."""
+
+    rate: float
+    eta: str
+
+
+class BridgeRates(View):
+    """Rates of the exchanges, and the service's own."""
+
+    rates: list[BridgeRate]
+    wagyu_rate: ReferenceRate
+
+
+class BridgeOpened(View):
+    """A bridge order that was made."""
+
+    order_id: str
+    deposit_address: str
+    destination: str
+    expires_at: Time
+
+
+class BridgeOrderView(BaseModel):
+    """A bridge order as it stands."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    type: BridgeKind
+    status: BridgeStatus
+    amount: Annotated[Units, Field(description="What has come so far, in atomic units.")]
+    confirmations: int
+    required_confirmations: Annotated[int, Field(alias="requiredConfirmations")]
+    tx_in: str | None
+    tx_out: str | None
+    failure_reason: str | None
+    created_at: Time
+    completed_at: Time | None
