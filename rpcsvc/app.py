@@ -44,14 +44,18 @@ from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.relay import Relay, UpstreamVenue
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.wiring import upstream_engine
 from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
+from rpcsvc.transport import strict_json
 from rpcsvc.transport.agent_http import AgentHttp
 from rpcsvc.transport.bff_http import BffHttp
 from rpcsvc.transport.cors import Cors
@@ -96,9 +100,9 @@ async def running(
     The worker is made, not started. Raises DataDirInUse, NewerDatabase, SigningKeyError and
     SettingsError.
     """
-    if settings.engine != "sandbox":
+    if settings.engine == "onchain":
         raise SettingsError(
-            [f"engine: {settings.engine} is not built in yet; this version settles with: sandbox"]
+            ["engine: onchain is not built in yet; this version settles with: sandbox, upstream"]
         )
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = OwnerLock(settings.data_dir)
@@ -108,7 +112,9 @@ async def running(
         try:
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
-            yield await _compose(settings, database, base, random, signer)
+            chains = load_chains(_chains_toml(settings.chains_file))
+            async with _backend(settings, database, chains, base, random) as backend:
+                yield await _compose(settings, database, chains, backend, random, signer)
         finally:
             await database.close()
     finally:
@@ -123,19 +129,49 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
     return ResponseSigner(ring, clock, slug=settings.brand.slug)
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What settles orders, and what depends on it."""
+
+    engine: SandboxEngine | UpstreamEngine
+    clock: Clock
+    network: str
+    monero_networks: frozenset[MoneroNetwork]
+    sandbox: SandboxControls | None = None
+    venue: UpstreamVenue | None = None
+
+
+@asynccontextmanager
+async def _backend(
+    settings: Settings,
+    database: Database,
+    chains: ChainRegistry,
+    base_clock: Clock,
+    random: RandomBytes,
+) -> AsyncIterator[Backend]:
+    if settings.engine == "upstream":
+        async with upstream_engine(settings.upstream, chains, strict_json.loads) as engine:
+            monero = MoneroNetwork(settings.upstream.monero_network)
+            yield Backend(engine, base_clock, monero.value, frozenset({monero}), venue=engine)
+        return
+    clock = OffsetClock(base_clock)
+    ledger = SqliteSandboxLedger(database)
+    sandbox = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
+    controls = SandboxControls(ledger, sandbox, clock, random)
+    yield Backend(sandbox, clock, sandbox.name, frozenset(MoneroNetwork), sandbox=controls)
+
+
 async def _compose(
     settings: Settings,
     database: Database,
-    base_clock: Clock,
+    chains: ChainRegistry,
+    backend: Backend,
     random: RandomBytes,
     signer: ResponseSigner | None,
 ) -> Running:
-    chains = load_chains(_chains_toml(settings.chains_file))
-    clock = OffsetClock(base_clock)
-    ledger = SqliteSandboxLedger(database)
-    engine = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
+    engine, clock = backend.engine, backend.clock
     await engine.start()
-    venue = Venue(engine.name, engine, is_simulated=True)
+    venue = Venue(backend.network, engine, is_simulated=backend.sandbox is not None)
     if signer is not None:
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
@@ -144,16 +180,18 @@ async def _compose(
     processor = OrderProcessor(store, clock, partial(project, venue))
     payouts = Payouts(store, engine, processor)
     effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
-    aside = OrdersAside()
+    relay = Relay(store, processor, backend.venue, clock) if backend.venue else None
+    if relay is not None:
+        await relay.recover()
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor, aside),
+        DepositWatcher(store, engine, processor, OrdersAside()),
         effects,
-        aside,
         clock,
         tick_ms=TICK_MS,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
+        beside=(relay.run,) if relay else (),
     )
     service = Service(
         venue=venue,
@@ -163,12 +201,13 @@ async def _compose(
         processor=processor,
         idempotency=Idempotency(store),
         chains=chains,
-        monero_networks=frozenset(MoneroNetwork),
+        monero_networks=backend.monero_networks,
         policy=_policy(settings),
         clock=clock,
         random=random,
         wake=worker.wake,
-        sandbox=SandboxControls(ledger, engine, clock, random),
+        sandbox=backend.sandbox,
+        relay=relay,
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
 

@@ -151,6 +151,22 @@ class SandboxSettings(Group):
     rate_step_seconds: Annotated[int, whole(1, DAY)] = 10
 
 
+class UpstreamSettings(Group):
+    """Another swap API that settles the orders: ``bff`` is another rpcsvc, ``v1`` the public API.
+
+    ``*_per_minute`` are its limits for this service; by default the dialect's published ones.
+    ``monero_network`` is where its users pay and are paid.
+    """
+
+    url: Annotated[str, line(0, 300)] = ""
+    api_key: Annotated[SecretStr | None, BLANK_IS_NONE] = None
+    dialect: Literal["bff", "v1"] = "bff"
+    plain_http: Flag = False
+    monero_network: Literal["mainnet", "stagenet", "testnet"] = "mainnet"
+    orders_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
+    requests_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
+
+
 class RatesSettings(Group):
     """How old, in seconds, a rate may be and still be quoted."""
 
@@ -191,6 +207,7 @@ class Settings(Group):
     limits: LimitSettings = LimitSettings()
     orders: OrderSettings = OrderSettings()
     sandbox: SandboxSettings = SandboxSettings()
+    upstream: UpstreamSettings = UpstreamSettings()
     rates: RatesSettings = RatesSettings()
     signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()

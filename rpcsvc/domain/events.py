@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.order import DepositKey, Report
+from rpcsvc.domain.states import OrderStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,14 @@ class FillingStopped:
     """No fair rate came for the next chunk for as long as the order waits."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamReported:
+    """The upstream that settles the order told how it stands."""
+
+    status: OrderStatus
+    report: Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ Event = (
     | Repriced
     | ChunkFilled
     | FillingStopped
+    | UpstreamReported
     | DeadlinePassed
     | RefundAddressGiven
     | TransferPrepared

@@ -109,6 +109,21 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What an upstream last said of an order that it settles. ``output`` in payout units.
+
+    ``twap`` is its twap object as JSON text (spec 2.4), if the order is swapped in chunks there.
+    """
+
+    deposit_txid: str | None = None
+    output: int | None = None
+    refund_txid: str | None = None
+    error: str | None = None
+    completed_at: int | None = None
+    twap: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long an order may stay in each status, in milliseconds."""
 
@@ -123,6 +138,7 @@ class Timeouts:
 class Terms:
     """What was agreed when the order was made. Never changes.
 
+    ``upstream_id`` is the id of an order that an upstream settles, there.
     ``chain_id`` and ``chain`` are the USDC side. ``deposit_amount``, ``min_deposit`` and
     ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
     """
@@ -148,6 +164,7 @@ class Terms:
     timeouts: Timeouts
     integrator: str | None = None
     twap: TwapPlan | None = None
+    upstream_id: str | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -194,6 +211,7 @@ class Order:
     completed_at: int | None = None
     fills: tuple[Fill, ...] = ()
     leftover: int = 0
+    report: Report | None = None
 
     @property
     def order_id(self) -> str:
@@ -217,6 +235,8 @@ class Order:
     @property
     def due_units(self) -> int:
         """What the user still has to send, in deposit units."""
+        if self.terms.upstream_id is not None and self.status is not OrderStatus.AWAITING_DEPOSIT:
+            return 0
         return max(0, self.terms.deposit_amount - self.pending_units)
 
     @property

@@ -130,3 +130,4 @@ class OnDeadline(StrEnum):
     REFUND = "refund"
     REPUBLISH = "republish_and_alert"
     REMIND = "remind_operator"
+    ASK_UPSTREAM = "ask_upstream"

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain import twap
+from rpcsvc.domain import relay, twap
 from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Transfer
 from rpcsvc.domain.pricing import Price, keeps_proportion
@@ -77,7 +77,8 @@ def transition(order: Order, event: ev.Event, now: int) -> Transition:
     Raises ImpossibleTransition when the table does not know the pair, or the event does not fit
     the order's deposits and transfers.
     """
-    rule = TRANSITIONS[order.status].get(type(event))
+    table = TRANSITIONS if order.terms.upstream_id is None else RELAYED
+    rule = table[order.status].get(type(event))
     if rule is None:
         raise ImpossibleTransition(f"{type(event).__name__} in {order.status}")
     result = rule.decide(order, event, now)
@@ -101,6 +102,9 @@ def _stamp(before: Order, after: Order, now: int) -> Order:
 
 
 def _with_deadline(order: Order, now: int) -> Order:
+    if order.terms.upstream_id is not None and not order.status.is_terminal:
+        ask_at = now + order.terms.timeouts.payout_check
+        return replace(order, deadline_at=ask_at, on_deadline=OnDeadline.ASK_UPSTREAM)
     deadline = _DEADLINES.get(order.status)
     at, action = deadline(order, now) if deadline else (None, None)
     return replace(order, deadline_at=at, on_deadline=action)
@@ -504,6 +508,13 @@ def _look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transitio
     return Transition(order, tuple(effects))
 
 
+def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition:
+    after = relay.reported(order, event.status, event.report)
+    if after is None:
+        raise ImpossibleTransition(f"{event.status} says nothing new, or can't follow")
+    return Transition(after)
+
+
 def _deadline_in_executing(order: Order, event: ev.DeadlinePassed, now: int) -> Transition:
     if _planned_payout(order) is not None:
         return _cancel_and_refund(order, event, now)
@@ -587,3 +598,13 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.FAILED: _stays(_S.FAILED),
     _S.EXPIRED: _stays(_S.EXPIRED),
 }
+
+# Orders that an upstream settles: nothing happens to them but what it reports.
+RELAYED: Mapping[OrderStatus, Mapping[type, Rule]] = {
+    status: {
+        ev.UpstreamReported: Rule(_reported, tuple(relay.MAY_BECOME.get(status, ()))),
+        ev.DeadlinePassed: Rule(_look_again, (status,)),
+    }
+    for status in OrderStatus
+    if not status.is_terminal
+} | {status: {} for status in OrderStatus if status.is_terminal}

@@ -43,7 +43,7 @@ from rpcsvc.operations.inputs import (
 )
 from rpcsvc.operations.models import SupportParams
 from rpcsvc.operations.ordering import Placed, Wish, place
-from rpcsvc.operations.quoting import Quote, make_quote
+from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.support import create_ticket
@@ -104,8 +104,12 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
     order = find_order(service, params.order_id)
+    if service.relay is not None:
+        service.relay.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
     view = draft_order_view(order)
+    if order.report is not None and order.report.twap is not None:
+        return Flat({**view, "twap": orjson.Fragment(order.report.twap)})
     progress = twap_view(order, service.clock.now_ms())
     return Flat(view if progress is None else {**view, "twap": progress})
 
@@ -256,7 +260,7 @@ def _quote_view(service: Service, found: Quote, call: Call) -> Json:
         "toAmount": str(found.expected_output),
         "toAmountUsd": _usd(found.expected_output, payout, rate),
         "toSymbol": payout.symbol,
-        "estimatedTime": service.engine.estimated_seconds(found.deposit_asset, found.chain.name),
+        "estimatedTime": estimated_seconds(service, found),
         "minReceived": str(found.min_received),
     }
     if call.integrator is not None:

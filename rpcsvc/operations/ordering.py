@@ -8,6 +8,7 @@ an order made over one surface is seen over the other. What does not live here: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from rpcsvc import ids
@@ -24,7 +25,8 @@ from rpcsvc.operations.quoting import Quote, make_quote
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import StoredResponse
+from rpcsvc.orders.ports import RelayRecord, StoredResponse
+from rpcsvc.orders.relay import Asked, Relay
 
 MONERO_NETWORK = "monero"
 
@@ -75,15 +77,42 @@ async def _make(
     service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
     found = await make_quote(service, *wish[:3], wish.integrator)
-    order = open_order(_terms(service, found, wish))
+    terms = _terms(service, found, wish)
+    record = None
+    if service.relay is not None:
+        terms, record = await _relayed(service.relay, terms, wish, claim)
+    else:
+        terms = replace(terms, deposit_address=service.engine.deposit_address(found.deposit_asset))
+    order = open_order(terms)
     status = None
     if not order.terms.is_bridge:
         status = status_answer(service.venue, order, order.status_at)
     body = write(Placed(order, status, found))
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
-    await service.processor.open(order, view, response)
+    await service.processor.open(order, view, response, record)
+    if service.relay is not None:
+        service.relay.follow(order.order_id)
     return body
+
+
+async def _relayed(
+    relay: Relay, terms: Terms, wish: Wish, claim: Claim | None
+) -> tuple[Terms, RelayRecord]:
+    """The terms with what the upstream made of them, and the claim that it was made under."""
+    asked = Asked(*wish[:5], terms.twap)
+    record, created = await relay.create(asked, claim, terms.order_id)
+    agreed = replace(
+        terms,
+        order_id=record.order_id,
+        deposit_address=created.deposit_address,
+        expected_output=created.expected_output,
+        min_received=min(terms.min_received, created.expected_output),
+        expires_at=created.expires_at,
+        upstream_id=created.upstream_id,
+        twap=None,
+    )
+    return agreed, record
 
 
 def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:
@@ -106,7 +135,7 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         chain_id=found.chain.chain_id,
         deposit_network=_network(found.deposit_asset, found.chain),
         payout_network=_network(found.payout_asset, found.chain),
-        deposit_address=service.engine.deposit_address(found.deposit_asset),
+        deposit_address="",  # given by the engine or the upstream
         to_address=wish.to,
         deposit_amount=found.deposit.units,
         expected_output=found.expected_output,

@@ -13,8 +13,9 @@ import orjson
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import USDC, Asset, Money, format_units
+from rpcsvc.domain.money import MAX_UNITS, USDC, Asset, Money, format_units
 from rpcsvc.domain.pricing import (
+    BPS,
     Price,
     deposit_asset,
     payout_asset,
@@ -26,6 +27,7 @@ from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Fees, Rate
+from rpcsvc.orders.relay import Asked, Offer
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
@@ -33,7 +35,10 @@ _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A price for one amount; units are atomic, of the deposit's and the payout's asset."""
+    """A price for one amount; units are atomic, of the deposit's and the payout's asset.
+
+    ``seconds``: how long the swap takes, where the one who settles it has told.
+    """
 
     direction: Direction
     chain: Chain
@@ -45,6 +50,7 @@ class Quote:
     maximum: int
     expected_output: int
     min_received: int
+    seconds: int | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -104,6 +110,9 @@ async def make_quote(
     integrator: Integrator | None = None,
 ) -> Quote:
     """A quote at the current rate. Raises errors.Unavailable and the limits' errors."""
+    if service.relay is not None:
+        asked = Asked(direction, chain, amount)
+        return _relayed(asked, await service.relay.quote(asked), service.clock.now_ms())
     service.engine.require_ready()
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
@@ -130,6 +139,31 @@ async def make_quote(
     )
 
 
+def _relayed(asked: Asked, offer: Offer, now: int) -> Quote:
+    """An upstream's price: its fees are within it, its limits are its own to check."""
+    rate = Rate(offer.usdc_per_xmr, now, "upstream")
+    return Quote(
+        direction=asked.direction,
+        chain=asked.chain,
+        deposit=asked.amount,
+        price=Price(rate.usdc_per_xmr, 0, 0, BPS),
+        rate=rate,
+        fees=Fees(0, 0),
+        minimum=1,
+        maximum=MAX_UNITS,
+        expected_output=offer.expected_output,
+        min_received=offer.min_received,
+        seconds=offer.seconds,
+    )
+
+
+def estimated_seconds(service: Service, quote: Quote) -> int:
+    """How long the swap takes, typically, in seconds."""
+    if quote.seconds is not None:
+        return quote.seconds
+    return service.engine.estimated_seconds(quote.deposit_asset, quote.chain.name)
+
+
 def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
     """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
     payout = quote.payout_asset
@@ -152,9 +186,7 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
             "refundNetwork": format_units(quote.fees.refund, quote.deposit_asset),
             "refundAsset": quote.deposit_asset.symbol,
         },
-        "estimatedTimeSeconds": service.engine.estimated_seconds(
-            quote.deposit_asset, quote.chain.name
-        ),
+        "estimatedTimeSeconds": estimated_seconds(service, quote),
         "depositWindowSeconds": service.policy.deposit_window // 1000,
         "depositPolicy": _DEPOSIT_POLICY,
     }

@@ -19,6 +19,7 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports import Health, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.relay import Relay
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.
@@ -49,7 +50,9 @@ class Venue:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The running service as operations see it. ``sandbox`` is there only with that engine."""
+    """The running service as operations see it. ``sandbox`` and ``relay`` are there only with the
+    engine that they belong to.
+    """
 
     venue: Venue
     store: OrderStore
@@ -64,9 +67,12 @@ class Service:
     random: RandomBytes
     wake: Callable[[], None]
     sandbox: SandboxControls | None
+    relay: Relay | None = None
 
     def rates_health(self) -> Health:
-        """Whether there is a fresh rate."""
+        """Whether there is a fresh rate; an upstream prices each amount itself."""
+        if self.relay is not None:
+            return Health(True)
         try:
             self.rates.rate()
         except Unavailable as error:

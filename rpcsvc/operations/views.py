@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import XMR, format_units
-from rpcsvc.domain.order import Deposit, Order, Transfer
+from rpcsvc.domain.order import Deposit, Order, Report, Transfer
 from rpcsvc.domain.states import (
     AGENT_STATE_OF,
     AgentState,
@@ -25,9 +25,7 @@ _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this addre
 def draft_order_view(order: Order) -> Json:
     """An order as the BFF shows it (spec 2.4), without the twap object."""
     terms = order.terms
-    payout = order.payout
-    refund = next((t for t in reversed(order.refunds) if t.txid), None)
-    deposit = next((d for d in order.deposits if d.is_active), None)
+    seen = order.report or _own_report(order)
     return {
         "orderId": terms.order_id,
         "status": order.status.value,
@@ -37,10 +35,10 @@ def draft_order_view(order: Order) -> Json:
         "toAddress": terms.to_address,
         "expectedOutput": str(terms.expected_output),
         "depositChainId": 0 if terms.deposit_asset is XMR else terms.chain_id,
-        "depositTxHash": deposit.key.txid if deposit else None,
-        "actualOutput": _actual_output(payout),
+        "depositTxHash": seen.deposit_txid,
+        "actualOutput": None if seen.output is None else str(seen.output),
         "errorMessage": order.error_message,
-        "refundTxHash": refund.txid if refund else None,
+        "refundTxHash": seen.refund_txid,
         "createdAt": iso8601(terms.created_at),
         "completedAt": iso8601(order.completed_at) if order.completed_at else None,
     }
@@ -58,9 +56,17 @@ def order_view(venue: Venue, order: Order) -> Json:
     return view
 
 
-def _actual_output(payout: Transfer | None) -> str | None:
+def _own_report(order: Order) -> Report:
+    """What an upstream would report of an order, of one that is settled here."""
+    deposit = next((d for d in order.deposits if d.is_active), None)
+    refund = next((t for t in reversed(order.refunds) if t.txid), None)
+    payout = order.payout
     settled = payout is not None and payout.state is TransferState.SETTLED
-    return str(payout.units) if payout and settled else None
+    return Report(
+        deposit_txid=deposit.key.txid if deposit else None,
+        output=payout.units if payout and settled else None,
+        refund_txid=refund.txid if refund else None,
+    )
 
 
 def funding_view(venue: Venue, order: Order) -> Json:

@@ -54,7 +54,7 @@ class DepositWatcher:
         self._store = store
         self._engine = engine
         self._processor = processor
-        self._aside = aside
+        self.aside = aside
 
     async def reconcile(self) -> int:
         """One pass; returns how many events it found. Safe to repeat at any time."""
@@ -65,9 +65,9 @@ class DepositWatcher:
             if order_id is None:
                 log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
             else:
-                with self._aside.isolate(order_id):
+                with self.aside.isolate(order_id):
                     count += await self._reconcile_one(order_id, sighting)
-            if order_id is None or order_id not in self._aside:
+            if order_id is None or order_id not in self.aside:
                 done.append(sighting)
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge(done)

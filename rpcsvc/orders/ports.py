@@ -74,6 +74,29 @@ class StatusView(NamedTuple):
     valid_until: int | None
 
 
+class RelayState(StrEnum):
+    """What became of a claim. CLAIMED: the call was about to be made, or is being made."""
+
+    CLAIMED = "claimed"
+    CREATED = "created"
+    REFUSED = "refused"
+    RECONCILING = "reconciling"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRecord:
+    """A claim on an order at the upstream. ``raw`` is its answer, for audit."""
+
+    order_id: str
+    state: RelayState
+    created_at: int
+    namespace: str | None = None
+    key: str | None = None
+    upstream_id: str | None = None
+    reason: str | None = None
+    raw: bytes = b""
+
+
 Projection = Callable[[Order], StatusView | None]
 
 
@@ -93,6 +116,8 @@ class Change:
     done: tuple[PendingEffect, ...] = ()
     response: StoredResponse | None = None
     ticket: Ticket | None = None
+    relay: RelayRecord | None = None
+    evidence: bytes = b""
 
 
 class OrderStore(Protocol):
@@ -144,6 +169,22 @@ class OrderStore(Protocol):
 
     def response(self, namespace: str, key: str) -> StoredResponse | None:
         """The stored answer under an idempotency key."""
+        ...
+
+    def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+        """The latest claim on an upstream order that an idempotency key stands for."""
+        ...
+
+    def relays_in(self, state: RelayState) -> list[RelayRecord]:
+        """All claims in a state, oldest first."""
+        ...
+
+    def relays_since(self, at: int) -> list[int]:
+        """When each claim was made that is younger than ``at``."""
+        ...
+
+    def open_relayed(self) -> list[str]:
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
         ...
 
     async def commit(self, change: Change) -> None:

@@ -26,6 +26,7 @@ from rpcsvc.orders.ports import (
     OrderStore,
     PendingEffect,
     Projection,
+    RelayRecord,
     StatusView,
     StoredResponse,
 )
@@ -52,9 +53,16 @@ class OrderProcessor:
         self._sinks.append(sink)
 
     async def open(
-        self, order: Order, view: StatusView | None, response: StoredResponse | None
+        self,
+        order: Order,
+        view: StatusView | None,
+        response: StoredResponse | None,
+        relay: RelayRecord | None = None,
     ) -> None:
-        """Commit a new order together with the answer that its idempotency key replays."""
+        """Commit a new order together with the answer that its idempotency key replays.
+
+        ``relay`` is the claim that became this order, of one that an upstream settles.
+        """
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
         )
@@ -65,6 +73,7 @@ class OrderProcessor:
                 is_new=True,
                 history=entry,
                 response=response,
+                relay=relay,
             )
         )
 
@@ -75,11 +84,13 @@ class OrderProcessor:
         *,
         done: tuple[Effect, ...] = (),
         done_if_void: bool = False,
+        evidence: bytes = b"",
     ) -> Order:
         """Let ``event`` happen to the order; returns the order as committed.
 
         ``done`` are effects of the order that this event finishes; with ``done_if_void`` they are
-        dropped as well when the event can't happen. Raises OrderNotFound, ImpossibleTransition
+        dropped as well when the event can't happen. ``evidence`` is the upstream's answer that the
+        event was read from. Raises OrderNotFound, ImpossibleTransition
         (the order was not changed) and errors.Unavailable (nothing was changed).
         """
         async with self._locks.hold(order_id):
@@ -103,6 +114,7 @@ class OrderProcessor:
                     history=entry,
                     effects=effects,
                     done=finished,
+                    evidence=evidence,
                 )
             )
         for sink in self._sinks:

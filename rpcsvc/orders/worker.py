@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 
@@ -13,7 +15,6 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.ports import Health, OrderStore
@@ -34,20 +35,21 @@ class Worker:
         processor: OrderProcessor,
         watcher: DepositWatcher,
         effects: EffectRunner,
-        aside: OrdersAside,
         clock: Clock,
         *,
         tick_ms: int,
         keep_responses_ms: int,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._store = store
         self._processor = processor
         self._watcher = watcher
         self._effects = effects
-        self._aside = aside
+        self._aside = watcher.aside
         self._clock = clock
         self._tick_ms = tick_ms
         self._keep_responses_ms = keep_responses_ms
+        self._beside = tuple(beside)
         self._next_cleaning = 0
         self._wake = asyncio.Event()
         self._failure: str | None = None
@@ -67,9 +69,15 @@ class Worker:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
         recovered = self._effects.recover()
         log.info("worker_started", recovered_effects=recovered)
-        while not self._stopping:
-            await self._beat()
-            await self._pause()
+        beside = [asyncio.create_task(run()) for run in self._beside]
+        try:
+            while not self._stopping:
+                await self._beat()
+                await self._pause()
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
         # The last beat may have started some after stop() looked.
         await self._effects.drain()
 

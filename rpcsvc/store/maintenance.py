@@ -75,7 +75,8 @@ _BOOKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "an order is completed without a settled payout",
-        "SELECT order_id FROM orders WHERE status = 'completed' AND order_id NOT IN"
+        "SELECT order_id FROM orders WHERE status = 'completed' AND upstream_id IS NULL"
+        " AND order_id NOT IN"
         " (SELECT order_id FROM transfers WHERE kind = 'payout' AND state = 'settled')",
     ),
     (

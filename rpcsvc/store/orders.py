@@ -19,6 +19,7 @@ from rpcsvc.domain.order import (
     DepositKey,
     Fill,
     Order,
+    Report,
     Terms,
     Timeouts,
     Transfer,
@@ -38,6 +39,8 @@ from rpcsvc.orders.ports import (
     Change,
     HistoryEntry,
     PendingEffect,
+    RelayRecord,
+    RelayState,
     StatusView,
     StoredResponse,
     Ticket,
@@ -52,10 +55,10 @@ _TERMS = (
     "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
     "min_received_bps", "refund_fee", "created_at", "expires_at", "late_window",
     "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
-    "integrator_bps", "twap_chunk_usd", "twap_interval_ms",
+    "integrator_bps", "twap_chunk_usd", "twap_interval_ms", "upstream_id",
 )  # fmt: skip
 # The terms that are columns as they stand: all but direction, price, timeouts and TWAP plan.
-_PLAIN_TERMS = (*_TERMS[:2], *_TERMS[3:14], *_TERMS[18:21], _TERMS[26])
+_PLAIN_TERMS = (*_TERMS[:2], *_TERMS[3:14], *_TERMS[18:21], _TERMS[26], _TERMS[30])
 _STANDING = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
     "action_required", "error_message", "completed_at", "leftover",
@@ -118,6 +121,18 @@ _SELECT_TRANSFERS = (
     f"SELECT {', '.join(_TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
 )
 _SELECT_FILLS = f"SELECT {', '.join(_FILL[2:])} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
+_RELAY = tuple(f.name for f in fields(RelayRecord))
+_RELAY_COLUMNS = tuple("idempotency_key" if name == "key" else name for name in _RELAY)
+_UPSERT_RELAY = _upsert("relays", _RELAY_COLUMNS, ("order_id",))
+_SELECT_RELAYS = f"SELECT {', '.join(_RELAY_COLUMNS)} FROM relays"  # noqa: S608
+_REPORT = tuple(f.name for f in fields(Report))
+# Until the upstream has been asked for the first time there is no report.
+_SELECT_REPORT = (
+    f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = ? AND evidence IS NOT NULL"  # noqa: S608
+)
+_UPDATE_REPORT = (
+    f"UPDATE relays SET {', '.join(f'{c} = ?' for c in _REPORT)}, evidence = ? WHERE order_id = ?"  # noqa: S608
+)
 _DELETE_FILLS = "DELETE FROM fills WHERE order_id = ? AND chunk >= ?"
 _INSERT_FILL = _insert("fills", _FILL)
 # The settled payouts are the books: no fee without one, and none is counted twice.
@@ -170,7 +185,14 @@ class SqliteOrderStore:
                 _transfer_from(r) for r in self._db.read(_SELECT_TRANSFERS, (order_id,))
             ),
             fills=self._fills(order),
+            report=self._report(order),
         )
+
+    def _report(self, order: Order) -> Report | None:
+        if order.terms.upstream_id is None:
+            return None
+        row = self._db.read_one(_SELECT_REPORT, (order.order_id,))
+        return None if row is None else Report(*row)
 
     def _fills(self, order: Order) -> tuple[Fill, ...]:
         if order.terms.twap is None:
@@ -242,6 +264,30 @@ class SqliteOrderStore:
         namespace, key, operation, params, body, created_at = row
         return StoredResponse(namespace, key, operation, orjson.loads(params), body, created_at)
 
+    def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+        """The latest claim on an upstream order that an idempotency key stands for."""
+        where = " WHERE namespace = ? AND idempotency_key = ? ORDER BY seq DESC LIMIT 1"
+        row = self._db.read_one(_SELECT_RELAYS + where, (namespace, key))
+        return _relay_from(row) if row else None
+
+    def relays_in(self, state: RelayState) -> list[RelayRecord]:
+        """All claims in a state, oldest first."""
+        rows = self._db.read(_SELECT_RELAYS + " WHERE state = ? ORDER BY seq", (state.value,))
+        return [_relay_from(row) for row in rows]
+
+    def relays_since(self, at: int) -> list[int]:
+        """When each claim was made that is younger than ``at``."""
+        sql = "SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000"
+        return [made_at for (made_at,) in self._db.read(sql) if made_at > at]
+
+    def open_relayed(self) -> list[str]:
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
+        rows = self._db.read(
+            "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+            " ORDER BY seq"
+        )
+        return [order_id for (order_id,) in rows]
+
     async def commit(self, change: Change) -> None:
         """Make the change durable, whole or not at all.
 
@@ -281,6 +327,11 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
         ]
         if change.history is not None:
             statements.append(_history_statement(change.order.order_id, change.history))
+        if change.order.report is not None and change.evidence:
+            report = astuple(change.order.report)
+            statements.append(Statement(_UPDATE_REPORT, (*report, change.evidence, order_id)))
+    if change.relay is not None:
+        statements.append(Statement(_UPSERT_RELAY, _relay_row(change.relay)))
     if change.response is not None:
         statements.append(_response_statement(change.response))
     if change.ticket is not None:
@@ -343,11 +394,14 @@ def _terms_row(terms: Terms) -> tuple[Any, ...]:
         timeouts.late_window, timeouts.confirm, timeouts.prepare, timeouts.payout_check,
         timeouts.refund_reminder, terms.integrator, price.integrator_bps,
         terms.twap and terms.twap.chunk_usd, terms.twap and terms.twap.interval_ms,
+        terms.upstream_id,
     )  # fmt: skip
 
 
 def _terms_from(row: tuple[Any, ...]) -> Terms:
-    agreed = dict(zip(_PLAIN_TERMS, (*row[:2], *row[3:14], *row[18:21], row[26]), strict=True))
+    agreed = dict(
+        zip(_PLAIN_TERMS, (*row[:2], *row[3:14], *row[18:21], row[26], row[30]), strict=True)
+    )
     return Terms(
         direction=Direction(row[2]),
         price=Price(row[14], row[15], row[16], row[17], row[27]),
@@ -408,6 +462,16 @@ def _transfer_from(row: tuple[Any, ...]) -> Transfer:
         transfer_id, TransferKind(kind), network, _ASSETS[asset], address, units, fee,
         TransferState(state), *rest,
     )  # fmt: skip
+
+
+def _relay_row(record: RelayRecord) -> tuple[Any, ...]:
+    order_id, state, *rest = astuple(record)
+    return order_id, state.value, *rest
+
+
+def _relay_from(row: tuple[Any, ...]) -> RelayRecord:
+    order_id, state, *rest = row
+    return RelayRecord(order_id, RelayState(state), *rest)
 
 
 def _effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:

@@ -92,7 +92,9 @@ class HealthRoutes:
         return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
 
     def _checks(self) -> dict[str, Health]:
+        relay = self._service.relay
         return {
+            **({"relay": relay.health()} if relay is not None else {}),
             "store": self._database.health(),
             "engine": self._service.engine.health(),
             "rates": self._service.rates_health(),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
+from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream import reading
@@ -27,7 +28,6 @@ from rpcsvc.settlement.upstream.client import Answer, ClientOptions, Timing, Ups
 from rpcsvc.settlement.upstream.reading import Networks
 from rpcsvc.settlement.upstream.statuses import (
     UNKNOWN,
-    BridgeStatus,
     bridge_status,
     order_status,
 )

@@ -8,9 +8,10 @@ Sources: spec 3.2 and 3.3 (the names), and the spellings that the public API is 
 
 from __future__ import annotations
 
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import Final, Literal
 
+from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.states import OrderStatus
 
 
@@ -21,17 +22,6 @@ class Unknown(Enum):
 
 
 UNKNOWN: Final = Unknown.UNKNOWN
-
-
-class BridgeStatus(StrEnum):
-    """The status of a bridge order (spec 3.3)."""
-
-    AWAITING_DEPOSIT = "awaiting_deposit"
-    PENDING_CONFIRMATIONS = "pending_confirmations"
-    PROCESSING = "processing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EXPIRED = "expired"
 
 
 OrderReading = OrderStatus | Literal[Unknown.UNKNOWN]

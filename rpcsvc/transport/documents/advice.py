@@ -83,6 +83,7 @@ ON_DEADLINE: dict[OnDeadline, str] = {
     OnDeadline.REFUND: "The deposit is refunded.",
     OnDeadline.REPUBLISH: "The same signed transaction is published again, never another one.",
     OnDeadline.REMIND: "The operator is reminded that the refund needs an address.",
+    OnDeadline.ASK_UPSTREAM: "It asks the service that settles the order again.",
 }
 
 

@@ -1,0 +1,271 @@
+"""Orders that an upstream settles: made there at most once, and followed until they are over.
+
+The order of the steps is the whole point. A claim is committed before the upstream is called; what
+it answered is committed together with the order. When the outcome of the call is not known, the
+claim stays for the operator as ``reconciling``: the caller hears ``unavailable``, and nothing is
+sent again unless the upstream honours our key, which then names the very same order.
+What does not live here: the upstream's words and wire (settlement/upstream/), what a report makes
+of an order (domain/relay.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.events import UpstreamReported
+from rpcsvc.domain.money import Money
+from rpcsvc.domain.order import Report, TwapPlan
+from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState
+from rpcsvc.orders.processor import OrderProcessor
+
+log = structlog.get_logger(__name__)
+
+_IN_DOUBT = (
+    "Whether the order was made is not known yet; the operator is looking it up. Don't order the"
+    " same again before that is settled."
+)
+
+
+# An order is not asked for more often than this.
+ASK_EVERY_MS = 1_000
+
+
+class Asked(NamedTuple):
+    """What is asked of the upstream; ``twap`` None: at once."""
+
+    direction: Direction
+    chain: Chain
+    amount: Money
+    to: str = ""
+    session_id: str | None = None
+    twap: TwapPlan | None = None
+
+
+class Offer(NamedTuple):
+    """A price: payout units, and USDC units per XMR as they follow from it."""
+
+    expected_output: int
+    min_received: int
+    usdc_per_xmr: int
+    seconds: int
+
+
+class Created(NamedTuple):
+    """The order that the upstream made. Times are ms since the epoch."""
+
+    upstream_id: str
+    deposit_address: str
+    expected_output: int
+    expires_at: int
+    raw: bytes
+
+
+class CreationUnknown(Exception):
+    """The upstream may have made the order, or not. ``raw`` is what it answered, if it did."""
+
+    def __init__(self, reason: str, *, upstream_id: str | None = None, raw: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.upstream_id = upstream_id
+        self.raw = raw
+
+
+class Sighted(NamedTuple):
+    """An order as the upstream tells it; ``raw`` is its answer, for audit."""
+
+    status: OrderStatus
+    report: Report
+    raw: bytes
+
+
+class UpstreamVenue(Protocol):
+    """The upstream, in our words. Raises errors.ServiceError when nothing was done."""
+
+    @property
+    def honours_keys(self) -> bool:
+        """Whether a creation may be repeated with its key."""
+        ...
+
+    def remember(self, ages_ms: list[int]) -> None:
+        """Orders were created so long ago by an earlier process: they count for the limit."""
+        ...
+
+    async def quote(self, asked: Asked) -> Offer:
+        """A price."""
+        ...
+
+    async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+        """Make the order. Raises CreationUnknown when it may have been made."""
+        ...
+
+    async def sight(self, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+        """The order as it stands, waited for as long as the budget asks.
+
+        None when its status is a word that is not known.
+        """
+        ...
+
+
+class Relay:
+    """Makes orders at the upstream and follows them."""
+
+    def __init__(
+        self, store: OrderStore, processor: OrderProcessor, venue: UpstreamVenue, clock: Clock
+    ) -> None:
+        self._store = store
+        self._processor = processor
+        self._venue = venue
+        self._clock = clock
+        self._open: dict[str, int] = {}  # when each open order was last asked for
+        self._watched: set[str] = set()
+        self._wake = asyncio.Event()
+
+    async def quote(self, asked: Asked) -> Offer:
+        """A price. Raises errors.ServiceError."""
+        return await self._venue.quote(asked)
+
+    # --- making an order ---
+
+    async def create(
+        self, asked: Asked, claim: Claim | None, fresh_id: str
+    ) -> tuple[RelayRecord, Created]:
+        """Make the order at the upstream, under our id; the caller commits it with the record.
+
+        Raises Unavailable while the outcome of an earlier call is not known, or that of this one
+        is not; and what the upstream refuses with.
+        """
+        record, resumed = self._record(claim, fresh_id)
+        if not resumed:
+            await self._store.commit(Change(relay=record))
+        try:
+            created = await self._venue.create(asked, record.order_id, resumed=resumed)
+        except CreationUnknown as unknown:
+            await self._doubt(record, unknown)
+            raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
+        except ServiceError as refusal:
+            if not resumed:
+                reason = refusal.message
+                refused = replace(record, state=RelayState.REFUSED, reason=reason)
+                await self._store.commit(Change(relay=refused))
+            raise
+        made = replace(
+            record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
+        )
+        return made, created
+
+    def _record(self, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
+        """The claim to make, and whether it was made before and its outcome is not known."""
+        before = self._store.relay_of_key(claim.namespace, claim.key) if claim else None
+        if before is None or before.state is RelayState.REFUSED:
+            key = (claim.namespace, claim.key) if claim else (None, None)
+            now = self._clock.now_ms()
+            return RelayRecord(fresh_id, RelayState.CLAIMED, now, *key), False
+        if not self._venue.honours_keys:
+            raise Unavailable(_IN_DOUBT, retry_after=30)
+        return before, True
+
+    async def _doubt(self, record: RelayRecord, unknown: CreationUnknown) -> None:
+        log.error("upstream_order_in_doubt", order_id=record.order_id, reason=unknown.reason)
+        await self._store.commit(
+            Change(
+                relay=replace(
+                    record,
+                    state=RelayState.RECONCILING,
+                    upstream_id=unknown.upstream_id,
+                    reason=unknown.reason,
+                    raw=unknown.raw,
+                )
+            )
+        )
+
+    # --- following it ---
+
+    async def recover(self) -> None:
+        """Take up what an earlier process left: calls that it was making, and open orders."""
+        for record in self._store.relays_in(RelayState.CLAIMED):
+            await self._doubt(record, CreationUnknown("the service stopped during the call"))
+        now = self._clock.now_ms()
+        recent = self._store.relays_since(now - 60_000)
+        self._venue.remember([now - made_at for made_at in recent])
+        self._open = dict.fromkeys(self._store.open_relayed(), 0)
+        self._wake.set()
+
+    def follow(self, order_id: str) -> None:
+        """An order was made: follow it."""
+        self._open[order_id] = self._clock.now_ms()
+        self._wake.set()
+
+    def watch(self, order_id: str) -> None:
+        """Somebody asks for this order: it comes before those that nobody asks for."""
+        if order_id in self._open:
+            self._watched.add(order_id)
+
+    async def run(self) -> None:
+        """Ask for one order after the other, as fast as the upstream's limit allows."""
+        while True:
+            if not self._open:
+                self._wake.clear()
+                await self._wake.wait()
+            await asyncio.sleep(await self.ask_next() / 1000)
+
+    async def ask_next(self) -> int:
+        """Ask for the order that was not asked for longest, watched ones first.
+
+        Returns how long to wait before the next call, in ms.
+        """
+        candidates = (self._watched & self._open.keys()) or self._open.keys()
+        order_id = min(candidates, key=self._open.__getitem__)
+        early = self._open[order_id] + ASK_EVERY_MS - self._clock.now_ms()
+        if early > 0:
+            return min(early, ASK_EVERY_MS)
+        is_watched = order_id in self._watched
+        self._watched.discard(order_id)
+        wait_ms = await self._ask_safely(order_id, is_watched=is_watched)
+        if order_id in self._open:
+            self._open[order_id] = self._clock.now_ms()
+        return wait_ms
+
+    async def _ask_safely(self, order_id: str, *, is_watched: bool) -> int:
+        try:
+            await self._ask(order_id, is_watched=is_watched)
+        except ServiceError as error:
+            log.warning("upstream_poll_failed", order_id=order_id, reason=error.message)
+            return (error.retry_after or 1) * 1000
+        except Exception:
+            log.exception("upstream_poll_failed", order_id=order_id)
+            return ASK_EVERY_MS
+        return 0
+
+    async def _ask(self, order_id: str, *, is_watched: bool) -> None:
+        order = self._store.order(order_id)
+        if order is None or order.terms.upstream_id is None or order.status.is_terminal:
+            self._open.pop(order_id, None)
+            return
+        sighted = await self._venue.sight(order.terms.upstream_id, is_watched=is_watched)
+        if sighted is None:
+            return
+        event = UpstreamReported(sighted.status, sighted.report)
+        try:
+            order = await self._processor.apply(order_id, event, evidence=sighted.raw)
+        except ImpossibleTransition as refused:
+            if sighted.status is not order.status:
+                log.warning("upstream_report_ignored", order_id=order_id, reason=str(refused))
+        if order.status.is_terminal:
+            self._open.pop(order_id, None)
+
+    def health(self) -> Health:
+        """Not ok while the outcome of a call is not known."""
+        count = len(self._store.relays_in(RelayState.RECONCILING))
+        if count:
+            return Health(False, f"{count} upstream orders are in doubt (reconciling)")
+        return Health(True)

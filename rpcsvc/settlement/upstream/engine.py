@@ -1,0 +1,245 @@
+"""The upstream as settlement engine: it settles nothing here, and passes orders on.
+
+    UpstreamVenue (orders/relay.py)      quote, create and sight, in the order layer's words
+    SettlementEngine (orders/ports.py)   names and health; no deposits, no transfers
+
+What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
+is committed when (orders/relay.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+import structlog
+
+from rpcsvc.domain.chains import MONERO_CHAIN_ID, ChainRegistry
+from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.order import DepositKey, Report, Transfer, TwapPlan
+from rpcsvc.domain.pricing import ONE_XMR
+from rpcsvc.domain.states import Direction
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Fees,
+    Health,
+    NetworkNames,
+    PreparedTransfer,
+    Rate,
+    TransferRejected,
+    Verdict,
+)
+from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Offer, Sighted
+from rpcsvc.settlement.upstream import models as m
+from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
+from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.client import UpstreamClient
+from rpcsvc.settlement.upstream.models import OutcomeUnknown, UpstreamError
+from rpcsvc.settlement.upstream.statuses import UNKNOWN
+
+log = structlog.get_logger(__name__)
+
+USUAL_SECONDS = 1_800
+
+
+class UpstreamEngine:
+    """Implements SettlementEngine, RateSource and UpstreamVenue over one upstream."""
+
+    name = "upstream"
+    poll_ms = 1_000
+    bridges: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        client: UpstreamClient,
+        upstream: Upstream,
+        chains: ChainRegistry,
+        creations: Budget,
+    ) -> None:
+        self._client = client
+        self._creations = creations
+        self._upstream = upstream
+        self._chains = chains
+
+    # --- the venue ---
+
+    @property
+    def honours_keys(self) -> bool:
+        """Whether a creation may be repeated with its key."""
+        return self._upstream.honours_keys
+
+    def remember(self, ages_ms: list[int]) -> None:
+        """Orders were created so long ago by an earlier process: they count for the limit."""
+        self._creations.remember(ages_ms)
+
+    async def quote(self, asked: Asked) -> Offer:
+        """A price. Raises errors.ServiceError."""
+        request = m.QuoteRequest(*self._pair(asked), asked.amount.units)
+        try:
+            found = await self._upstream.quote(request)
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+        if found.to_amount <= 0:
+            raise Unavailable("The service that settles this gives no price now.")
+        return Offer(
+            found.to_amount,
+            found.min_received,
+            _rate(asked.direction, found.from_amount, found.to_amount),
+            found.estimated_seconds,
+        )
+
+    async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+        """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
+        request = m.OrderRequest(
+            *self._pair(asked),
+            asked.amount.units,
+            to_address=asked.to,
+            session_id=asked.session_id,
+            twap=_twap(asked.twap),
+        )
+        try:
+            made = await self._upstream.create_order(request, key=key, resumed=resumed)
+        except OutcomeUnknown as error:
+            raise CreationUnknown(
+                error.reason, upstream_id=error.upstream_id, raw=error.raw
+            ) from error
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+        if made.deposit_amount != asked.amount.units:
+            raise CreationUnknown(
+                f"the upstream asks for a deposit of {made.deposit_amount} units, not of"
+                f" {asked.amount.units}",
+                upstream_id=made.order_id,
+                raw=made.raw,
+            )
+        return Created(
+            made.order_id, made.deposit_address, made.expected_output, made.expires_at, made.raw
+        )
+
+    async def sight(self, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+        """The order as it stands; None when its status is not known, which is logged."""
+        demand = Demand(Urgency.WATCHED if is_watched else Urgency.ROUTINE)
+        try:
+            found = await self._upstream.order(upstream_id, demand=demand)
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+        if found.status is UNKNOWN:
+            log.warning(
+                "upstream_status_unknown", upstream_id=upstream_id, status=found.status_text[:64]
+            )
+            return None
+        report = Report(
+            deposit_txid=found.deposit_tx_hash,
+            output=found.actual_output,
+            refund_txid=found.refund_tx_hash,
+            error=found.error_message,
+            completed_at=found.completed_at,
+            twap=_twap_text(found.twap),
+        )
+        return Sighted(found.status, report, found.raw)
+
+    def _pair(self, asked: Asked) -> tuple[int, int, str, str]:
+        """From and to chain, from and to token (spec 2.4)."""
+        chain = asked.chain
+        if asked.direction is Direction.XMR_TO_USDC:
+            return MONERO_CHAIN_ID, chain.chain_id, XMR.symbol, chain.usdc_contract
+        return chain.chain_id, MONERO_CHAIN_ID, chain.usdc_contract, XMR.symbol
+
+    # --- the engine ---
+
+    async def start(self) -> None:
+        """Nothing: the upstream may be down while this service starts."""
+
+    def require_ready(self) -> None:
+        """Never raises: the call itself tells."""
+
+    def health(self) -> Health:
+        """Whether the upstream answers."""
+        return self._client.health()
+
+    def rate(self) -> Rate:
+        """There is none: the upstream prices each amount. Raises errors.Unavailable."""
+        raise Unavailable("The price is the upstream's: ask for a quote.")
+
+    def fees(self, deposit: Asset, payout: Asset) -> Fees:  # noqa: ARG002 - port
+        """None of our own: they are within the upstream's price."""
+        return Fees(0, 0)
+
+    def names(self, asset: Asset, chain: str) -> NetworkNames:
+        """The networks by their own names."""
+        if asset is XMR:
+            return NetworkNames("monero", MONERO_CHAIN_ID, None)
+        known = self._chains.resolve(chain)
+        return NetworkNames(known.name, known.chain_id, known.usdc_contract)
+
+    def estimated_seconds(self, deposit: Asset, chain: str) -> int:  # noqa: ARG002 - port
+        """What is told before the upstream has told it with a quote."""
+        return USUAL_SECONDS
+
+    def deposit_address(self, asset: Asset) -> str:
+        """Raises errors.Unavailable: the upstream gives the address of each order."""
+        raise Unavailable(f"The upstream gives the addresses for {asset.symbol}.")
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """No deposits are watched here."""
+        return ()
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """Nothing was shown."""
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Nothing is ever paid from here."""
+        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Nothing is ever paid from here."""
+        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """Nothing is ever paid from here."""
+        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
+
+    def confirmations(self, key: DepositKey) -> int:  # noqa: ARG002 - port
+        """Not known here."""
+        return 0
+
+    def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - port
+        """Not known here."""
+        return 0
+
+
+def _rate(direction: Direction, sent: int, received: int) -> int:
+    """USDC units per XMR as they follow from a price, after all fees."""
+    usdc, xmr = (received, sent) if direction is Direction.XMR_TO_USDC else (sent, received)
+    return max(1, usdc * ONE_XMR // xmr)
+
+
+def _twap(plan: TwapPlan | None) -> m.TwapRequest:
+    if plan is None:
+        return m.TwapRequest(disabled=True)
+    return m.TwapRequest(chunk_size_usd=plan.chunk_usd, interval_ms=plan.interval_ms)
+
+
+def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
+    """The twap object of spec 2.4, as it was on the wire."""
+    if twap is None:
+        return None
+    return orjson.dumps(
+        {
+            "enabled": twap.enabled,
+            "status": twap.status,
+            "chunksCompleted": twap.chunks_completed,
+            "chunksTotal": twap.chunks_total,
+            "filledQty": _number(twap.filled_qty),
+            "totalQty": _number(twap.total_qty),
+            "chunkSizeUsd": _number(twap.chunk_size_usd),
+            "intervalMs": _number(twap.interval_ms),
+            "estimatedTimeRemainingMs": _number(twap.estimated_time_remaining_ms),
+        }
+    ).decode()
+
+
+def _number(value: object) -> orjson.Fragment:
+    """A decimal digit for digit."""
+    return orjson.Fragment(format(value, "f").encode())

@@ -1,0 +1,76 @@
+"""Putting an upstream engine together: client, budgets, breaker, dialect.
+
+What does not live here: anything that decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.settings import SettingsError, UpstreamSettings
+from rpcsvc.settlement.upstream import bff, v1
+from rpcsvc.settlement.upstream.breaker import Breaker
+from rpcsvc.settlement.upstream.budget import (
+    CALLS_PER_MINUTE,
+    CREATIONS_PER_MINUTE,
+    Budget,
+)
+from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.client import (
+    ClientOptions,
+    UpstreamClient,
+    system_timing,
+)
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.reading import Networks
+
+# The default limits of another rpcsvc, less a fifth for others behind the same address.
+BFF_CALLS_PER_MINUTE = 240
+BFF_CREATIONS_PER_MINUTE = 24
+
+
+@asynccontextmanager
+async def upstream_engine(
+    settings: UpstreamSettings, chains: ChainRegistry, loads: Callable[[bytes], Any]
+) -> AsyncIterator[UpstreamEngine]:
+    """The engine, connected as long as the block lasts. Raises SettingsError."""
+    if not settings.url:
+        raise SettingsError(["upstream.url: received nothing; engine upstream needs an address"])
+    dialect = bff.BFF if settings.dialect == "bff" else v1.V1
+    timing = system_timing()
+
+    def budget(given: int | None, published: int) -> Budget:
+        limit = given or published
+        return Budget(limit, now=timing.now_ms, sleep=timing.sleep_ms, reserved=min(3, limit - 1))
+
+    is_bff = settings.dialect == "bff"
+    creations = budget(
+        settings.orders_per_minute, BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
+    )
+    key = settings.api_key
+    try:
+        client = UpstreamClient(
+            ClientOptions(
+                dialect.base_url(settings.url),
+                api_key=key.get_secret_value() if key else None,
+                plain_http=settings.plain_http,
+            ),
+            loads=loads,
+            read_error=dialect.read_error,
+            creations=creations,
+            calls=budget(
+                settings.requests_per_minute,
+                BFF_CALLS_PER_MINUTE if is_bff else CALLS_PER_MINUTE,
+            ),
+            breaker=Breaker(),
+            timing=timing,
+        )
+    except ValueError as error:
+        raise SettingsError([f"upstream: {error}"]) from error
+    networks = Networks((MoneroNetwork(settings.monero_network),), chains.token_contracts)
+    async with client:
+        yield UpstreamEngine(client, Upstream(client, dialect, networks), chains, creations)

@@ -1,0 +1,255 @@
+"""Orders at an upstream: made at most once whatever happens to the answer, and followed truly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, web
+
+from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from tests.contract import upstream_server as does
+from tests.contract.serving import EVM, Served, serving
+from tests.contract.upstream_server import Behaviour, UpstreamServer
+from tests.contract.v1_api import V1Api, v1_api
+
+SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
+
+
+@asynccontextmanager
+async def service(
+    url: str, data_dir: Path, dialect: str = "v1", **more: Any
+) -> AsyncIterator[Served]:
+    environ = {
+        "RPCSVC_ENGINE": "upstream",
+        "RPCSVC_UPSTREAM__URL": url,
+        "RPCSVC_UPSTREAM__DIALECT": dialect,
+        "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
+        **{f"RPCSVC_UPSTREAM__{name}": str(value) for name, value in more.items()},
+    }
+    async with serving(data_dir, environ) as served:
+        yield served
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[V1Api]:
+    async with v1_api() as ready:
+        yield ready
+
+
+async def create(served: Served, key: str | None = None) -> dict[str, Any]:
+    params = SWAP if key is None else {**SWAP, "idempotency-key": key}
+    return dict((await served.rpc("swap.create", params)).body["result"])
+
+
+def states(served: Served) -> list[str]:
+    return [row[0] for row in served.up.database.read("SELECT state FROM relays ORDER BY seq")]
+
+
+LOST: dict[str, Behaviour] = {
+    "reset": does.reset(),
+    "cut in the body": does.cut_in_body({"orderId": "up-1"}),
+    "cut in a chunk": does.cut_in_chunk(),
+    "no HTTP": does.not_http(),
+    "HTTP 500": does.answer({"error": "internal"}, status=500),
+    "HTTP 502": does.answer(raw=b"<h1>Bad gateway", content_type="text/html", status=502),
+    "garbage": does.answer(raw=b'{"orderId": "up-1", "orderId": "up-2"}'),
+    "half an order": does.answer({"orderId": "up-1", "depositAddress": "somewhere"}),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
+async def test_an_order_of_unknown_outcome_is_never_made_again(
+    api: V1Api, tmp_path: Path, lost: Behaviour
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.lose.append(lost)
+        for _ in range(3):
+            answer = await create(served, "mine")
+            assert answer["error"]["code"] == "unavailable"
+            assert "depositAddress" not in str(answer)
+        assert api.sent("POST", "/v1/order") == 1
+        assert (served.count("orders"), states(served)) == (0, ["reconciling"])
+        health = await (await served.client.get("/health")).json()
+        assert health["checks"]["relay"]["status"] == "degraded"
+        assert "1 upstream orders are in doubt" in health["checks"]["relay"]["detail"]
+        other = await create(served, "another")
+        assert other["ok"]
+    async with service(api.server.url, tmp_path) as served:
+        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert states(served) == ["reconciling", "created"]
+    assert api.sent("POST", "/v1/order") == 2
+
+
+WRONG: list[dict[str, Any]] = [
+    {"depositAddress": "0x" + "1" * 40},
+    {"depositAddress": "44" + "1" * 93},
+    {"toAddress": "0x" + "2" * 40},
+    {"depositAmount": "800000000001"},
+    {"depositChainId": 1},
+    {"expectedOutput": "-1"},
+]
+
+
+@pytest.mark.parametrize("change", WRONG)
+async def test_an_answer_that_can_not_be_trusted_is_shown_to_nobody(
+    api: V1Api, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.change = change
+        answer = await create(served)
+        assert answer["error"]["code"] == "unavailable"
+        assert (served.count("orders"), states(served)) == (0, ["reconciling"])
+        row = served.up.database.read_one("SELECT upstream_id, raw, reason FROM relays")
+        assert row[0] == "up-1"
+        assert b"up-1" in row[1]
+        assert row[2]
+
+
+async def test_a_refusal_makes_nothing_and_frees_the_key(api: V1Api, tmp_path: Path) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        small = {**SWAP, "amount": "0.000000009", "idempotency-key": "mine"}
+        answer = (await served.rpc("swap.create", small)).body["result"]
+        assert answer["error"]["code"] == "amount_below_minimum"
+        assert states(served) == ["refused"]
+        assert (await create(served, "mine"))["ok"]
+        assert states(served) == ["refused", "created"]
+
+
+async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        # What kill -9 leaves between the claim and the answer.
+        claim = RelayRecord("ord_" + "0" * 26, RelayState.CLAIMED, 1, "public", "mine")
+        await served.up.service.store.commit(Change(relay=claim))
+    async with service(api.server.url, tmp_path) as served:
+        assert states(served) == ["reconciling"]
+        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert api.sent("POST", "/v1/order") == 0
+
+
+async def status_of(served: Served, order_id: str) -> dict[str, Any]:
+    answer = await served.rpc("swap.status", {"orderId": order_id})
+    return dict(answer.body["result"])
+
+
+async def test_an_unknown_status_changes_nothing_and_known_spellings_are_understood(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        order_id = (await create(served))["data"]["order"]["orderId"]
+        met: list[str] = []
+        for said in ("confirming", "almost_done_i_think", "swapping", "SUCCESS!!", "success"):
+            api.statuses.append(said)
+            api.statuses.popleft() if len(api.statuses) > 1 else None
+            api.asked.clear()
+            await served.rpc("swap.status", {"orderId": order_id})
+            async with asyncio.timeout(10):
+                await api.asked.wait()
+                api.asked.clear()
+                if said in ("confirming", "swapping", "success"):
+                    await changed(served, order_id, _STATUS[said])
+            met.append((await status_of(served, order_id))["state"])
+        assert met == [
+            "deposit_detected", "deposit_detected", "swap_processing", "swap_processing",
+            "completed",
+        ]  # fmt: skip
+        data = (await status_of(served, order_id))["data"]
+        assert data["order"]["actualOutput"] == str(132_000_000)
+        assert data["order"]["depositTxHash"] == "ab" * 32
+        assert data["amountDue"] is None
+
+
+_STATUS = {"confirming": "deposit_detected", "swapping": "executing_swap", "success": "completed"}
+
+
+async def changed(served: Served, order_id: str, wanted: str) -> None:
+    """Wait until the order has a status."""
+    while True:
+        order = served.up.service.store.order(order_id)
+        if order is not None and order.status == wanted:
+            return
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("said", "field"), [("refunded", "refundTxHash"), ("failed", "errorMessage"), ("expired", None)]
+)
+async def test_every_end_is_told(api: V1Api, tmp_path: Path, said: str, field: str | None) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        order_id = (await create(served))["data"]["order"]["orderId"]
+        api.statuses = type(api.statuses)([said])
+        async with asyncio.timeout(10):
+            await changed(served, order_id, said)
+        answer = await status_of(served, order_id)
+        assert answer["state"] == "terminal_failure"
+        assert answer["data"]["outcome"] == said
+        if field is not None:
+            assert answer["data"]["order"][field]
+        polls = api.sent("GET", "/v1/order/")
+        await status_of(served, order_id)
+        assert api.sent("GET", "/v1/order/") == polls
+
+
+async def test_status_is_served_from_the_store_and_the_limit_is_kept(
+    api: V1Api, tmp_path: Path
+) -> None:
+    limits: dict[str, Any] = {"ORDERS_PER_MINUTE": 40, "REQUESTS_PER_MINUTE": 50}
+    async with service(api.server.url, tmp_path, **limits) as served:
+        made = [(await create(served))["data"]["order"]["orderId"] for _ in range(30)]
+        for order_id in made * 10:
+            assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
+        calls = api.sent("GET", "/v1/order/") + api.sent("POST", "/v1/quote")
+        assert calls <= 50
+
+
+# --- a dialect with keys ---
+
+
+class Cutting:
+    """Passes calls on to a service, and loses the answers of those that it is told to."""
+
+    def __init__(self, server: UpstreamServer, target: str) -> None:
+        self.server = server
+        self.target = target
+        self.lose: list[Behaviour] = []
+        server.otherwise = self.handle
+
+    async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
+        passed = {n: v for n, v in request.headers.items() if n.lower() in _PASSED}
+        async with ClientSession() as session, session.request(
+            request.method, self.target + request.path_qs, data=await request.read(), headers=passed
+        ) as response:  # fmt: skip
+            body = await response.read()
+            if self.lose and request.path.endswith(("/orders", "/deposit")):
+                return await self.lose.pop(0)(server, request)
+            return web.Response(status=response.status, body=body, content_type="application/json")
+
+
+_PASSED = {"content-type", "idempotency-key", "x-api-key"}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST.keys())
+async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
+    tmp_path: Path, lost: Behaviour
+) -> None:
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting = Cutting(server, central.url)
+        cutting.lose = [lost, lost]
+        async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
+            answer = await create(sidecar, "mine")
+            async with asyncio.timeout(20):
+                while not answer["ok"]:
+                    assert answer["error"]["code"] == "unavailable"
+                    answer = await create(sidecar, "mine")
+            assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
+            assert states(sidecar) == ["created"]
+            again = await create(sidecar, "mine")
+            assert again["data"] == answer["data"]
+            assert sidecar.up.service.relay is not None
+            assert sidecar.up.service.relay.health().ok

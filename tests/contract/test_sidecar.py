@@ -1,0 +1,146 @@
+"""A sidecar: a service whose engine is another one's BFF, and orders that run through both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.addresses import stagenet_subaddress
+from tests.contract.bff import ORDER, call, post
+from tests.contract.serving import EVM, Served, serving
+
+STAGENET = stagenet_subaddress(bytes(range(64)))
+SWAPS = {
+    "x2u": {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
+    "u2x": {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": STAGENET},
+}
+
+
+@asynccontextmanager
+async def beside(central: Served, data_dir: Path, **flags: Any) -> AsyncIterator[Served]:
+    """A sidecar of ``central``, or of whatever ``upstream.url`` says."""
+    environ = {
+        "RPCSVC_ENGINE": "upstream",
+        "RPCSVC_UPSTREAM__URL": central.url,
+        "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
+    }
+    async with serving(data_dir, environ, **flags) as sidecar:
+        yield sidecar
+
+
+@pytest.fixture
+async def central(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path / "central") as ready:
+        yield ready
+
+
+@pytest.fixture
+async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
+    async with beside(central, tmp_path / "sidecar") as ready:
+        yield ready
+
+
+def upstream_id(sidecar: Served, order_id: str) -> str:
+    order = sidecar.up.service.store.order(order_id)
+    assert order is not None
+    assert order.terms.upstream_id is not None
+    return order.terms.upstream_id
+
+
+async def until(sidecar: Served, order_id: str, *states: str) -> dict[str, Any]:
+    async with asyncio.timeout(30):
+        while True:
+            answer = await sidecar.rpc("swap.status", {"orderId": order_id})
+            data = answer.body["result"]
+            if data["state"] in states:
+                return dict(data)
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_a_swap_runs_through_both_to_its_end(
+    central: Served, sidecar: Served, direction: str
+) -> None:
+    swap = SWAPS[direction]
+    made = (await sidecar.rpc("swap.execute", swap)).body["result"]
+    assert made["ok"], made
+    order = made["data"]["order"]
+    at_central = upstream_id(sidecar, order["orderId"])
+    assert at_central != order["orderId"]
+    theirs = (await call(central, "GET", f"/orders/{at_central}")).body
+    for field in ("depositAddress", "depositAmount", "toAddress", "expectedOutput"):
+        assert order[field] == theirs[field]
+    funded = await central.post("/sandbox/fund", {"orderId": at_central})
+    assert funded.status == 200
+    done = await until(sidecar, order["orderId"], "completed")
+    theirs = (await call(central, "GET", f"/orders/{at_central}")).body
+    for field in ("depositTxHash", "actualOutput", "refundTxHash", "errorMessage"):
+        assert done["data"]["order"][field] == theirs[field]
+    assert done["data"]["order"]["actualOutput"]
+    assert done["data"]["network"] == "stagenet"
+
+
+async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
+    central: Served, sidecar: Served
+) -> None:
+    swap = {**SWAPS["x2u"], "idempotency-key": "mine"}
+    first = (await sidecar.rpc("swap.execute", swap)).body["result"]
+    again = (await sidecar.rpc("swap.execute", swap)).body["result"]
+    assert first["data"] == again["data"]
+    assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
+
+
+async def test_what_the_upstream_refuses_is_told_in_its_words(sidecar: Served) -> None:
+    small = {**SWAPS["x2u"], "amount": "0.00001"}
+    answer = (await sidecar.rpc("swap.execute", small)).body["result"]
+    assert answer["error"]["code"] == "amount_below_minimum"
+    assert sidecar.count("relays") == 0
+    assert sidecar.count("orders") == 0
+
+
+async def test_an_upstream_that_is_down_is_unavailable(tmp_path: Path) -> None:
+    async with serving(tmp_path / "central") as central:
+        url = central.url
+    environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": url}
+    priced = {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")}
+    async with serving(tmp_path / "sidecar", environ) as sidecar:
+        answer = (await sidecar.rpc("swap.quote", priced)).body["result"]
+        assert answer["error"]["code"] == "unavailable"
+        plan = (await sidecar.rpc("swap.plan", SWAPS["x2u"])).body["result"]
+        assert plan["state"] == "ready"
+        assert (await sidecar.rpc("capabilities", {})).body["result"]["ok"]
+
+
+async def test_a_restart_goes_on_following(central: Served, tmp_path: Path) -> None:
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]
+        order_id = made["data"]["order"]["orderId"]
+        at_central = upstream_id(sidecar, order_id)
+    await central.post("/sandbox/fund", {"orderId": at_central})
+    async with beside(central, tmp_path / "sidecar") as sidecar:
+        done = await until(sidecar, order_id, "completed")
+        assert done["data"]["order"]["actualOutput"]
+
+
+async def test_an_order_in_chunks_shows_the_upstreams_progress(
+    central: Served, sidecar: Served
+) -> None:
+    body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1000}}
+    made = (await post(sidecar, "/orders", body)).body
+    at_central = upstream_id(sidecar, made["orderId"])
+    theirs = (await call(central, "GET", f"/orders/{at_central}")).body
+    assert theirs["twap"]["chunksTotal"] == 2
+    await central.post("/sandbox/fund", {"orderId": at_central})
+    async with asyncio.timeout(20):
+        while True:
+            ours = (await call(sidecar, "GET", f"/orders/{made['orderId']}")).body
+            if ours["status"] == "completed":
+                break
+            await asyncio.sleep(0.02)
+    assert ours["twap"]["status"] == "completed"
+    assert ours["twap"]["filledQty"] == 4

@@ -1,0 +1,115 @@
+"""The public cross-chain API as it is documented, small, and misbehaving on command.
+
+``lose`` is what happens to the answer of the next creation after the order was made; ``statuses``
+are what an order says, one after another, the last one for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from tests.contract import upstream_server as does
+from tests.contract.upstream_server import Behaviour, UpstreamServer
+
+RATE = 165
+
+
+class V1Api:
+    """Answers as the documentation says."""
+
+    def __init__(self, server: UpstreamServer) -> None:
+        self.server = server
+        self.orders: dict[str, dict[str, Any]] = {}
+        self.lose: deque[Behaviour | None] = deque()
+        self.change: dict[str, Any] = {}
+        self.statuses: deque[str] = deque(["awaiting_deposit"])
+        self.asked = asyncio.Event()
+        self._ids = itertools.count(1)
+        server.otherwise = self.handle
+
+    def sent(self, method: str, path: str) -> int:
+        """How many calls have come."""
+        return sum(s.method == method and s.target.startswith(path) for s in self.server.seen)
+
+    async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.method == "POST" else {}
+        if request.path == "/v1/quote":
+            return web.json_response(_quote(body))
+        if request.path == "/v1/order":
+            return await self._create(server, request, body)
+        return self._status(request.path.rpartition("/")[2])
+
+    async def _create(
+        self, server: UpstreamServer, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        if int(body["fromAmount"]) < 10_000:
+            return web.json_response({"error": "amount below minimum"}, status=400)
+        number = next(self._ids)
+        is_xmr = body["fromChainId"] == 0
+        seed = bytes([number]) * 64
+        order = {
+            "orderId": f"up-{number}",
+            "depositAddress": stagenet_subaddress(seed) if is_xmr else evm_address_from_seed(seed),
+            "depositChain": "monero" if is_xmr else "arbitrum",
+            "depositChainId": body["fromChainId"],
+            "depositToken": body["fromToken"],
+            "depositTokenSymbol": "XMR" if is_xmr else "USDC",
+            "depositAmount": body["fromAmount"],
+            "toAddress": body["toAddress"],
+            "expectedOutput": _quote(body)["toAmount"],
+            "expiresAt": "2036-01-01T00:00:00Z",
+            "status": "awaiting_deposit",
+        }
+        self.orders[order["orderId"]] = order
+        lost = self.lose.popleft() if self.lose else None
+        if lost is not None:
+            return await lost(server, request)
+        return web.json_response({**order, **self.change})
+
+    def _status(self, order_id: str) -> web.StreamResponse:
+        self.asked.set()
+        order = self.orders.get(order_id)
+        if order is None:
+            return web.json_response({"error": "order not found"}, status=404)
+        status = self.statuses[0] if len(self.statuses) == 1 else self.statuses.popleft()
+        over = status in ("completed", "complete", "success")
+        named = ("orderId", "depositAddress", "depositTokenSymbol", "depositAmount",
+                 "depositChainId", "toAddress", "expectedOutput")  # fmt: skip
+        return web.json_response(
+            {
+                **{name: order[name] for name in named},
+                "status": status,
+                "depositTxHash": None if status == "awaiting_deposit" else "ab" * 32,
+                "actualOutput": order["expectedOutput"] if over else None,
+                "errorMessage": "The market closed." if status == "failed" else None,
+                "refundTxHash": "cd" * 32 if status == "refunded" else None,
+                "createdAt": "2026-01-01T00:00:00Z",
+                "completedAt": "2026-01-01T01:00:00Z" if over else None,
+            }
+        )
+
+
+def _quote(body: dict[str, Any]) -> dict[str, Any]:
+    sent = int(body["fromAmount"])
+    is_xmr = body["fromChainId"] == 0
+    received = sent * RATE // 10**6 if is_xmr else sent * 10**6 // RATE
+    return {
+        "fromAmount": str(sent), "fromAmountUsd": "1", "fromSymbol": "XMR" if is_xmr else "USDC",
+        "toAmount": str(received), "toAmountUsd": "1", "toSymbol": "USDC" if is_xmr else "XMR",
+        "estimatedTime": 1200, "minReceived": str(received * 99 // 100),
+    }  # fmt: skip
+
+
+@asynccontextmanager
+async def v1_api() -> AsyncIterator[V1Api]:
+    """The API, listening."""
+    async with does.running() as server:
+        yield V1Api(server)
