@@ -163,8 +163,8 @@ class UpstreamSettings(Group):
     dialect: Literal["bff", "v1"] = "bff"
     plain_http: Flag = False
     monero_network: Literal["mainnet", "stagenet", "testnet"] = "mainnet"
-    orders_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
-    requests_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
+    creations_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
+    calls_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
 
 
 class RatesSettings(Group):

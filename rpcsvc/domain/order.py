@@ -112,7 +112,8 @@ class Fill:
 class Report:
     """What an upstream last said of an order that it settles. ``output`` in payout units.
 
-    ``twap`` is its twap object as JSON text (spec 2.4), if the order is swapped in chunks there.
+    ``extra`` is JSON text: its twap object, if the order is swapped in chunks there, or how far a
+    bridge order has come (spec 2.4).
     """
 
     deposit_txid: str | None = None
@@ -120,7 +121,7 @@ class Report:
     refund_txid: str | None = None
     error: str | None = None
     completed_at: int | None = None
-    twap: str | None = None
+    extra: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> 
         service.relay.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
     view = draft_order_view(order)
-    if order.report is not None and order.report.twap is not None:
-        return Flat({**view, "twap": orjson.Fragment(order.report.twap)})
+    if order.report is not None and order.report.extra is not None:
+        return Flat({**view, "twap": orjson.Fragment(order.report.extra)})
     progress = twap_view(order, service.clock.now_ms())
     return Flat(view if progress is None else {**view, "twap": progress})
 

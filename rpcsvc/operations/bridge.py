@@ -9,8 +9,9 @@ import orjson
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.bridge import DIRECTION_OF, STATUS_OF, BridgeKind, kind_of, perps_chain
+from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units
-from rpcsvc.domain.order import PERPS, Deposit, Order
+from rpcsvc.domain.order import PERPS, Deposit, Order, Report
 from rpcsvc.domain.pricing import ONE_XMR, Price, deposit_asset, usd_to_deposit_ceil
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import OrderNotFound, Unavailable
@@ -28,6 +29,8 @@ from rpcsvc.orders.idempotency import Claim
 async def rates(service: Service, _params: Nothing, _call: Call) -> Flat:
     """The market's rate, and what a bridge order would be given now."""
     _require_bridge(service)
+    if service.relay is not None:
+        return Flat(await service.relay.bridge_rates())
     rate, policy = service.rates.rate(), service.policy
     ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
     eta = _eta(service)
@@ -49,6 +52,8 @@ async def withdraw(service: Service, params: BridgeParams, call: Call) -> Stored
 async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> Flat:
     """A bridge order as it stands. Raises OrderNotFound."""
     found = find_any_order(service, params.order_id)
+    if service.relay is not None:
+        service.relay.watch(found.order_id)
     if not found.terms.is_bridge:
         raise OrderNotFound(
             f"{params.order_id} is not a bridge order. Ask for it at GET /orders/{params.order_id}."
@@ -61,12 +66,18 @@ async def _open(service: Service, params: BridgeParams, call: Call, kind: Bridge
     direction = DIRECTION_OF[kind]
     to = read_destination(params.to_address, direction, service, field="toAddress")
     chain = perps_chain(service.policy.bridge_min_usd)
-    least = usd_to_deposit_ceil(direction, chain.min_swap_usd, service.rates.rate().usdc_per_xmr)
-    amount = Money(least, deposit_asset(direction))
+    amount = Money(_least(service, direction, chain), deposit_asset(direction))
     claim = None
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, f"bff.bridge.{kind}", {"toAddress": to})
     return await place(service, Wish(direction, chain, amount, to, None), claim, _opened)
+
+
+def _least(service: Service, direction: Direction, chain: Chain) -> int:
+    """The least deposit, in deposit units; an upstream has its own."""
+    if service.relay is not None:
+        return 1
+    return usd_to_deposit_ceil(direction, chain.min_swap_usd, service.rates.rate().usdc_per_xmr)
 
 
 def _require_bridge(service: Service) -> None:
@@ -93,6 +104,8 @@ def _opened(placed: Placed) -> bytes:
 
 def _view(service: Service, found: Order) -> Json:
     terms = found.terms
+    if found.terms.upstream_id is not None:
+        return _relayed_view(found)
     arrived = [d for d in found.deposits if d.is_active]
     payout, needed = found.payout, service.engine.required_confirmations(terms.deposit_network)
     status = STATUS_OF[found.status]
@@ -108,6 +121,23 @@ def _view(service: Service, found: Order) -> Json:
         "failure_reason": found.error_message if status.is_failure else None,
         "created_at": iso8601(terms.created_at),
         "completed_at": iso8601(found.completed_at) if found.completed_at else None,
+    }
+
+
+def _relayed_view(found: Order) -> Json:
+    """A bridge order that an upstream settles, as it last told."""
+    terms, report = found.terms, found.report or Report()
+    nothing = {"amount": "0", "confirmations": 0, "requiredConfirmations": 0, "tx_out": None}
+    progress = orjson.loads(report.extra) if report.extra else nothing
+    return {
+        "id": terms.order_id,
+        "type": kind_of(found).value,
+        "status": STATUS_OF[found.status].value,
+        "tx_in": report.deposit_txid,
+        "failure_reason": report.error,
+        "created_at": iso8601(terms.created_at),
+        "completed_at": iso8601(found.completed_at) if found.completed_at else None,
+        **progress,
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -108,7 +108,11 @@ class UpstreamVenue(Protocol):
         """Make the order. Raises CreationUnknown when it may have been made."""
         ...
 
-    async def sight(self, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+    async def bridge_rates(self) -> dict[str, Any]:
+        """The bridge's rates, as spec 2.4 has them."""
+        ...
+
+    async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
         """The order as it stands, waited for as long as the budget asks.
 
         None when its status is a word that is not known.
@@ -133,6 +137,10 @@ class Relay:
     async def quote(self, asked: Asked) -> Offer:
         """A price. Raises errors.ServiceError."""
         return await self._venue.quote(asked)
+
+    async def bridge_rates(self) -> dict[str, Any]:
+        """The bridge's rates. Raises errors.ServiceError."""
+        return await self._venue.bridge_rates()
 
     # --- making an order ---
 
@@ -251,7 +259,9 @@ class Relay:
         if order is None or order.terms.upstream_id is None or order.status.is_terminal:
             self._open.pop(order_id, None)
             return
-        sighted = await self._venue.sight(order.terms.upstream_id, is_watched=is_watched)
+        sighted = await self._venue.sight(
+            order.terms.upstream_id, is_bridge=order.terms.is_bridge, is_watched=is_watched
+        )
         if sighted is None:
             return
         event = UpstreamReported(sighted.status, sighted.report)

@@ -199,7 +199,7 @@ async def test_every_end_is_told(api: V1Api, tmp_path: Path, said: str, field: s
 async def test_status_is_served_from_the_store_and_the_limit_is_kept(
     api: V1Api, tmp_path: Path
 ) -> None:
-    limits: dict[str, Any] = {"ORDERS_PER_MINUTE": 40, "REQUESTS_PER_MINUTE": 50}
+    limits: dict[str, Any] = {"CREATIONS_PER_MINUTE": 40, "CALLS_PER_MINUTE": 50}
     async with service(api.server.url, tmp_path, **limits) as served:
         made = [(await create(served))["data"]["order"]["orderId"] for _ in range(30)]
         for order_id in made * 10:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from tests.contract.bff import ORDER, call, post
+from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
@@ -144,3 +144,36 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
             await asyncio.sleep(0.02)
     assert ours["twap"]["status"] == "completed"
     assert ours["twap"]["filledQty"] == 4
+
+
+@pytest.mark.parametrize(
+    ("way", "to", "amount"), [("deposit", EVM, "0.5"), ("withdraw", STAGENET, "75")]
+)
+async def test_a_bridge_order_runs_through_both_to_its_end(
+    central: Served, sidecar: Served, way: str, to: str, amount: str
+) -> None:
+    made = await post(sidecar, f"/bridge/{way}", {"toAddress": to})
+    check("Bridge order response", made.body)
+    order_id = made.body["orderId"]
+    first = (await call(sidecar, "GET", f"/bridge/order/{order_id}")).body
+    check("Bridge order", first)
+    assert (first["type"], first["status"]) == (way, "awaiting_deposit")
+    at_central = upstream_id(sidecar, order_id)
+    await central.post("/sandbox/fund", {"orderId": at_central, "amount": amount})
+    async with asyncio.timeout(20):
+        while True:
+            ours = (await call(sidecar, "GET", f"/bridge/order/{order_id}")).body
+            check("Bridge order", ours)
+            if ours["status"] == "completed":
+                break
+            await asyncio.sleep(0.02)
+    theirs = (await call(central, "GET", f"/bridge/order/{at_central}")).body
+    for field in ("type", "amount", "tx_in", "tx_out", "confirmations", "requiredConfirmations"):
+        assert ours[field] == theirs[field], field
+    assert (await call(sidecar, "GET", f"/orders/{order_id}")).status == 404
+
+
+async def test_the_bridges_rates_are_the_upstreams(central: Served, sidecar: Served) -> None:
+    ours, theirs = [await call(each, "GET", "/bridge/rates") for each in (sidecar, central)]
+    check("Bridge rate list", ours.body)
+    assert ours.body == theirs.body

@@ -10,15 +10,17 @@ is committed when (orders/relay.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 import structlog
 
+from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, ChainRegistry
 from rpcsvc.domain.money import XMR, Asset
-from rpcsvc.domain.order import DepositKey, Report, Transfer, TwapPlan
+from rpcsvc.domain.order import PERPS, DepositKey, Report, Transfer, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import (
     DepositSighting,
@@ -48,7 +50,7 @@ class UpstreamEngine:
 
     name = "upstream"
     poll_ms = 1_000
-    bridges: frozenset[str] = frozenset()
+    bridges = frozenset({PERPS})
 
     def __init__(
         self,
@@ -74,7 +76,9 @@ class UpstreamEngine:
         self._creations.remember(ages_ms)
 
     async def quote(self, asked: Asked) -> Offer:
-        """A price. Raises errors.ServiceError."""
+        """A price. Raises errors.ServiceError. A bridge order has none: it takes what comes."""
+        if asked.chain.name == PERPS:
+            return Offer(1, 0, 1, USUAL_SECONDS)
         request = m.QuoteRequest(*self._pair(asked), asked.amount.units)
         try:
             found = await self._upstream.quote(request)
@@ -91,6 +95,23 @@ class UpstreamEngine:
 
     async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
+        make = self._create_bridge if asked.chain.name == PERPS else self._create_swap
+        try:
+            return await make(asked, key, resumed=resumed)
+        except OutcomeUnknown as error:
+            raise CreationUnknown(
+                error.reason, upstream_id=error.upstream_id, raw=error.raw
+            ) from error
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+
+    async def _create_bridge(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+        to_perps = asked.direction is Direction.XMR_TO_USDC
+        call = self._upstream.bridge_deposit if to_perps else self._upstream.bridge_withdraw
+        made = await call(asked.to, key=key, resumed=resumed)
+        return Created(made.order_id, made.deposit_address, 1, made.expires_at, made.raw)
+
+    async def _create_swap(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         request = m.OrderRequest(
             *self._pair(asked),
             asked.amount.units,
@@ -98,14 +119,7 @@ class UpstreamEngine:
             session_id=asked.session_id,
             twap=_twap(asked.twap),
         )
-        try:
-            made = await self._upstream.create_order(request, key=key, resumed=resumed)
-        except OutcomeUnknown as error:
-            raise CreationUnknown(
-                error.reason, upstream_id=error.upstream_id, raw=error.raw
-            ) from error
-        except UpstreamError as error:
-            raise self._upstream.service_error(error) from error
+        made = await self._upstream.create_order(request, key=key, resumed=resumed)
         if made.deposit_amount != asked.amount.units:
             raise CreationUnknown(
                 f"the upstream asks for a deposit of {made.deposit_amount} units, not of"
@@ -117,17 +131,51 @@ class UpstreamEngine:
             made.order_id, made.deposit_address, made.expected_output, made.expires_at, made.raw
         )
 
-    async def sight(self, upstream_id: str, *, is_watched: bool) -> Sighted | None:
-        """The order as it stands; None when its status is not known, which is logged."""
-        demand = Demand(Urgency.WATCHED if is_watched else Urgency.ROUTINE)
+    async def bridge_rates(self) -> dict[str, Any]:
+        """The bridge's rates. Raises errors.ServiceError."""
         try:
-            found = await self._upstream.order(upstream_id, demand=demand)
+            found = await self._upstream.bridge_rates()
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
+        rates = [
+            {"exchange": each.exchange, "rate": _number(each.rate), "eta": each.eta}
+            for each in found.rates
+        ]
+        own = {"rate": _number(found.wagyu_rate), "eta": found.wagyu_eta}
+        return {"rates": rates, "wagyuRate": own}
+
+    async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
+        """The order as it stands; None when its status is not known, which is logged."""
+        demand = Demand(Urgency.WATCHED if is_watched else Urgency.ROUTINE)
+        look = self._sight_bridge if is_bridge else self._sight_swap
+        try:
+            return await look(upstream_id, demand)
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
+
+    async def _sight_bridge(self, upstream_id: str, demand: Demand) -> Sighted | None:
+        found = await self._upstream.bridge_order(upstream_id, demand=demand)
         if found.status is UNKNOWN:
-            log.warning(
-                "upstream_status_unknown", upstream_id=upstream_id, status=found.status_text[:64]
-            )
+            _log_unknown(upstream_id, found.status_text)
+            return None
+        progress = {
+            "amount": str(found.amount),
+            "confirmations": found.confirmations,
+            "requiredConfirmations": found.required_confirmations,
+            "tx_out": found.tx_out,
+        }
+        report = Report(
+            deposit_txid=found.tx_in,
+            error=found.failure_reason,
+            completed_at=found.completed_at,
+            extra=orjson.dumps(progress).decode(),
+        )
+        return Sighted(_BRIDGE_STATUS[found.status], report, found.raw)
+
+    async def _sight_swap(self, upstream_id: str, demand: Demand) -> Sighted | None:
+        found = await self._upstream.order(upstream_id, demand=demand)
+        if found.status is UNKNOWN:
+            _log_unknown(upstream_id, found.status_text)
             return None
         report = Report(
             deposit_txid=found.deposit_tx_hash,
@@ -135,7 +183,7 @@ class UpstreamEngine:
             refund_txid=found.refund_tx_hash,
             error=found.error_message,
             completed_at=found.completed_at,
-            twap=_twap_text(found.twap),
+            extra=_twap_text(found.twap),
         )
         return Sighted(found.status, report, found.raw)
 
@@ -207,6 +255,20 @@ class UpstreamEngine:
     def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - port
         """Not known here."""
         return 0
+
+
+_BRIDGE_STATUS = {
+    BridgeStatus.AWAITING_DEPOSIT: OrderStatus.AWAITING_DEPOSIT,
+    BridgeStatus.PENDING_CONFIRMATIONS: OrderStatus.DEPOSIT_DETECTED,
+    BridgeStatus.PROCESSING: OrderStatus.EXECUTING_SWAP,
+    BridgeStatus.COMPLETED: OrderStatus.COMPLETED,
+    BridgeStatus.FAILED: OrderStatus.FAILED,
+    BridgeStatus.EXPIRED: OrderStatus.EXPIRED,
+}
+
+
+def _log_unknown(upstream_id: str, status: str) -> None:
+    log.warning("upstream_status_unknown", upstream_id=upstream_id, status=status[:64])
 
 
 def _rate(direction: Direction, sent: int, received: int) -> int:

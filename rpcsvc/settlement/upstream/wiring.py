@@ -49,7 +49,7 @@ async def upstream_engine(
 
     is_bff = settings.dialect == "bff"
     creations = budget(
-        settings.orders_per_minute, BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
+        settings.creations_per_minute, BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
     )
     key = settings.api_key
     try:
@@ -63,7 +63,7 @@ async def upstream_engine(
             read_error=dialect.read_error,
             creations=creations,
             calls=budget(
-                settings.requests_per_minute,
+                settings.calls_per_minute,
                 BFF_CALLS_PER_MINUTE if is_bff else CALLS_PER_MINUTE,
             ),
             breaker=Breaker(),

@@ -22,7 +22,7 @@ CREATE TABLE relays (
     refund_txid     TEXT,
     error           TEXT,
     completed_at    INTEGER,
-    twap            TEXT,
+    extra           TEXT,
     evidence        BLOB,
     CHECK (state <> 'created' OR upstream_id IS NOT NULL)
 ) STRICT;
