@@ -136,7 +136,7 @@ _UPDATE_REPORT = (
 _DELETE_FILLS = "DELETE FROM fills WHERE order_id = ? AND chunk >= ?"
 _INSERT_FILL = _insert("fills", _FILL)
 # The settled payouts are the books: no fee without one, and none is counted twice.
-_SELECT_INTEGRATOR_FEES = """
+SELECT_INTEGRATOR_FEES = """
     SELECT o.integrator, t.asset, sum(t.integrator_fee), count(*)
     FROM orders o JOIN transfers t USING (order_id)
     WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
@@ -230,7 +230,7 @@ class SqliteOrderStore:
 
     def integrator_fees(self) -> list[tuple[str, str, int, int]]:
         """What integrators have earned: id, asset, atomic units, and by how many payouts."""
-        return [tuple(row) for row in self._db.read(_SELECT_INTEGRATOR_FEES)]
+        return [tuple(row) for row in self._db.read(SELECT_INTEGRATOR_FEES)]
 
     def history(self, order_id: str) -> list[HistoryEntry]:
         """All events of an order, oldest first."""

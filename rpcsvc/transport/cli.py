@@ -22,6 +22,7 @@ from rpcsvc import __version__
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import SettingsError
+from rpcsvc.transport.cli_books import add_books
 from rpcsvc.transport.cli_call import FIELD, run_operation
 from rpcsvc.transport.cli_client import BadUrl, Unreachable, find_endpoint
 from rpcsvc.transport.cli_context import (
@@ -103,6 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_db(commands)
     add_keys(commands, _common)
     add_verify(commands, _Once)
+    add_books(commands, _common)
     _add_demo(commands)
     add_health(commands, _common, _add_target)
     for operation in OPERATIONS:

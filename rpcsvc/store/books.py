@@ -1,0 +1,62 @@
+"""Reading the books beside a running service: integrators' fees, upstream orders in doubt.
+
+Read-only, so that it can run while a server owns the data directory. What does not live here:
+checking and copying the database (maintenance.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rpcsvc.store.orders import SELECT_INTEGRATOR_FEES
+from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+
+
+class BooksUnreadable(Exception):
+    """There is no database, or it can't be read; the message says why."""
+
+
+class IntegratorFees(NamedTuple):
+    """What an integrator has earned in one asset, in atomic units, by so many settled payouts."""
+
+    integrator: str
+    asset: str
+    units: int
+    payouts: int
+
+
+class Doubt(NamedTuple):
+    """A call to the upstream whose outcome is not known. ``created_at`` in ms since the epoch."""
+
+    order_id: str
+    upstream_id: str | None
+    reason: str | None
+    created_at: int
+
+
+def integrator_fees(data_dir: Path) -> list[IntegratorFees]:
+    """What integrators have earned. Raises BooksUnreadable."""
+    return [IntegratorFees(*row) for row in _rows(data_dir, SELECT_INTEGRATOR_FEES)]
+
+
+def doubts(data_dir: Path) -> list[Doubt]:
+    """The upstream orders in doubt, oldest first. Raises BooksUnreadable."""
+    sql = (
+        "SELECT order_id, upstream_id, reason, created_at FROM relays"
+        " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
+    )
+    return [Doubt(*row) for row in _rows(data_dir, sql)]
+
+
+def _rows(data_dir: Path, sql: str) -> list[tuple[Any, ...]]:
+    path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise BooksUnreadable(f"There is no database at {path}.")
+    try:
+        with closing(open_reader(path)) as reader:
+            return reader.execute(sql).fetchall()
+    except sqlite3.Error as error:
+        raise BooksUnreadable(f"{path} can't be read: {error}.") from error

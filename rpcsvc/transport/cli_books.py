@@ -1,0 +1,95 @@
+"""``rpcsvc integrators`` and ``rpcsvc relays``: the operator's look into the books.
+
+stdout is exactly one JSON object. They read the database beside a running server. What does not
+live here: the reading (store/books.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.integrators import key_hash
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.ids import system_random
+from rpcsvc.transport.cli_context import OK, Context, Json, UsageError
+
+Common = Callable[[argparse.ArgumentParser], None]
+KEY_BYTES = 24
+
+
+def add_books(commands: Any, common: Common) -> None:
+    """Hang both into the command tree; ``common`` adds the shared options."""
+    parser = commands.add_parser("integrators", help="look after those who bring orders")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    rows = (
+        ("new-key", "make an API key and the hash to configure; the key is shown once", _new_key),
+        ("report", "what each has earned by settled payouts", _report),
+    )
+    for name, text, command in rows:
+        action = actions.add_parser(name, help=text, description=text)
+        common(action)
+        action.set_defaults(command=command)
+    doubts = "upstream orders that may have been made: look them up there"
+    relays = commands.add_parser("relays", help=doubts, description=doubts)
+    common(relays)
+    relays.set_defaults(command=_relays)
+
+
+def _new_key(_context: Context) -> int:
+    key = system_random(KEY_BYTES).hex()
+    return _print({"key": key, "hash": key_hash(key).hex()})
+
+
+def _report(context: Context) -> int:
+    from rpcsvc.store.books import BooksUnreadable, integrator_fees  # noqa: PLC0415
+
+    assets = {asset.symbol: asset for asset in (XMR, USDC)}
+    try:
+        found = integrator_fees(context.settings().data_dir)
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+    return _print(
+        {
+            "fees": [
+                {
+                    "integrator": each.integrator,
+                    "asset": each.asset,
+                    "amount": format_units(each.units, assets[each.asset]),
+                    "payouts": each.payouts,
+                }
+                for each in found
+            ]
+        }
+    )
+
+
+def _relays(context: Context) -> int:
+    from rpcsvc.store.books import BooksUnreadable, doubts  # noqa: PLC0415
+
+    try:
+        found = doubts(context.settings().data_dir)
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+    return _print(
+        {
+            "inDoubt": [
+                {
+                    "orderId": each.order_id,
+                    "upstreamId": each.upstream_id,
+                    "reason": each.reason,
+                    "createdAt": iso8601(each.created_at),
+                }
+                for each in found
+            ]
+        }
+    )
+
+
+def _print(value: Json) -> int:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    return OK

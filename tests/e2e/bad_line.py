@@ -1,0 +1,97 @@
+"""A line between two services that cuts, slows, resets and garbles what goes over it.
+
+Each connection carries one call and meets one mishap, drawn from a seed. What does not live here:
+what the services make of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+MISHAPS = ("refused", "cut_before", "cut_in_answer", "reset_in_answer", "slow", "garbage")
+CHUNK = 65_536
+
+
+class BadLine:
+    """Listens on ``port`` and passes calls on to ``target``; ``rate`` of them meet a mishap."""
+
+    def __init__(self, target: int, seed: int, rate: float) -> None:
+        self.target = target
+        self.rate = rate
+        self.met: Counter[str] = Counter()
+        self.port = 0
+        self._random = random.Random(seed)
+
+    async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        """One connection, from its first byte to its end."""
+        bad = self._random.random() < self.rate
+        mishap = self._random.choice(MISHAPS) if bad else "none"
+        self.met[mishap] += 1
+        with contextlib.suppress(ConnectionError):
+            await self._carry(near, back, mishap)
+        back.close()
+
+    async def _carry(
+        self, near: asyncio.StreamReader, back: asyncio.StreamWriter, mishap: str
+    ) -> None:
+        if mishap == "refused":
+            return
+        request = await _request(near)
+        if mishap == "cut_before":
+            return
+        answer = await self._asked(request)
+        match mishap:
+            case "cut_in_answer":
+                back.write(answer[: len(answer) // 2])
+            case "reset_in_answer":
+                back.write(answer[: len(answer) // 2])
+                sock: socket.socket = back.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            case "garbage":
+                back.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{{{")
+            case "slow":
+                for start in range(0, len(answer), 200):
+                    back.write(answer[start : start + 200])
+                    await back.drain()
+                    await asyncio.sleep(0.01)
+            case _:
+                back.write(answer)
+        with contextlib.suppress(ConnectionError):
+            await back.drain()
+
+    async def _asked(self, request: bytes) -> bytes:
+        """What the far side answers; it closes when it has."""
+        far, there = await asyncio.open_connection("127.0.0.1", self.target)
+        there.write(request)
+        answer = b""
+        while chunk := await far.read(CHUNK):
+            answer += chunk
+        there.close()
+        return answer
+
+
+async def _request(near: asyncio.StreamReader) -> bytes:
+    """A whole HTTP request with its declared body."""
+    head = await near.readuntil(b"\r\n\r\n")
+    length = 0
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    return head + await near.readexactly(length)
+
+
+@asynccontextmanager
+async def bad_line(target: int, *, seed: int, rate: float) -> AsyncIterator[BadLine]:
+    """A line to ``target``, a port of this machine, as long as the block lasts."""
+    line = BadLine(target, seed, rate)
+    server = await asyncio.start_server(line.carry, "127.0.0.1", 0)
+    line.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield line

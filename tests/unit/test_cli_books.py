@@ -1,0 +1,81 @@
+"""``rpcsvc integrators`` and ``rpcsvc relays``: what the operator is told of the books."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.integrators import Integrator
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
+from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.service import Call
+from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.transport.cli import run
+from tests.sandbox import EVM, Placed, Sandbox, sandbox
+
+ACME = Integrator("acme", 75, b"\x01" * 32)
+
+
+def told(data_dir: Path, output: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    output.readouterr()
+    assert run(arguments, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never) == 0
+    return json.loads(output.readouterr().out)
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("no service is needed")
+
+
+async def keyed_order(box: Sandbox) -> Placed:
+    row = next(row for row in BFF_OPERATIONS if row.name == "bff.orders.create")
+    usdc = box.up.service.chains.resolve("arbitrum").usdc_contract
+    params = {"fromChainId": 0, "toChainId": 42161, "fromToken": "XMR", "toToken": usdc,
+              "fromAmount": "800000000000", "toAddress": EVM}  # fmt: skip
+    reply = await FlatDispatcher(box.up.service).run(row, params, Call("test", integrator=ACME))
+    order = box.up.service.store.order(json.loads(reply.body)["orderId"])
+    assert order is not None
+    return Placed(box, order.order_id, order.terms.session_id)
+
+
+def test_a_new_key_comes_with_its_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = told(tmp_path, capsys, "integrators", "new-key")
+    assert len(made["key"]) == 48
+    assert hashlib.sha256(made["key"].encode()).hexdigest() == made["hash"]
+    assert told(tmp_path, capsys, "integrators", "new-key") != made
+
+
+async def test_the_report_counts_settled_payouts_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sandbox(tmp_path) as box:
+        settled, _open = await keyed_order(box), await keyed_order(box)
+        assert told(tmp_path, capsys, "integrators", "report") == {"fees": []}
+        await settled.fund()
+        await box.settle(8)
+        assert told(tmp_path, capsys, "integrators", "report") == {
+            "fees": [{"integrator": "acme", "asset": "USDC", "amount": "0.99", "payouts": 1}]
+        }
+
+
+async def test_relays_names_what_is_in_doubt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sandbox(tmp_path) as box:
+        for n, state in enumerate(RelayState):
+            record = RelayRecord(f"ord_{n}", state, 0, upstream_id=f"up-{n}", reason=state.value)
+            await box.up.service.store.commit(Change(relay=record))
+        found = told(tmp_path, capsys, "relays")["inDoubt"]
+    assert [(each["orderId"], each["reason"]) for each in found] == [
+        ("ord_0", "claimed"), ("ord_3", "reconciling"),
+    ]  # fmt: skip
+
+
+def test_without_a_database_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (("relays",), ("integrators", "report")):
+        status = run(arguments, {"RPCSVC_DATA_DIR": str(tmp_path)}, serve=_never, local=_never)
+        assert status == 2
+        assert "no database" in capsys.readouterr().err
