@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.bench import driver, report, seeding
+from tests.bench import driver, report, seeding, sidecar
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
 
 RESULTS = Path("bench-results")
@@ -38,6 +38,8 @@ READY_SECONDS = 120.0  # a store of a million orders may take a while to open
 START_SECONDS = 20.0
 IDLE_SECONDS = 1.0  # after the first answer, before memory is read
 STARTUP = "startup"
+SIDECAR = "sidecar"
+SIDECAR_ORDERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,14 @@ def side_by_side(plan: Plan) -> list[Scenario]:
             "swap.create",
             unique_orders=True,
         ),
+        Scenario(
+            "sidecar-status",
+            f"swap.status of a sidecar, {SIDECAR_ORDERS:,} open orders",
+            SIDECAR,
+            seeding.status_requests,
+            (Ratio(RAW, 0.40),),
+            "swap.status",
+        ),
         Scenario(NAIVE, "naive: create", NAIVE, lambda _: seeding.create_requests()),
     ]
 
@@ -133,6 +143,7 @@ class Bench:
         self._dir = work_dir
         self._report = found
         self._order_ids: dict[str, list[str]] = {}
+        self._upstream: driver.Server
 
     def load(self, scenarios: Sequence[Scenario]) -> None:
         """Run the scenarios against each other, at each number of connections."""
@@ -189,18 +200,42 @@ class Bench:
         with ExitStack() as stack:
             servers = {}
             for name in sorted(names):
+                if name == SIDECAR:
+                    self._upstream = stack.enter_context(self._counted_upstream())
                 servers[name] = server = self._start(name)
                 stack.callback(server.stop)
                 server.wait_for("/readyz", READY_SECONDS)
             yield servers
+
+    @contextmanager
+    def _counted_upstream(self) -> Iterator[driver.Server]:
+        """The sidecar's upstream; at the end, what it saw of the storm."""
+        server = sidecar.upstream(self._dir / "upstream.log")
+        try:
+            yield server
+            busiest = float(sidecar.ask(server, "/busiest")["calls"])
+            title = "calls that the sidecar's upstream saw in the busiest minute"
+            under = sidecar.CALLS_PER_MINUTE + 0.5
+            self._report.readings.append(Reading("upstream", title, "", (busiest,), under=under))
+        finally:
+            server.stop()
+
+    def _start_sidecar(self, data_dir: Path, log: Path) -> driver.Server:
+        at = self._upstream
+        say(f"making {SIDECAR_ORDERS:,} orders at an upstream")
+        self._order_ids[SIDECAR] = sidecar.make_orders(data_dir, log, at, SIDECAR_ORDERS)
+        sidecar.ask(at, "/mark")
+        return sidecar.service(data_dir, log, at, calls_per_minute=sidecar.CALLS_PER_MINUTE)
 
     def _start(self, name: str) -> driver.Server:
         log = self._dir / f"{name}.log"
         if name in (RAW, NAIVE):
             arguments = ["tests.bench.yardsticks", name, "--db", str(self._dir / "naive.db")]
             return driver.Server(name, arguments, os.environ, log)
-        kind, _, count = name.partition("-")
         data_dir = self._dir / name
+        if name == SIDECAR:
+            return self._start_sidecar(data_dir, log)
+        kind, _, count = name.partition("-")
         say(f"seeding {int(count):,} orders")
         signs = kind == "signing"
         shutil.copytree(self._template(signs), data_dir, ignore=shutil.ignore_patterns("*.sock"))

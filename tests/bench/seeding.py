@@ -20,7 +20,7 @@ import secrets
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +60,14 @@ _SHORTEST_TOKEN = 16  # anything shorter could stand in a text by chance
 Params = dict[str, Any]
 
 
-def service(name: str, data_dir: Path, log: Path, *, signs: bool) -> Server:
+def service(
+    name: str, data_dir: Path, log: Path, *, signs: bool, more: Mapping[str, str] | None = None
+) -> Server:
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
     env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
+    env |= more or {}
     return Server(name, ["rpcsvc", "serve", "--data-dir", str(data_dir)], env, log)
 
 
