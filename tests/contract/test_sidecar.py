@@ -83,6 +83,10 @@ async def test_a_swap_runs_through_both_to_its_end(
         assert done["data"]["order"][field] == theirs[field]
     assert done["data"]["order"]["actualOutput"]
     assert done["data"]["network"] == "stagenet"
+    # The addresses are simulated: no wallet must be led to pay them with real money.
+    uri = made["data"]["fundingInstructions"]["paymentUri"]
+    assert made["data"]["fundingInstructions"]["network"] in ("monero-stagenet", "arbitrum-sepolia")
+    assert uri.startswith("monero:") or "@421614/" in uri
 
 
 async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 import structlog
 
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, ChainRegistry
 from rpcsvc.domain.money import XMR, Asset
@@ -58,7 +59,9 @@ class UpstreamEngine:
         upstream: Upstream,
         chains: ChainRegistry,
         creations: Budget,
+        monero: MoneroNetwork,
     ) -> None:
+        self._monero = monero
         self._client = client
         self._creations = creations
         self._upstream = upstream
@@ -215,11 +218,18 @@ class UpstreamEngine:
         return Fees(0, 0)
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
-        """The networks by their own names."""
+        """The networks by their names; test networks where the upstream uses them.
+
+        A wallet that follows a payment URI can't send real funds to a simulated address then.
+        """
+        is_main = self._monero is MoneroNetwork.MAINNET
         if asset is XMR:
-            return NetworkNames("monero", MONERO_CHAIN_ID, None)
+            name = "monero" if is_main else f"monero-{self._monero}"
+            return NetworkNames(name, MONERO_CHAIN_ID, None)
         known = self._chains.resolve(chain)
-        return NetworkNames(known.name, known.chain_id, known.usdc_contract)
+        if is_main:
+            return NetworkNames(known.name, known.chain_id, known.usdc_contract)
+        return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
 
     def estimated_seconds(self, deposit: Asset, chain: str) -> int:  # noqa: ARG002 - port
         """What is told before the upstream has told it with a quote."""

@@ -71,6 +71,8 @@ async def upstream_engine(
         )
     except ValueError as error:
         raise SettingsError([f"upstream: {error}"]) from error
-    networks = Networks((MoneroNetwork(settings.monero_network),), chains.token_contracts)
+    monero = MoneroNetwork(settings.monero_network)
+    networks = Networks((monero,), chains.token_contracts)
     async with client:
-        yield UpstreamEngine(client, Upstream(client, dialect, networks), chains, creations)
+        upstream = Upstream(client, dialect, networks)
+        yield UpstreamEngine(client, upstream, chains, creations, monero)

@@ -19,7 +19,7 @@ from rpcsvc.transport.documents import links, signatures
 from rpcsvc.transport.documents.quickstart import flow
 from rpcsvc.transport.documents.text import mail_domain
 from rpcsvc.transport.limits import WINDOW_SECONDS
-from rpcsvc.transport.site import API_ROOT, RPC_PATH, Site
+from rpcsvc.transport.site import API_ROOT, BFF_ROOT, RPC_PATH, Site
 
 # The lengths that readers of plugin manifests allow for these fields.
 _HUMAN_NAME = 20
@@ -84,6 +84,11 @@ def _transports(site: Site) -> Json:
             "methodPrefix": f"{site.brand.slug}.",
             "params": "by name only",
         },
+        "bff": {
+            "url": site.absolute(BFF_ROOT),
+            "description": site.absolute(links.OPENAPI),
+            "contentType": "application/json",
+        },
         "cli": {
             "command": "rpcsvc",
             "usage": f"rpcsvc agent:capabilities --url {site.url}",
@@ -102,6 +107,7 @@ def _auth(site: Site) -> Json:
             if site.rpc_needs_token
             else "No token is set: the service answers JSON-RPC to local clients only.",
         },
+        "bff": {"required": False, "scheme": "header", "header": "x-api-key"},
         "tlsRequired": True,
     }
 
