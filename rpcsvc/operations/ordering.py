@@ -100,11 +100,14 @@ async def _relayed(
     relay: Relay, terms: Terms, wish: Wish, claim: Claim | None
 ) -> tuple[Terms, RelayRecord]:
     """The terms with what the upstream made of them, and the claim that it was made under."""
-    asked = Asked(*wish[:5], terms.twap)
+    # The session goes with the order: with it its owner can name a refund address there, too.
+    # Nothing here may depend on the rate: a call that is repeated must be the very same.
+    asked = Asked(*wish[:4], terms.session_id, wish.twap)
     record, created = await relay.create(asked, claim, terms.order_id)
     agreed = replace(
         terms,
         order_id=record.order_id,
+        session_id=record.session_id,
         deposit_address=created.deposit_address,
         expected_output=created.expected_output,
         min_received=min(terms.min_received, created.expected_output),

@@ -17,6 +17,7 @@ from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_se
 from rpcsvc.operations.models import SupportParams
 from rpcsvc.operations.results import with_session
 from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.orders.ports import Change, Ticket
 
 log = structlog.get_logger(__name__)
@@ -38,7 +39,7 @@ async def create_ticket(service: Service, params: SupportParams, _call: Call) ->
     )
     await service.store.commit(Change(ticket=ticket))
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
-    accepted = await _give(service, order, refund_to)
+    accepted = await _give(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
     session_fields = (session, "request" if session else "none")
     actions = [_next(params.order_id)]
@@ -62,14 +63,18 @@ def _refund_address(service: Service, params: SupportParams, order: Order | None
     """The validated refund address, when the order waits for one. Raises InvalidDestination."""
     if order is None or params.wallet_address is None:
         return None
-    if order.action_required != REFUND_ADDRESS:
+    if order.action_required != REFUND_ADDRESS and not awaits_upstream_refund(order):
         return None
     return read_refund_address(params.wallet_address, order.terms.direction, service)
 
 
-async def _give(service: Service, order: Order | None, address: str | None) -> Json | None:
+async def _give(
+    service: Service, order: Order | None, address: str | None, ticket: Ticket
+) -> Json | None:
     if order is None or address is None:
         return None
+    if service.relay is not None:
+        return {"accepted": await service.relay.pass_on(order, ticket), "address": address}
     try:
         await service.processor.apply(order.order_id, RefundAddressGiven(address))
     except ImpossibleTransition:

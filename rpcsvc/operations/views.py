@@ -161,9 +161,16 @@ def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
     """``nextActions`` for an order as it stands."""
     state = AGENT_STATE_OF[order.status]
     actions = _actions_of_state(venue, order, state, now)
-    if order.action_required:
+    if order.action_required or awaits_upstream_refund(order):
         actions.insert(0, _give_refund_address(order))
     return actions
+
+
+def awaits_upstream_refund(order: Order) -> bool:
+    """Whether an upstream may be waiting for an XMR address: it does not tell."""
+    terms = order.terms
+    is_relayed = terms.upstream_id is not None
+    return is_relayed and order.status is OrderStatus.REFUNDING and terms.deposit_asset is XMR
 
 
 def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -> list[Json]:

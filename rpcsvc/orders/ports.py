@@ -90,6 +90,7 @@ class RelayRecord:
     order_id: str
     state: RelayState
     created_at: int
+    session_id: str
     namespace: str | None = None
     key: str | None = None
     upstream_id: str | None = None

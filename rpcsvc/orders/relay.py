@@ -20,12 +20,12 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.events import UpstreamReported
 from rpcsvc.domain.money import Money
-from rpcsvc.domain.order import Report, TwapPlan
+from rpcsvc.domain.order import Order, Report, TwapPlan
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState
+from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState, Ticket
 from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class Asked(NamedTuple):
     chain: Chain
     amount: Money
     to: str = ""
-    session_id: str | None = None
+    session_id: str = ""
     twap: TwapPlan | None = None
 
 
@@ -112,6 +112,10 @@ class UpstreamVenue(Protocol):
         """The bridge's rates, as spec 2.4 has them."""
         ...
 
+    async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
+        """Open a ticket about an order there, the owner's refund address with it."""
+        ...
+
     async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
         """The order as it stands, waited for as long as the budget asks.
 
@@ -142,6 +146,16 @@ class Relay:
         """The bridge's rates. Raises errors.ServiceError."""
         return await self._venue.bridge_rates()
 
+    async def pass_on(self, order: Order, ticket: Ticket) -> bool:
+        """Give the upstream an owner's ticket about an order; whether it took it."""
+        try:
+            await self._venue.pass_on(order.terms.upstream_id or "", ticket)
+        except ServiceError as error:
+            log.warning("ticket_not_passed_on", order_id=order.order_id, reason=error.message)
+            return False
+        self.watch(order.order_id)
+        return True
+
     # --- making an order ---
 
     async def create(
@@ -152,7 +166,9 @@ class Relay:
         Raises Unavailable while the outcome of an earlier call is not known, or that of this one
         is not; and what the upstream refuses with.
         """
-        record, resumed = self._record(claim, fresh_id)
+        record, resumed = self._record(asked, claim, fresh_id)
+        # A resumed call is the same to the letter, or its key would be refused.
+        asked = asked._replace(session_id=record.session_id)
         if not resumed:
             await self._store.commit(Change(relay=record))
         try:
@@ -171,13 +187,14 @@ class Relay:
         )
         return made, created
 
-    def _record(self, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
+    def _record(self, asked: Asked, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
         """The claim to make, and whether it was made before and its outcome is not known."""
         before = self._store.relay_of_key(claim.namespace, claim.key) if claim else None
         if before is None or before.state is RelayState.REFUSED:
             key = (claim.namespace, claim.key) if claim else (None, None)
             now = self._clock.now_ms()
-            return RelayRecord(fresh_id, RelayState.CLAIMED, now, *key), False
+            claimed = RelayState.CLAIMED
+            return RelayRecord(fresh_id, claimed, now, asked.session_id, *key), False
         if not self._venue.honours_keys:
             raise Unavailable(_IN_DOUBT, retry_after=30)
         return before, True

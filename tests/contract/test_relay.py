@@ -125,7 +125,7 @@ async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         # What kill -9 leaves between the claim and the answer.
-        claim = RelayRecord("ord_" + "0" * 26, RelayState.CLAIMED, 1, "public", "mine")
+        claim = RelayRecord("ord_" + "0" * 26, RelayState.CLAIMED, 1, "", "public", "mine")
         await served.up.service.store.commit(Change(relay=claim))
     async with service(api.server.url, tmp_path) as served:
         assert states(served) == ["reconciling"]

@@ -181,3 +181,24 @@ async def test_the_bridges_rates_are_the_upstreams(central: Served, sidecar: Ser
     ours, theirs = [await call(each, "GET", "/bridge/rates") for each in (sidecar, central)]
     check("Bridge rate list", ours.body)
     assert ours.body == theirs.body
+
+
+async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
+    central: Served, sidecar: Served
+) -> None:
+    made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
+    order_id = made["order"]["orderId"]
+    at_central = upstream_id(sidecar, order_id)
+    await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
+    await central.post("/sandbox/fund", {"orderId": at_central})
+    waits = await until(sidecar, order_id, "refunding")
+    assert waits["nextActions"][0]["action"] == "provide_refund_address"
+    ticket = {"message": "refund, please", "orderId": order_id, "walletAddress": STAGENET}
+    strangers = (await sidecar.rpc("support.create", ticket)).body["result"]
+    assert strangers["data"]["refundAddress"] is None
+    mine = {**ticket, "sessionId": made["sessionId"]}
+    owners = (await sidecar.rpc("support.create", mine)).body["result"]
+    assert owners["data"]["refundAddress"] == {"accepted": True, "address": STAGENET}
+    ended = await until(sidecar, order_id, "terminal_failure")
+    assert ended["data"]["outcome"] == "refunded"
+    assert ended["data"]["order"]["refundTxHash"]

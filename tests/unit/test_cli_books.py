@@ -66,7 +66,8 @@ async def test_relays_names_what_is_in_doubt(
 ) -> None:
     async with sandbox(tmp_path) as box:
         for n, state in enumerate(RelayState):
-            record = RelayRecord(f"ord_{n}", state, 0, upstream_id=f"up-{n}", reason=state.value)
+            why = state.value
+            record = RelayRecord(f"ord_{n}", state, 0, "", upstream_id=f"up-{n}", reason=why)
             await box.up.service.store.commit(Change(relay=record))
         found = told(tmp_path, capsys, "relays")["inDoubt"]
     assert [(each["orderId"], each["reason"]) for each in found] == [

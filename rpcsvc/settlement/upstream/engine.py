@@ -30,6 +30,7 @@ from rpcsvc.orders.ports import (
     NetworkNames,
     PreparedTransfer,
     Rate,
+    Ticket,
     TransferRejected,
     Verdict,
 )
@@ -146,6 +147,20 @@ class UpstreamEngine:
         ]
         own = {"rate": _number(found.wagyu_rate), "eta": found.wagyu_eta}
         return {"rates": rates, "wagyuRate": own}
+
+    async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
+        """Open a ticket about an order there. Raises errors.ServiceError."""
+        request = m.TicketRequest(
+            message=ticket.message,
+            category=ticket.category,
+            order_id=upstream_id,
+            session_id=ticket.session_id,
+            wallet_address=ticket.wallet_address,
+        )
+        try:
+            await self._upstream.create_ticket(request)
+        except UpstreamError as error:
+            raise self._upstream.service_error(error) from error
 
     async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
         """The order as it stands; None when its status is not known, which is logged."""

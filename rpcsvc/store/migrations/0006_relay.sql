@@ -10,6 +10,7 @@ CREATE TABLE relays (
     state           TEXT    NOT NULL CHECK (state IN (
         'claimed', 'created', 'refused', 'reconciling')),
     created_at      INTEGER NOT NULL,
+    session_id      TEXT    NOT NULL,
     namespace       TEXT,
     idempotency_key TEXT,
     upstream_id     TEXT,

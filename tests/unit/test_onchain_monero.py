@@ -1,0 +1,213 @@
+"""The XMR side without daemons: options, locks, and what the database itself refuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.monero import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.monero_deposits import is_timelocked
+from rpcsvc.settlement.onchain.monero_ledger import (
+    Cursor,
+    DepositRecord,
+    MoneroOptions,
+    Payment,
+    PaymentState,
+    Purpose,
+    Threshold,
+    WalletRecord,
+)
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database, StoreConflict
+
+XMR = 10**12
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[SqliteMoneroLedger]:
+    database = await Database.open(tmp_path)
+    yield SqliteMoneroLedger(database)
+    await database.close()
+
+
+def address(minor: int, text: str = "8x") -> Subaddress:
+    return Subaddress(SubaddressIndex(0, minor), f"{text}{minor}")
+
+
+def deposit(txid: str, minor: int = 1, height: int | None = None) -> DepositRecord:
+    return DepositRecord(txid, minor, f"8x{minor}", XMR, 0, 1000, height, None)
+
+
+def payment(name: str, *images: str) -> Payment:
+    return Payment(
+        name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
+    )
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nettype": "regtest"}, {"thresholds": ()}, {"thresholds": (Threshold(1, 10),)},
+        {"thresholds": (Threshold(0, 10), Threshold(XMR, 5))}, {"thresholds": (Threshold(0, 0),)},
+        {"thresholds": (Threshold(0, 1), Threshold(9, 2), Threshold(5, 3))},
+        {"settled_after": 0}, {"failed_after": 0}, {"tracked_blocks": 0}, {"reserve": 0},
+        {"pool_low": 0}, {"pool_low": 9, "pool_target": 8}, {"priority": 0}, {"priority": 5},
+    ],
+)  # fmt: skip
+def test_options_that_can_not_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        MoneroOptions(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("units", "needed"),
+    [(0, 10), (1, 10), (50 * XMR - 1, 10), (50 * XMR, 20), (10**18, 20)],
+)
+def test_confirmations_rise_with_the_value(units: int, needed: int) -> None:
+    assert MoneroOptions().required_confirmations(units) == needed
+
+
+def test_no_password_is_shown() -> None:
+    assert "secret" not in repr(MoneroOptions(wallet_password="secret"))
+    assert "raw" not in repr(payment("a")).replace("withdrawn", "")
+
+
+@pytest.mark.parametrize(
+    ("unlock_time", "height", "now_ms", "locked"),
+    [
+        (0, 5, 0, False), (6, 5, 0, True), (5, 5, 0, False), (499_999_999, 5, 10**15, True),
+        (1_800_000_000, 10**9, 1_799_999_999_999, True),
+        (1_800_000_000, 5, 1_800_000_000_000, False),
+    ],
+)  # fmt: skip
+def test_a_lock_is_a_height_or_a_time(
+    unlock_time: int, height: int, now_ms: int, locked: bool
+) -> None:
+    assert is_timelocked(unlock_time, height, now_ms) is locked
+
+
+# --- the database ----------------------------------------------------------------------------
+
+
+async def test_the_first_wallet_stays(ledger: SqliteMoneroLedger) -> None:
+    first = WalletRecord("mainnet", "4first", 0)
+    await ledger.adopt_wallet(first)
+    with pytest.raises(StoreConflict):
+        await ledger.adopt_wallet(replace(first, primary_address="4second"))
+    await ledger.reserve_addresses(7)
+    assert ledger.wallet() == replace(first, reserved_to=7)
+
+
+async def test_an_index_keeps_its_address_and_an_address_its_index(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1), address(2)])
+    await ledger.add_addresses([address(2), address(3)])
+    assert ledger.addresses_above(1) == [address(2), address(3)]
+    assert ledger.highest_address() == address(3)
+    for wrong in (address(2, "8y"), Subaddress(SubaddressIndex(0, 9), "8x2")):
+        with pytest.raises(StoreConflict):
+            await ledger.add_addresses([address(4), wrong])
+    assert ledger.highest_address() == address(3)
+
+
+async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    await ledger.put_deposits([deposit("a")])
+    await ledger.put_deposits([replace(deposit("a", 1, 8), first_seen_at=9999, units=1)])
+    assert ledger.deposit("a", 1) == deposit("a", 1, 8)
+
+
+async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqliteMoneroLedger) -> None:
+    with pytest.raises(StoreConflict):
+        await ledger.put_deposits([deposit("a", 77)])
+
+
+async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    over = [
+        replace(deposit(txid, 1, height), watched=False) for txid, height in (("a", 5), ("b", 9))
+    ]
+    await ledger.put_deposits([*over, deposit("c")])
+    assert [item.txid for item in ledger.deposits_to_watch(100)] == ["c"]
+    assert [item.txid for item in ledger.deposits_to_watch(8)] == ["b", "c"]
+
+
+async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_blocks(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    await ledger.put_deposits([deposit("a", 1, 5)])
+    await ledger.acknowledge([("a", 1, DepositState.SEEN)], Cursor(5, "h5"), -1)
+    await ledger.acknowledge([], Cursor(7, "h7"), 5)
+    await ledger.acknowledge([], None, 5)
+    assert ledger.cursors() == [Cursor(7, "h7"), Cursor(5, "h5")]
+    await ledger.acknowledge([("a", 1, DepositState.REMOVED)], Cursor(6, "g6"), 5)
+    assert ledger.cursors() == [Cursor(6, "g6"), Cursor(5, "h5")]
+    found = ledger.deposit("a", 1)
+    assert found is not None
+    assert found.acknowledged is DepositState.REMOVED
+
+
+async def test_one_payment_is_unpublished_at_a_time(ledger: SqliteMoneroLedger) -> None:
+    first, second = payment("a", "i1"), payment("b", "i2")
+    await ledger.add_payment(first)
+    relaying = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    for state in (first, relaying):
+        await ledger.put_payment(state)
+        with pytest.raises(StoreConflict):
+            await ledger.add_payment(second)
+    await ledger.put_payment(replace(relaying, state=PaymentState.PUBLISHED))
+    await ledger.add_payment(second)
+    assert [item.transfer_id for item in ledger.payments_in(PaymentState.PREPARED)] == ["b"]
+
+
+async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedger) -> None:
+    first = payment("a", "i1", "i2")
+    await ledger.add_payment(first)
+    await ledger.put_payment(replace(first, state=PaymentState.PUBLISHED, relayed_at=5))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("b", "i2"))
+    assert ledger.payment("b") is None
+    assert ledger.live_key_images(["i1", "i2", "i3"]) == {"i1", "i2"}
+    await ledger.put_payment(replace(first, state=PaymentState.FAILED, relayed_at=5))
+    assert ledger.live_key_images(["i1", "i2"]) == set()
+    await ledger.add_payment(payment("b", "i2"))
+
+
+async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqliteMoneroLedger) -> None:
+    first = payment("a", "i1")
+    await ledger.add_payment(first)
+    marked = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    await ledger.put_payment(marked)
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(replace(marked, relayed_at=6))
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(replace(marked, state=PaymentState.WITHDRAWN))
+    over = replace(marked, state=PaymentState.FAILED, conflict=Cursor(7, "h7"))
+    await ledger.put_payment(over)
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(replace(over, state=PaymentState.PUBLISHED))
+    assert ledger.payment("a") == over
+
+
+async def test_settled_payments_are_found_by_height(ledger: SqliteMoneroLedger) -> None:
+    for name, height in (("a", 5), ("b", 9)):
+        item = payment(name, f"image-{name}")
+        await ledger.add_payment(item)
+        done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height, proof="p")
+        await ledger.put_payment(done)
+    assert [item.transfer_id for item in ledger.settled_above(5)] == ["b"]
+    assert ledger.transfer_state("a") is None
