@@ -132,7 +132,9 @@ def _confirmed_deadline(order: Order, _now: int) -> tuple[int, OnDeadline]:
 
 def _executing_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
     if _planned_payout(order) is not None:  # the chunks are swapped, and nothing is signed yet
-        return order.fills[-1].at + order.terms.timeouts.prepare, OnDeadline.REFUND
+        if order.on_deadline is OnDeadline.REFUND:
+            return order.deadline_at or now, OnDeadline.REFUND
+        return now + order.terms.timeouts.prepare, OnDeadline.REFUND
     if order.on_deadline is OnDeadline.REPUBLISH and (order.deadline_at or 0) > now:
         return order.deadline_at or now, OnDeadline.REPUBLISH
     return now + order.terms.timeouts.payout_check, OnDeadline.REPUBLISH

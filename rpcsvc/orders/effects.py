@@ -125,15 +125,15 @@ class EffectRunner:
         order, now = self._store.order(order_id), self._clock.now_ms()
         if order is None:
             raise LookupError(f"chunk of {order_id}, which is not in the store")
-        is_next = twap.is_filling(order) and effect.index == len(order.fills)
-        if is_next and now < twap.due_at(order):
+        if not twap.is_filling(order) or effect.index != len(order.fills):
+            # Void, and dropped; if the order begins anew at this moment, the chunk is due indeed.
+            rate = self._rates.rate().usdc_per_xmr
+            return await self._apply_once(order_id, ChunkFilled(effect.index, rate), effect)
+        if now < twap.due_at(order):
             return twap.due_at(order)
-        event: Event | None = FillingStopped(effect.index)
-        if is_next:
-            event = self._next_of(order, effect, now)
+        event = self._next_of(order, effect, now)
         if event is None:
             return now + self._retry_ms(order)
-        # An effect that is not for the next chunk is void, and dropped as such.
         return await self._apply_once(order_id, event, effect)
 
     def _next_of(self, order: Order, effect: FillChunk, now: int) -> Event | None:

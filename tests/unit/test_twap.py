@@ -127,6 +127,16 @@ def test_a_filling_that_stops_midway_pays_what_was_swapped_and_refunds_the_rest(
     assert done.order.leftover == 0
 
 
+def test_a_payout_after_a_long_wait_has_its_whole_time_to_be_prepared() -> None:
+    order = filled(funded(U2X), 1)
+    hours_later = NOW + 10 * 3_600_000
+    stopped = transition(order, ev.FillingStopped(1), hours_later).order
+    due = hours_later + order.terms.timeouts.prepare
+    assert (stopped.deadline_at, stopped.on_deadline) == (due, OnDeadline.REFUND)
+    extra = ev.DepositSeen(key(2), 1, "other", hours_later)
+    assert transition(stopped, extra, hours_later + 60_000).order.deadline_at == due
+
+
 def test_what_is_left_of_xmr_waits_for_an_address_and_comes_back_when_its_refund_fails() -> None:
     order = transition(filled(funded(), 2), ev.FillingStopped(2), NOW + 9).order
     order = settled(order).order
