@@ -28,7 +28,7 @@ test: install ## the quick tests; those of real daemons too, where these are ins
 	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile -rs
 
 crash: install ## the long tests: kill -9 under load, many times
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install

@@ -104,6 +104,11 @@ async def running(
         raise SettingsError(
             ["engine: onchain is not built in yet; this version settles with: sandbox, upstream"]
         )
+    if settings.engine == "upstream" and settings.integrators:
+        raise SettingsError(
+            ["integrators: with engine upstream the price is the upstream's, and no fee of an"
+             " integrator can be taken here; configure them there"]
+        )  # fmt: skip
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()

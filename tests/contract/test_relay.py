@@ -12,6 +12,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.settings import SettingsError
+from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from tests.contract import upstream_server as does
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
@@ -206,6 +208,30 @@ async def test_status_is_served_from_the_store_and_the_limit_is_kept(
             assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
         calls = api.sent("GET", "/v1/order/") + api.sent("POST", "/v1/quote")
         assert calls <= 50
+
+
+async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: Path) -> None:
+    api.most_creations, api.most_calls = CREATIONS_PER_MINUTE, CALLS_PER_MINUTE
+    async with service(api.server.url, tmp_path) as served:
+        answers = await asyncio.gather(*(create(served, f"key {n}") for n in range(8)))
+        made = [answer for answer in answers if answer["ok"]]
+        assert len(made) == CREATIONS_PER_MINUTE
+        for refused in (answer for answer in answers if not answer["ok"]):
+            assert refused["error"]["code"] == "unavailable"
+        assert sorted(states(served)) == ["created"] * 5 + ["refused"] * 3
+        assert api.sent("POST", "/v1/order") == CREATIONS_PER_MINUTE
+        assert len(api.server.seen) <= CREATIONS_PER_MINUTE + CALLS_PER_MINUTE
+        again = await create(served, "key 0")
+        assert again["ok"] is answers[0]["ok"]
+
+
+async def test_integrators_have_no_place_in_front_of_an_upstream(
+    api: V1Api, tmp_path: Path
+) -> None:
+    environ = {"RPCSVC_INTEGRATORS": "acme:1:" + "0" * 64, "RPCSVC_ENGINE": "upstream"}
+    with pytest.raises(SettingsError, match="integrators"):
+        async with serving(tmp_path, {**environ, "RPCSVC_UPSTREAM__URL": api.server.url}):
+            pass
 
 
 # --- a dialect with keys ---

@@ -32,6 +32,8 @@ class V1Api:
         self.change: dict[str, Any] = {}
         self.statuses: deque[str] = deque(["awaiting_deposit"])
         self.asked = asyncio.Event()
+        # For tests that take less than a minute.
+        self.most_creations = self.most_calls = 10**9
         self._ids = itertools.count(1)
         server.otherwise = self.handle
 
@@ -44,7 +46,11 @@ class V1Api:
         if request.path == "/v1/quote":
             return web.json_response(_quote(body))
         if request.path == "/v1/order":
+            if self.sent("POST", "/v1/order") > self.most_creations:
+                return web.json_response({"error": "rate limit exceeded"}, status=429)
             return await self._create(server, request, body)
+        if len(server.seen) - self.sent("POST", "/v1/order") > self.most_calls:
+            return web.json_response({"error": "rate limit exceeded"}, status=429)
         return self._status(request.path.rpartition("/")[2])
 
     async def _create(

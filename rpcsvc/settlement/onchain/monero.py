@@ -43,6 +43,7 @@ class WalletCode(IntEnum):
     TRANSFER_FAILED = -4
     WRONG_TXID = -8
     NOT_OPEN = -13
+    NO_SUCH_ADDRESS = -15
     TX_NOT_POSSIBLE = -16
     NOT_ENOUGH_MONEY = -17
     WALLET_EXISTS = -21
@@ -642,6 +643,17 @@ class WalletClient:
             )
             for item in answer.each("addresses")
         ]
+
+    async def index_of(self, address: str) -> SubaddressIndex | None:
+        """Where an address is in the wallet; None when it is somebody else's."""
+        try:
+            answer = await self._read("get_address_index", {"address": address})
+        except NodeError as error:
+            if error.code == WalletCode.WRONG_ADDRESS:
+                return None
+            raise
+        inner = answer.inner("index")
+        return SubaddressIndex(inner.whole("major"), inner.whole("minor"))
 
     async def validate(self, address: str) -> AddressCheck:
         """What the wallet says of an address, of whatever network."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.orders.ports import (
     DepositSighting,
     Health,
@@ -83,6 +83,14 @@ class Side(Protocol):
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of the transfer's transaction id."""
+        ...
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        ...
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations make a deposit on this network final."""
         ...
 
     async def maintain(self) -> None:

@@ -1,0 +1,244 @@
+"""The XMR side's records as rows: the MoneroLedger port over SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rpcsvc.domain.states import DepositState, TransferState
+from rpcsvc.settlement.onchain.monero import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.monero_ledger import (
+    Cursor,
+    DepositRecord,
+    Payment,
+    PaymentState,
+    Purpose,
+    WalletRecord,
+)
+from rpcsvc.store.sqlite import Database, Statement
+
+_KEPT_CURSORS: Final = 1000
+
+_ADD_WALLET = (
+    "INSERT INTO monero_wallet (id, nettype, primary_address, reserved_to) VALUES (1, ?, ?, ?)"
+)
+# A trigger refuses a known index with another address.
+_ADD_ADDRESS = (
+    "INSERT INTO monero_addresses (minor, address) VALUES (?, ?)"
+    " ON CONFLICT (minor) DO UPDATE SET address = excluded.address"
+)
+_RESERVE = "UPDATE monero_wallet SET reserved_to = ? WHERE id = 1"
+_SELECT_DEPOSIT = (
+    "SELECT d.txid, d.minor, a.address, d.units, d.unlock_time, d.first_seen_at, d.height,"
+    " d.acknowledged, d.watched"
+    " FROM monero_deposits d JOIN monero_addresses a ON a.minor = d.minor"
+)
+_PUT_DEPOSIT = (
+    "INSERT INTO monero_deposits"
+    " (txid, minor, units, unlock_time, first_seen_at, height, acknowledged, watched)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (txid, minor) DO UPDATE SET"
+    " height = excluded.height, watched = excluded.watched"
+)
+_ACKNOWLEDGE = "UPDATE monero_deposits SET acknowledged = ? WHERE txid = ? AND minor = ?"
+_VOID_CURSORS = "DELETE FROM monero_cursor WHERE height > ? OR height < ?"
+_PUT_CURSOR = (
+    "INSERT INTO monero_cursor (height, hash) VALUES (?, ?)"
+    " ON CONFLICT (height) DO UPDATE SET hash = excluded.hash"
+)
+_PAYMENT = (
+    "transfer_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at, state,"
+    " relayed_at, height, conflict_height, conflict_hash, proof"
+)
+_SELECT_PAYMENT = f"SELECT {_PAYMENT} FROM monero_payments"  # noqa: S608 - constants
+_ADD_PAYMENT = (
+    f"INSERT INTO monero_payments ({_PAYMENT})"  # noqa: S608 - constants
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_PUT_PAYMENT = (
+    "UPDATE monero_payments SET state = ?, relayed_at = ?, height = ?, conflict_height = ?,"
+    " conflict_hash = ?, proof = ? WHERE transfer_id = ?"
+)
+_ADD_IMAGE = "INSERT INTO monero_key_images (transfer_id, key_image, live) VALUES (?, ?, 1)"
+_FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
+
+
+class SqliteMoneroLedger:
+    """The MoneroLedger port (settlement/onchain/monero_ledger.py) over a Database."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    # --- wallet and addresses ------------------------------------------------------------------
+
+    def wallet(self) -> WalletRecord | None:
+        """The wallet of the first start."""
+        row = self._db.read_one("SELECT nettype, primary_address, reserved_to FROM monero_wallet")
+        return WalletRecord(*row) if row else None
+
+    async def adopt_wallet(self, record: WalletRecord) -> None:
+        """Record the wallet. Raises StoreConflict when there is one already."""
+        values = (record.nettype, record.primary_address, record.reserved_to)
+        await self._db.write([Statement(_ADD_WALLET, values)])
+
+    def addresses_above(self, minor: int) -> list[Subaddress]:
+        """The addresses with a higher index, in order."""
+        sql = "SELECT minor, address FROM monero_addresses WHERE minor > ? ORDER BY minor"
+        return [_subaddress(row) for row in self._db.read(sql, (minor,))]
+
+    def highest_address(self) -> Subaddress | None:
+        """The newest address."""
+        sql = "SELECT minor, address FROM monero_addresses ORDER BY minor DESC LIMIT 1"
+        row = self._db.read_one(sql)
+        return _subaddress(row) if row else None
+
+    def address_minor(self, address: str) -> int | None:
+        """The index of an address of ours."""
+        row = self._db.read_one("SELECT minor FROM monero_addresses WHERE address = ?", (address,))
+        return None if row is None else int(row[0])
+
+    async def add_addresses(self, made: Sequence[Subaddress]) -> None:
+        """Record addresses. Raises StoreConflict when an index is there with another address."""
+        await self._db.write(
+            [Statement(_ADD_ADDRESS, (item.index.minor, item.address)) for item in made]
+        )
+
+    async def reserve_addresses(self, minor: int) -> None:
+        """Addresses up to this index may be handed out from now on."""
+        await self._db.write([Statement(_RESERVE, (minor,))])
+
+    # --- deposits ------------------------------------------------------------------------------
+
+    def cursors(self) -> list[Cursor]:
+        """Blocks up to which deposits are committed, newest first."""
+        sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
+        return [Cursor(*row) for row in self._db.read(sql)]
+
+    def deposit(self, txid: str, minor: int) -> DepositRecord | None:
+        """One deposit."""
+        row = self._db.read_one(f"{_SELECT_DEPOSIT} WHERE txid = ? AND d.minor = ?", (txid, minor))
+        return _deposit(row) if row else None
+
+    def deposits_to_watch(self, above: int) -> list[DepositRecord]:
+        """Deposits that are watched, and all in blocks above a height."""
+        where = "WHERE d.watched = 1 OR d.height > ? ORDER BY d.first_seen_at, d.txid, d.minor"
+        return [_deposit(row) for row in self._db.read(f"{_SELECT_DEPOSIT} {where}", (above,))]
+
+    async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
+        """Add deposits, or change height and watch of known ones."""
+        await self._db.write([Statement(_PUT_DEPOSIT, _deposit_row(item)) for item in records])
+
+    async def acknowledge(
+        self,
+        states: Sequence[tuple[str, int, DepositState]],
+        cursor: Cursor | None,
+        fork: int,
+    ) -> None:
+        """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
+        statements = [
+            Statement(_ACKNOWLEDGE, (state.value, txid, minor)) for txid, minor, state in states
+        ]
+        if cursor is not None:
+            oldest = cursor.height - _KEPT_CURSORS
+            statements.append(Statement(_VOID_CURSORS, (fork, oldest)))
+            statements.append(Statement(_PUT_CURSOR, (cursor.height, cursor.hash)))
+        if statements:
+            await self._db.write(statements)
+
+    # --- payments ------------------------------------------------------------------------------
+
+    def payment(self, transfer_id: str) -> Payment | None:
+        """The payment of a transfer."""
+        found = self._payments("WHERE transfer_id = ?", transfer_id)
+        return found[0] if found else None
+
+    def payments_in(self, *states: PaymentState) -> list[Payment]:
+        """All payments in these states, oldest first."""
+        marks = ", ".join("?" * len(states))
+        return self._payments(f"WHERE state IN ({marks}) ORDER BY seq", *states)
+
+    def settled_above(self, height: int) -> list[Payment]:
+        """Settled payments in blocks above a height."""
+        return self._payments("WHERE state = 'settled' AND height > ? ORDER BY seq", height)
+
+    def live_key_images(self, images: Sequence[str]) -> set[str]:
+        """Those that a payment spends which was, or may yet be, made."""
+        sql = "SELECT 1 FROM monero_key_images WHERE key_image = ? AND live = 1"
+        return {image for image in images if self._db.read_one(sql, (image,)) is not None}
+
+    async def add_payment(self, payment: Payment) -> None:
+        """Commit a signed payment. Raises StoreConflict when another is unpublished, or spends
+        the same.
+        """
+        statements = [Statement(_ADD_PAYMENT, _payment_row(payment))]
+        statements += [
+            Statement(_ADD_IMAGE, (payment.transfer_id, image)) for image in payment.key_images
+        ]
+        await self._db.write(statements)
+
+    async def put_payment(self, payment: Payment) -> None:
+        """Change how far a payment is. Raises StoreConflict when it is over."""
+        conflict = payment.conflict
+        values = (
+            payment.state.value, payment.relayed_at, payment.height,
+            conflict.height if conflict else None, conflict.hash if conflict else None,
+            payment.proof, payment.transfer_id,
+        )  # fmt: skip
+        statements = [Statement(_PUT_PAYMENT, values)]
+        if payment.state.is_over:
+            statements.append(Statement(_FREE_IMAGES, (payment.transfer_id,)))
+        await self._db.write(statements)
+
+    def transfer_state(self, transfer_id: str) -> TransferState | None:
+        """What the order layer has committed of a transfer."""
+        sql = "SELECT state FROM transfers WHERE transfer_id = ?"
+        row = self._db.read_one(sql, (transfer_id,))
+        return TransferState(row[0]) if row else None
+
+    def _payments(self, where: str, *values: Any) -> list[Payment]:
+        rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)
+        return [_payment(row, self._images(row[0])) for row in rows]
+
+    def _images(self, transfer_id: str) -> tuple[str, ...]:
+        sql = "SELECT key_image FROM monero_key_images WHERE transfer_id = ? ORDER BY key_image"
+        return tuple(image for (image,) in self._db.read(sql, (transfer_id,)))
+
+
+def _subaddress(row: tuple[int, str]) -> Subaddress:
+    # The account is the wallet client's; rows hold those of one account.
+    return Subaddress(SubaddressIndex(0, row[0]), row[1])
+
+
+def _deposit(row: tuple[Any, ...]) -> DepositRecord:
+    txid, minor, address, units, unlock_time, at, height, acknowledged, watched = row
+    state = None if acknowledged is None else DepositState(acknowledged)
+    return DepositRecord(txid, minor, address, units, unlock_time, at, height, state, bool(watched))
+
+
+def _deposit_row(item: DepositRecord) -> tuple[Any, ...]:
+    acknowledged = None if item.acknowledged is None else item.acknowledged.value
+    return (
+        item.txid, item.minor, item.units, item.unlock_time, item.first_seen_at, item.height,
+        acknowledged, int(item.watched),
+    )  # fmt: skip
+
+
+def _payment(row: tuple[Any, ...], images: tuple[str, ...]) -> Payment:
+    (
+        transfer_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at,
+        state, relayed_at, height, conflict_height, conflict_hash, proof,
+    ) = row  # fmt: skip
+    conflict = None if conflict_height is None else Cursor(conflict_height, conflict_hash)
+    return Payment(
+        transfer_id, Purpose(purpose), address, units, fee, txid, raw, metadata, tx_key, images,
+        prepared_at, PaymentState(state), relayed_at, height, conflict, proof,
+    )  # fmt: skip
+
+
+def _payment_row(item: Payment) -> tuple[Any, ...]:
+    conflict = item.conflict
+    return (
+        item.transfer_id, item.purpose.value, item.address, item.units, item.fee, item.txid,
+        item.raw, item.metadata, item.tx_key, item.prepared_at, item.state.value,
+        item.relayed_at, item.height, conflict.height if conflict else None,
+        conflict.hash if conflict else None, item.proof,
+    )  # fmt: skip

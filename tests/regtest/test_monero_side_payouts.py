@@ -1,0 +1,428 @@
+"""Payouts of XMR on real daemons: exactly once, whatever is killed in between.
+
+What was paid is counted in the wallet that was to be paid, never in the service's database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
+from rpcsvc.settlement.onchain.monero import (
+    MOST_DESTINATIONS,
+    Destination,
+    MonerodClient,
+    TransferKind,
+    WalletClient,
+)
+from rpcsvc.settlement.onchain.monero_ledger import PaymentState
+from rpcsvc.store.sqlite import StoreConflict
+from tests.regtest.daemons import SPENDABLE_AGE, Miner, Monerod, WalletRpc, new_wallet, run_apart
+from tests.regtest.treasury import (
+    OPTIONS,
+    XMR,
+    Treasury,
+    add_account,
+    bank_of,
+    kill_wallet,
+    treasury,
+)
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
+
+UNITS = XMR // 7
+ACCOUNTS = 24
+
+
+@dataclass
+class Payee:
+    """Someone else's wallet: what it got is what was paid."""
+
+    wallet: WalletClient
+    address: str
+
+    async def received(self) -> list[int]:
+        await self.wallet.refresh()
+        return [item.amount for item in await self.wallet.transfers(0)]
+
+
+@pytest.fixture
+async def payee(shared_wallet_rpc: WalletRpc, wallet: WalletClient) -> Payee:
+    return Payee(wallet, await wallet.primary_address())
+
+
+@pytest.fixture(scope="module")
+def killable(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WalletRpc]:
+    """A wallet daemon that tests share and leave running."""
+    with WalletRpc(tmp_path_factory.mktemp("killable"), monerod) as daemon:
+        run_apart(new_wallet(daemon))
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def accounts(killable: WalletRpc, miner: Miner) -> list[int]:
+    """Accounts with two outputs of 1 XMR each, paid together to save time."""
+    return run_apart(_funded_accounts(killable, miner))
+
+
+async def _funded_accounts(rpc: WalletRpc, miner: Miner) -> list[int]:
+    made = [await add_account(rpc) for _ in range(ACCOUNTS)]
+    due = [Destination(address, XMR) for _, address in made for _ in range(2)]
+    async with bank_of(miner) as bank:
+        await bank.refresh()
+        for at in range(0, len(due), MOST_DESTINATIONS):
+            payment = await bank.prepare(due[at : at + MOST_DESTINATIONS])
+            await bank.relay(payment.metadata)
+        await bank.store()
+    await miner.mine(SPENDABLE_AGE)
+    return [account for account, _ in made]
+
+
+@pytest.fixture
+async def own(
+    killable: WalletRpc, accounts: list[int], node: MonerodClient, tmp_path: Path
+) -> AsyncIterator[Treasury]:
+    """A side on an account that holds two outputs."""
+    async with treasury(killable, tmp_path, account=accounts.pop()) as made:
+        await made.side.maintain()
+        yield made
+
+
+async def pay(side: Treasury, transfer: Transfer) -> Verdict:
+    """As the order layer does: look for our own id first, publish if it is absent."""
+    verdict = await side.side.look_up(transfer)
+    if verdict.outcome is Outcome.ABSENT:
+        verdict = await side.side.publish(transfer)
+    return verdict
+
+
+async def settle(side: Treasury, miner: Miner, transfer: Transfer) -> None:
+    """Bring it to its end."""
+    assert (await pay(side, transfer)).outcome is Outcome.PENDING
+    await miner.mine(OPTIONS.settled_after)
+    assert await side.side.look_up(transfer) == Verdict(Outcome.SETTLED)
+
+
+async def sent(wallet: WalletClient) -> list[str]:
+    kinds = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
+    await wallet.refresh()
+    return [item.txid for item in await wallet.transfers(0, kinds)]
+
+
+# --- the plain way -----------------------------------------------------------------------------
+
+
+async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    assert await node.transactions([transfer.txid or ""]) == {}
+    assert (await own.side.look_up(transfer)).outcome is Outcome.ABSENT
+    with pytest.raises(Unavailable, match="not settled"):
+        await own.side.receipt(transfer)
+    await settle(own, miner, transfer)
+    assert await payee.received() == [UNITS]
+    receipt = await own.side.receipt(transfer)
+    by_key = await payee.wallet.check_key(receipt.txid, receipt.tx_key, payee.address)
+    assert by_key.received == receipt.units == UNITS
+    by_proof = await payee.wallet.check_proof(
+        receipt.txid, payee.address, receipt.proof or "", transfer.transfer_id
+    )
+    assert (by_proof.valid, by_proof.received) == (True, UNITS)
+    assert 0 < receipt.fee <= transfer.fee
+    assert await own.side.receipt(transfer) == receipt
+
+
+async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    for _ in range(2):
+        assert (await own.side.publish(transfer)).outcome is Outcome.PENDING
+    await miner.mine(OPTIONS.settled_after)
+    for _ in range(2):
+        assert (await own.side.publish(transfer)).outcome is Outcome.SETTLED
+    await miner.mine(SPENDABLE_AGE)
+    assert await sent(own.wallet) == [transfer.txid]
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    assert (await own.wallet.balance()).total == 2 * XMR - UNITS - payment.fee
+    assert await payee.received() == [UNITS]
+
+
+async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Treasury) -> None:
+    stagenet = stagenet_subaddress(bytes(range(64)))
+    ours = own.side.deposit_address(), await own.wallet.primary_address()
+    for address in (stagenet, "4" + "1" * 94, *ours):
+        with pytest.raises(TransferRejected, match="destination"):
+            await own.side.prepare(own.transfer(address))
+    assert own.live_payments() == []
+
+
+async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
+    own: Treasury, payee: Payee
+) -> None:
+    with pytest.raises(Unavailable, match="unlocked"):
+        await own.side.prepare(own.transfer(payee.address, 5 * XMR))
+    assert own.side.health().ok
+
+
+async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: Payee) -> None:
+    own.use(replace(OPTIONS, highest_fee=1))
+    async with own.again() as later:
+        with pytest.raises(Unavailable, match="fee"):
+            await later.side.prepare(later.transfer(payee.address))
+        assert later.live_payments() == []
+
+
+# --- one at a time -----------------------------------------------------------------------------
+
+
+async def test_a_second_payment_is_not_signed_before_the_first_is_published(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    first = await own.prepared(own.transfer(payee.address, UNITS))
+    second = own.transfer(payee.address, 2 * UNITS)
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await own.side.prepare(second)
+    assert own.side.health().ok
+    own.clock.now += 11 * 60 * 1000
+    assert first.transfer_id in (own.side.health().detail or "")
+    async with own.again(in_order=False) as later:
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await later.side.prepare(second)
+        await pay(later, first)
+        await pay(later, await later.prepared(second))
+        await miner.mine(OPTIONS.settled_after)
+        assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
+
+
+async def test_the_database_itself_refuses_a_second_one_and_a_key_image_twice(
+    own: Treasury, payee: Payee
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address))
+    first = own.ledger.payment(transfer.transfer_id)
+    assert first is not None
+    second = replace(first, transfer_id="tr_x", txid="ab" * 32, key_images=("cd" * 32,))
+    with pytest.raises(StoreConflict):
+        await own.ledger.add_payment(second)
+    await pay(own, transfer)
+    with pytest.raises(StoreConflict):
+        await own.ledger.add_payment(replace(second, key_images=first.key_images))
+    await own.ledger.add_payment(second)
+
+
+async def test_two_transfers_at_the_same_time_get_different_money_one_after_the_other(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfers = [own.transfer(payee.address, UNITS + n) for n in range(2)]
+    results = await asyncio.gather(
+        *(own.side.prepare(item) for item in transfers), return_exceptions=True
+    )
+    assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
+
+
+async def test_a_payment_taken_back_before_it_was_published_makes_room(
+    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await own.prepared(own.transfer(payee.address))
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+    await own.side.prepare(own.transfer(payee.address))
+    verdict = await own.side.publish(first)
+    assert verdict.outcome is Outcome.UNKNOWN
+    with pytest.raises(TransferRejected):
+        await own.side.prepare(replace(first, txid=None, raw=None))
+
+
+# --- killed between any two steps --------------------------------------------------------------
+
+
+async def test_killed_after_prepare_was_committed_the_same_bytes_are_paid(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    """The order layer had not heard of them yet: it asks for the transfer again."""
+    transfer = own.transfer(payee.address, UNITS)
+    first = await own.prepared(transfer)
+    await kill_wallet(own.rpc)
+    async with own.again(in_order=False) as later:
+        again = await later.prepared(transfer)
+        assert again == first
+        await settle(later, miner, again)
+    assert await payee.received() == [UNITS]
+
+
+async def test_killed_after_signing_and_before_the_commit_nothing_is_lost(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfer = own.transfer(payee.address, UNITS)
+    await own.wallet.prepare([Destination(payee.address, UNITS)])
+    async with own.again(in_order=False) as later:
+        await settle(later, miner, await later.prepared(transfer))
+    assert await payee.received() == [UNITS]
+
+
+async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
+    own: Treasury, payee: Payee, miner: Miner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wallet forgets the payment and offers its inputs again: the next one takes others."""
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+
+    async def killed() -> None:
+        await asyncio.to_thread(own.rpc.kill)
+        raise OutcomeUnknown("wallet", "store", "killed")
+
+    monkeypatch.setattr(own.side_wallet, "store", killed)
+    assert (await own.side.publish(transfer)).outcome is Outcome.PENDING
+    await asyncio.to_thread(own.rpc.start)
+    async with own.again(in_order=False) as later:
+        second = await later.prepared(later.transfer(payee.address, 2 * UNITS))
+        payments = [later.ledger.payment(item.transfer_id) for item in (transfer, second)]
+        images = [set(item.key_images) for item in payments if item]
+        assert images[0].isdisjoint(images[1])
+        await pay(later, second)
+        await settle(later, miner, transfer)
+        assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
+        receipt = await later.side.receipt(transfer)
+        by_key = await payee.wallet.check_key(receipt.txid, receipt.tx_key, payee.address)
+        assert by_key.received == UNITS
+
+
+@pytest.mark.parametrize("reached", [False, True], ids=["request lost", "reply lost"])
+async def test_a_relay_of_unknown_outcome_is_paid_once_and_relayed_once(
+    own: Treasury,
+    payee: Payee,
+    miner: Miner,
+    monkeypatch: pytest.MonkeyPatch,
+    reached: bool,
+) -> None:
+    """Killed in the middle of it: the mark says that the wallet may have been told."""
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    relay: Any = own.side_wallet.relay
+
+    async def cut(metadata: str) -> str:
+        if reached:
+            await relay(metadata)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(own.side_wallet, "relay", cut)
+    with pytest.raises(asyncio.CancelledError):
+        await own.side.publish(transfer)
+    await kill_wallet(own.rpc)
+    async with own.again(in_order=False) as later:
+        payment = later.ledger.payment(transfer.transfer_id)
+        assert payment is not None
+        assert payment.state is PaymentState.RELAYING
+        calls = later.count_calls()
+        await settle(later, miner, transfer)
+        assert "relay_tx" not in calls
+    assert await payee.received() == [UNITS]
+
+
+async def test_killed_after_publishing_it_is_known_at_the_restart(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    await own.side.publish(transfer)
+    await kill_wallet(own.rpc)
+    async with own.again(in_order=False) as later:
+        assert (await later.side.look_up(transfer)).outcome is Outcome.PENDING
+        await settle(later, miner, transfer)
+    assert await payee.received() == [UNITS]
+
+
+# --- reorganisations ---------------------------------------------------------------------------
+
+
+async def test_a_payout_reorganised_away_is_published_again_with_the_same_bytes(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    await own.side.publish(transfer)
+    await miner.mine(2)
+    assert (await own.side.look_up(transfer)).outcome is Outcome.PENDING
+    await node.pop_blocks(2)
+    await node.flush_pool()
+    assert (await own.side.look_up(transfer)).outcome is Outcome.ABSENT
+    calls = own.count_calls()
+    await settle(own, miner, transfer)
+    assert "relay_tx" not in calls
+    assert await payee.received() == [UNITS]
+    assert len(await node.transactions([transfer.txid or ""])) == 1
+
+
+async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    await settle(own, miner, transfer)
+    await node.pop_blocks(OPTIONS.settled_after)
+    await node.flush_pool()
+    await own.side.maintain()
+    await miner.mine(OPTIONS.settled_after)
+    assert await payee.received() == [UNITS]
+
+
+async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    rival = await own.wallet.prepare_sweep(
+        payment.key_images[0], await own.wallet.primary_address()
+    )
+    await node.submit(rival.raw)
+    assert (await pay(own, transfer)).outcome is Outcome.UNKNOWN
+    await miner.mine()
+    for _ in range(OPTIONS.failed_after - 1):
+        assert (await pay(own, transfer)).outcome is Outcome.UNKNOWN
+        await miner.mine()
+    failed = await pay(own, transfer)
+    assert failed.outcome is Outcome.FAILED
+    assert await pay(own, transfer) == failed
+    assert await payee.received() == []
+    assert own.ledger.live_key_images(payment.key_images) == set()
+
+
+async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    rival = await own.wallet.prepare_sweep(
+        payment.key_images[0], await own.wallet.primary_address()
+    )
+    await node.submit(rival.raw)
+    await miner.mine(2)
+    assert (await own.side.look_up(transfer)).outcome is Outcome.UNKNOWN
+    await node.pop_blocks(2)
+    await node.flush_pool()
+    await miner.mine(OPTIONS.failed_after)
+    await settle(own, miner, transfer)
+    assert await payee.received() == [UNITS]
+
+
+async def test_a_wallet_ahead_of_its_node_signs_nothing(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    await miner.mine(2)
+    await own.wallet.refresh()
+    await node.pop_blocks(2)
+    with pytest.raises(Unavailable, match="same block"):
+        await own.side.prepare(own.transfer(payee.address))
+    assert "out of sync" in (own.side.health().detail or "")
+    await miner.mine()
+    await own.side.prepare(own.transfer(payee.address))
+    assert own.side.health().ok

@@ -1,0 +1,213 @@
+"""The XMR side on a wallet of the test's own, which can be stopped, killed and started again.
+
+What does not live here: the daemons themselves (daemons.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rpcsvc.domain.money import XMR as XMR_ASSET
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero import (
+    Destination,
+    MonerodClient,
+    PreparedPayment,
+    WalletClient,
+    WalletCode,
+)
+from rpcsvc.settlement.onchain.monero_ledger import (
+    MoneroOptions,
+    Payment,
+    PaymentState,
+    Threshold,
+)
+from rpcsvc.settlement.onchain.monero_side import MoneroSide
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
+
+XMR = 10**12
+OPTIONS = MoneroOptions(
+    nettype="fakechain",
+    wallet_file=WALLET_NAME,
+    wallet_password=WALLET_PASSWORD,
+    thresholds=(Threshold(0, 3), Threshold(5 * XMR, 6)),
+    settled_after=3,
+    failed_after=5,
+    tracked_blocks=8,
+    pool_target=24,
+    pool_low=16,
+    reserve=6,
+    outputs_target=0,
+)
+
+
+@dataclass
+class Hands:
+    """A clock that moves when told."""
+
+    now: int = 1_800_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+@dataclass
+class Treasury:
+    """A running side. ``wallet`` is the test's own client of the same wallet daemon."""
+
+    rpc: WalletRpc
+    data_dir: Path
+    options: MoneroOptions
+    clock: Hands
+    side: MoneroSide
+    ledger: SqliteMoneroLedger
+    database: Database
+    node: MonerodClient
+    side_wallet: WalletClient
+    wallet: WalletClient
+    is_open: bool = True
+    transfers: int = field(default=0)
+
+    def use(self, options: MoneroOptions) -> None:
+        """The options of the next start."""
+        self.options = options
+
+    async def reconcile(self) -> list[DepositSighting]:
+        """One pass: look, and commit."""
+        sightings = list(await self.side.observe())
+        await self.side.acknowledge(sightings)
+        return sightings
+
+    def transfer(self, address: str, units: int = XMR // 10) -> Transfer:
+        """A payout that nobody has prepared."""
+        self.transfers += 1
+        name = f"tr_{self.transfers}"
+        kind, fee = TransferKind.PAYOUT, self.side.payout_fee()
+        return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
+
+    async def prepared(self, transfer: Transfer) -> Transfer:
+        """The transfer as the order layer has it once it is prepared."""
+        signed = await self.side.prepare(transfer)
+        return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
+
+    def live_payments(self) -> list[Payment]:
+        states = (PaymentState.PREPARED, PaymentState.RELAYING, PaymentState.PUBLISHED)
+        return self.ledger.payments_in(*states)
+
+    def count_calls(self) -> list[str]:
+        """From now on, the methods that the side calls."""
+        calls: list[str] = []
+        for rpc in (self.node.rpc, self.side_wallet.rpc):
+            _record(rpc, calls)
+        return calls
+
+    async def end(self, *, in_order: bool = True) -> None:
+        """Stop as a service does, or as one that is killed: nothing is given back."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        if in_order:
+            await self.side.close()
+        else:
+            await self.node.rpc.close()
+            await self.side_wallet.rpc.close()
+        await self.database.close()
+        await self.wallet.rpc.close()
+
+    @asynccontextmanager
+    async def again(
+        self, *, in_order: bool = True, before: Callable[[], Awaitable[object]] | None = None
+    ) -> AsyncIterator[Treasury]:
+        """End this one, and start another on its database."""
+        await self.end(in_order=in_order)
+        if before is not None:
+            await before()
+        async with treasury(
+            self.rpc, self.data_dir, self.options, self.clock, self.wallet.account
+        ) as later:
+            later.transfers = self.transfers
+            yield later
+
+
+def _record(rpc: Any, calls: list[str]) -> None:
+    send = rpc._send
+
+    async def counted(path: str, method: str, *rest: Any) -> Any:
+        calls.append(method)
+        return await send(path, method, *rest)
+
+    rpc._send = counted
+
+
+@asynccontextmanager
+async def treasury(
+    rpc: WalletRpc,
+    data_dir: Path,
+    options: MoneroOptions = OPTIONS,
+    clock: Hands | None = None,
+    account: int = 0,
+) -> AsyncIterator[Treasury]:
+    database = await Database.open(data_dir)
+    ledger, hands = SqliteMoneroLedger(database), clock or Hands()
+    node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
+    tests_own = WalletClient(rpc.endpoint, account=account)
+    tests_own.rpc.open()
+    side = MoneroSide(node, wallet, ledger, hands, options)
+    await side.start()
+    made = Treasury(rpc, data_dir, options, hands, side, ledger, database, node, wallet, tests_own)
+    try:
+        yield made
+    finally:
+        await made.end()
+
+
+async def add_account(rpc: WalletRpc) -> tuple[int, str]:
+    """Another account of the wallet, and its address. Opening a wallet takes seconds."""
+    async with WalletClient(rpc.endpoint) as wallet:
+        try:
+            wallet.account = await wallet.create_account()
+        except NodeError as error:
+            if error.code != WalletCode.NOT_OPEN:
+                raise
+            await wallet.open(WALLET_NAME, WALLET_PASSWORD)
+            wallet.account = await wallet.create_account()
+        await wallet.store()
+        return wallet.account, await wallet.primary_address()
+
+
+async def sign(wallet: WalletClient, to: Mapping[str, int]) -> PreparedPayment:
+    """A payment that nobody has published."""
+    await wallet.refresh()
+    return await wallet.prepare([Destination(*item) for item in to.items()])
+
+
+@asynccontextmanager
+async def bank_of(miner: Miner) -> AsyncIterator[WalletClient]:
+    """The wallet that the blocks pay."""
+    async with WalletClient(miner._bank.endpoint) as bank:
+        yield bank
+
+
+@asynccontextmanager
+async def payer_of(miner: Miner, units: int) -> AsyncIterator[WalletClient]:
+    """Someone with one output: whatever they sign spends it."""
+    async with bank_of(miner) as bank:
+        bank.account = await bank.create_account()
+        await miner.fund(await bank.primary_address(), units)
+        yield bank
+
+
+async def kill_wallet(rpc: WalletRpc) -> None:
+    """Kill the wallet daemon and start it with no wallet open: the side opens its own."""
+    await asyncio.to_thread(rpc.kill)
+    await asyncio.to_thread(rpc.start)

@@ -1,0 +1,165 @@
+"""The address pool over a wallet that is made up: nothing is ever handed out twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero import (
+    Subaddress,
+    SubaddressIndex,
+    WalletClient,
+    WalletCode,
+)
+from rpcsvc.settlement.onchain.monero_addresses import AddressPool
+from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero_link import Refused
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+
+OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
+
+
+class Wallet:
+    """Addresses as monero-wallet-rpc makes them; what is not stored is lost by ``kill``."""
+
+    def __init__(self) -> None:
+        self.made = self.stored = 0
+        self.spelling = "8w"
+        self.rescans = 0
+
+    def kill(self) -> None:
+        self.made = self.stored
+
+    async def create_addresses(self, count: int) -> list[Subaddress]:
+        assert 1 <= count <= 64
+        first = self.made + 1
+        self.made += count
+        return [self._at(minor) for minor in range(first, self.made + 1)]
+
+    async def store(self) -> None:
+        self.stored = self.made
+
+    async def addresses(self, indices: list[int]) -> list[Subaddress]:
+        if max(indices) > self.made:
+            raise NodeError("wallet", "get_address", WalletCode.NO_SUCH_ADDRESS, "beyond")
+        return [self._at(minor) for minor in indices]
+
+    async def rescan_blockchain(self) -> None:
+        self.rescans += 1
+
+    def _at(self, minor: int) -> Subaddress:
+        return Subaddress(SubaddressIndex(0, minor), f"{self.spelling}{minor}")
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[SqliteMoneroLedger]:
+    database = await Database.open(tmp_path)
+    made = SqliteMoneroLedger(database)
+    await made.adopt_wallet(WalletRecord("mainnet", "4x", 0))
+    yield made
+    await database.close()
+
+
+async def pool_of(wallet: Any, ledger: SqliteMoneroLedger) -> AddressPool:
+    pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
+    await pool.reconcile()
+    await pool.refill()
+    return pool
+
+
+async def take(pool: AddressPool, count: int) -> list[str]:
+    """As orders do, at their own pace."""
+    taken: list[str] = []
+    while len(taken) < count:
+        try:
+            taken.append(pool.take())
+        except Unavailable:
+            await pool.refill()
+        await asyncio.sleep(0)
+    return taken
+
+
+async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    wallet, given = Wallet(), list[str]()
+    for round_ in range(12):
+        pool = await pool_of(wallet, ledger)
+        given += await take(pool, 5 + 7 * round_)
+        if round_ % 3 == 0:
+            await pool.close()
+        elif round_ % 3 == 1:
+            wallet.kill()
+        await asyncio.sleep(0)
+    assert len(set(given)) == len(given) > 400
+
+
+async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    pool = await pool_of(Wallet(), ledger)
+    for _ in range(30):
+        (address,) = await take(pool, 1)
+        record, minor = ledger.wallet(), ledger.address_minor(address)
+        assert record is not None
+        assert minor is not None
+        assert minor <= record.reserved_to
+
+
+async def test_two_reservations_at_the_same_time_keep_their_order(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    pool = await pool_of(Wallet(), ledger)
+    given = [pool.take() for _ in range(5)]
+    await asyncio.gather(*(pool.refill() for _ in range(4)))
+    given += [pool.take() for _ in range(3)]
+    await pool.close()
+    later = AddressPool(cast("WalletClient", Wallet()), ledger, OPTIONS)
+    record = ledger.wallet()
+    assert record is not None
+    assert record.reserved_to >= max(ledger.address_minor(item) or 0 for item in given)
+    assert later.ready == 0
+
+
+async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
+    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wallet = Wallet()
+
+    async def full_disk() -> None:
+        raise NodeError("wallet", "store", -1, "disk full")
+
+    monkeypatch.setattr(wallet, "store", full_disk)
+    with pytest.raises(NodeError):
+        await pool_of(wallet, ledger)
+    assert ledger.highest_address() is None
+
+
+async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    wallet = Wallet()
+    for _ in range(4):
+        await take(await pool_of(wallet, ledger), 90)
+    older = Wallet()
+    older.made = 3
+    await pool_of(older, ledger)
+    highest = ledger.highest_address()
+    assert highest is not None
+    assert older.made >= highest.index.minor > 200
+    assert older.rescans == 1
+
+
+async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedger) -> None:
+    wallet = Wallet()
+    await pool_of(wallet, ledger)
+    wallet.spelling = "8z"
+    with pytest.raises(Refused, match="another wallet"):
+        await pool_of(wallet, ledger)
