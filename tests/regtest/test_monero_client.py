@@ -356,6 +356,8 @@ async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     await funded(own_wallet, miner, XMR)
     payment = await prepared(own_wallet, await own_wallet.primary_address())
     await kill_and_reopen(wallet_rpc, own_wallet)
+    # Before that the wallet publishes, but can't note what it spent, and answers with an error.
+    await own_wallet.refresh()
     assert await own_wallet.relay(payment.metadata) == payment.txid
     assert payment.txid in await node.transactions([payment.txid])
 

@@ -226,6 +226,8 @@ class MoneroPayments:
     async def _relay(self, payment: Payment) -> str | None:
         """Have the wallet relay and note it; what went wrong. Neither proves anything."""
         try:
+            # A wallet that was killed notes a payment only once it has seen its own money again.
+            await self._link.wallet.refresh()
             await self._link.wallet.relay(payment.metadata)
             await self._link.wallet.store()
         except RpcFailure as failure:
