@@ -14,12 +14,13 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import structlog
 from aiohttp import web
@@ -43,13 +44,14 @@ from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.ports import RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.promises import Promises
 from rpcsvc.orders.relay import Relay, UpstreamVenue
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
-from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.wiring import upstream_engine
 from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
 from rpcsvc.store.orders import SqliteOrderStore
@@ -100,10 +102,6 @@ async def running(
     The worker is made, not started. Raises DataDirInUse, NewerDatabase, SigningKeyError and
     SettingsError.
     """
-    if settings.engine == "onchain":
-        raise SettingsError(
-            ["engine: onchain is not built in yet; this version settles with: sandbox, upstream"]
-        )
     if settings.engine == "upstream" and settings.integrators:
         raise SettingsError(
             ["integrators: with engine upstream the price is the upstream's, and no fee of an"
@@ -138,12 +136,16 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
 class Backend:
     """What settles orders, and what depends on it."""
 
-    engine: SandboxEngine | UpstreamEngine
+    engine: SettlementEngine
+    rates: RateSource
     clock: Clock
     network: str
     monero_networks: frozenset[MoneroNetwork]
+    beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    promises: Promises | None = None
     sandbox: SandboxControls | None = None
     venue: UpstreamVenue | None = None
+    offered: ChainRegistry | None = None
 
 
 @asynccontextmanager
@@ -157,13 +159,71 @@ async def _backend(
     if settings.engine == "upstream":
         async with upstream_engine(settings.upstream, chains, strict_json.loads) as engine:
             monero = MoneroNetwork(settings.upstream.monero_network)
-            yield Backend(engine, base_clock, monero.value, frozenset({monero}), venue=engine)
+            networks = frozenset({monero})
+            yield Backend(
+                engine,
+                engine,
+                base_clock,
+                monero.value,
+                networks,
+                venue=engine,
+                offered=engine.chains,
+            )
+        return
+    if settings.engine == "onchain":
+        async with _onchain(settings, database, chains, base_clock) as backend:
+            yield backend
         return
     clock = OffsetClock(base_clock)
     ledger = SqliteSandboxLedger(database)
     sandbox = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
     controls = SandboxControls(ledger, sandbox, clock, random)
-    yield Backend(sandbox, clock, sandbox.name, frozenset(MoneroNetwork), sandbox=controls)
+    networks = frozenset(MoneroNetwork)
+    yield Backend(sandbox, sandbox, clock, sandbox.name, networks, sandbox=controls)
+
+
+@asynccontextmanager
+async def _onchain(
+    settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
+) -> AsyncIterator[Backend]:
+    # Its packages are an extra, and only this engine needs them.
+    from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
+    from rpcsvc.settlement.onchain import wiring  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm_link import Refused  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm_side import Ledgers  # noqa: PLC0415
+    from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
+    from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
+    from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger  # noqa: PLC0415
+    from rpcsvc.store.onchain_monero import SqliteMoneroLedger  # noqa: PLC0415
+
+    rates = rate_source(settings.rates, clock)
+    served = wiring.served_chains(settings.onchain, chains)
+    parts = wiring.Parts(
+        data_dir=settings.data_dir,
+        chains=served,
+        clock=clock,
+        monero_ledger=SqliteMoneroLedger(database),
+        evm_ledgers=Ledgers(SqliteEvmDepositLedger(database), SqliteEvmPaymentLedger(database)),
+        sent_since=OnchainBooks(database).sent_since,
+    )
+    name = settings.onchain.monero_network
+    # Addresses of a regtest chain are those of mainnet.
+    monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
+    async with wiring.onchain_engine(settings.onchain, parts) as engine:
+        beside = (engine.run, *((rates.run,) if rates.run else ()))
+        try:
+            yield Backend(
+                engine,
+                rates.source,
+                clock,
+                name,
+                frozenset({monero}),
+                beside=beside,
+                promises=Promises(),
+                offered=served,
+            )
+        except Refused as refused:
+            raise SettingsError([f"onchain: {refused}"]) from refused
 
 
 async def _compose(
@@ -182,9 +242,11 @@ async def _compose(
         attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
         venue = replace(venue, attest=attest)
     store = SqliteOrderStore(database, _view_key(venue, chains, signer))
-    processor = OrderProcessor(store, clock, partial(project, venue))
+    if backend.promises is not None:
+        backend.promises.load(store)
+    processor = OrderProcessor(store, clock, partial(project, venue), backend.promises)
     payouts = Payouts(store, engine, processor)
-    effects = EffectRunner(store, processor, payouts, engine, clock, poll_ms=engine.poll_ms)
+    effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
     relay = Relay(store, processor, backend.venue, clock) if backend.venue else None
     if relay is not None:
         await relay.recover()
@@ -196,16 +258,16 @@ async def _compose(
         clock,
         tick_ms=TICK_MS,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
-        beside=(relay.run,) if relay else (),
+        beside=(*backend.beside, *((relay.run,) if relay else ())),
     )
     service = Service(
         venue=venue,
         store=store,
         engine=engine,
-        rates=engine,
+        rates=backend.rates,
         processor=processor,
         idempotency=Idempotency(store),
-        chains=chains,
+        chains=backend.offered or chains,
         monero_networks=backend.monero_networks,
         policy=_policy(settings),
         clock=clock,
@@ -213,6 +275,7 @@ async def _compose(
         wake=worker.wake,
         sandbox=backend.sandbox,
         relay=relay,
+        promises=backend.promises,
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
 

@@ -16,8 +16,6 @@ from typing import Annotated, Final, Literal, NamedTuple, TypedDict
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -27,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
+from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -36,6 +35,7 @@ from rpcsvc.settings_sources import (
     FilePath,
     Flag,
     Given,
+    Group,
     Host,
     Integrators,
     Network,
@@ -73,18 +73,6 @@ class SettingsError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
-
-
-class Group(BaseModel):
-    """Settings that belong together: immutable, of known names only, silent about their input."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
 
 
 class BrandSettings(Group):
@@ -167,12 +155,6 @@ class UpstreamSettings(Group):
     calls_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
 
 
-class RatesSettings(Group):
-    """How old, in seconds, a rate may be and still be quoted."""
-
-    max_age_seconds: Annotated[int, whole(1, DAY)] = 60
-
-
 class SigningSettings(Group):
     """Whether responses and orders are signed, with keys made in the data directory."""
 
@@ -208,6 +190,7 @@ class Settings(Group):
     orders: OrderSettings = OrderSettings()
     sandbox: SandboxSettings = SandboxSettings()
     upstream: UpstreamSettings = UpstreamSettings()
+    onchain: OnchainSettings = OnchainSettings()
     rates: RatesSettings = RatesSettings()
     signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rpcsvc.domain.integrators import Integrator, parse_integrators
 
@@ -36,6 +44,18 @@ _INTEGER: Final = TypeAdapter(int)
 _BOOLEAN: Final = TypeAdapter(bool)
 
 Network = IPv4Network | IPv6Network
+
+
+class Group(BaseModel):
+    """Settings that belong together: immutable, of known names only, silent about their input."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
 
 
 class Text(str):
@@ -223,6 +243,27 @@ def line(low: int, high: int) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def pairs(form: str, example: str) -> BeforeValidator:
+    """``name=value`` pairs, as a list or with commas; ``form`` is a pattern of the values."""
+    pair = re.compile(rf"[A-Za-z][A-Za-z0-9_-]{{0,30}}={form}")
+
+    def check(value: object) -> tuple[str, ...]:
+        parts = [str(part) for part in _parts(value)]
+        names = [part.partition("=")[0].lower() for part in parts]
+        if not all(pair.fullmatch(part) for part in parts) or len(set(names)) < len(names):
+            raise ValueError(
+                f'name=value, each name once, such as "{example}", with commas or as a list'
+            )
+        return tuple(parts)
+
+    return BeforeValidator(check)
+
+
+def words(value: object) -> tuple[str, ...]:
+    """The elements of a list, or of a comma separated string."""
+    return tuple(str(part) for part in _parts(value))
 
 
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:

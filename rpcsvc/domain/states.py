@@ -15,6 +15,11 @@ class Direction(StrEnum):
     XMR_TO_USDC = "x2u"
     USDC_TO_XMR = "u2x"
 
+    @property
+    def reverse(self) -> Direction:
+        """The other way."""
+        return Direction.USDC_TO_XMR if self is Direction.XMR_TO_USDC else Direction.XMR_TO_USDC
+
 
 class OrderStatus(StrEnum):
     """The status of an order (spec 3.2)."""

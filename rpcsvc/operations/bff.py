@@ -7,6 +7,8 @@ API, and the other way around. Amounts are atomic units. What does not live here
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import orjson
@@ -65,7 +67,9 @@ class Pair(NamedTuple):
 
 
 async def chains(service: Service, _params: Nothing, _call: Call) -> Flat:
-    """The chains; Monero first."""
+    """The chains; Monero first. Raises Unavailable while an upstream has not told its own."""
+    if service.relay is not None:
+        service.engine.require_ready()  # what an upstream offers has to be learned
     known = service.chains.all()
     monero = {
         "chainId": MONERO_CHAIN_ID,
@@ -88,7 +92,8 @@ def _chain_view(chain: Chain) -> Json:
 async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     """A price for the amount at the current rate."""
     pair = _pair(service, params)
-    found = await make_quote(service, *pair, _amount(params.from_amount, pair), call.integrator)
+    with _chains_by_number(service, params):
+        found = await make_quote(service, *pair, _amount(params.from_amount, pair), call.integrator)
     return Flat(_quote_view(service, found, call))
 
 
@@ -98,7 +103,8 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
     claim = None
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(wish))
-    return await place(service, wish, claim, _new_order)
+    with _chains_by_number(service, params):
+        return await place(service, wish, claim, _new_order)
 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
@@ -145,12 +151,7 @@ def _pair(service: Service, params: BffQuoteParams) -> Pair:
     side, number = ("to", params.to_chain_id) if to_usdc else ("from", params.from_chain_id)
     chain = service.chains.by_id(number)
     if chain is None:
-        raise UnsupportedChain(
-            f"There is no chain {number} here. Send one of: {_listed(_chain_ids(service))}.",
-            field=f"{side}ChainId",
-            received=number,
-            allowed=_chain_ids(service),
-        )
+        raise _no_chain(f"{side}ChainId", number, _chain_ids(service))
     _require_tokens(params, chain, to_usdc=to_usdc)
     return Pair(Direction.XMR_TO_USDC if to_usdc else Direction.USDC_TO_XMR, chain)
 
@@ -159,8 +160,25 @@ def _chain_ids(service: Service) -> list[int]:
     return [chain.chain_id for chain in service.chains.all()]
 
 
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
+    return UnsupportedChain(
+        f"There is no chain {number} here. Send one of: {', '.join(map(str, allowed))}.",
+        field=field,
+        received=number,
+        allowed=allowed,
+    )
+
+
+@contextmanager
+def _chains_by_number(service: Service, params: BffQuoteParams) -> Iterator[None]:
+    """A chain that can't be used now is refused by the field and the numbers of this surface."""
+    try:
+        yield
+    except UnsupportedChain as refusal:
+        to_usdc = params.from_chain_id == MONERO_CHAIN_ID
+        side, number = ("to", params.to_chain_id) if to_usdc else ("from", params.from_chain_id)
+        others = [other for other in _chain_ids(service) if other != number]
+        raise _no_chain(f"{side}ChainId", number, others) from refusal
 
 
 def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:

@@ -12,7 +12,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.models import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
-from rpcsvc.operations.quoting import limits
+from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports import Rate
 
@@ -142,9 +142,26 @@ def _limits(service: Service, rate: Rate) -> list[Json]:
                 "asset": asset.symbol,
                 "minimum": format_units(min(low for low, _ in pairs), asset),
                 "maximum": format_units(max(high for _, high in pairs), asset),
+                "maxNow": _max_now(service, direction, rate),
             }
         )
     return rows
+
+
+def _max_now(service: Service, direction: Direction, rate: Rate) -> str | None:
+    """The largest deposit that can be paid for now, on the chain with most; None: not limited."""
+    payout = payout_asset(direction)
+    most = -1
+    for network in {network_of(payout, chain) for chain in service.chains.all()}:
+        try:
+            held = service.payable(network)
+        except Unavailable:
+            continue  # this one can pay nothing; health says why
+        if held is None:
+            return None
+        most = max(most, held.free)
+    units = payable_deposit(direction, max(0, most), rate)
+    return format_units(units, deposit_asset(direction))
 
 
 def _operation(operation: Operation) -> Json:

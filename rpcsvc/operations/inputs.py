@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_amount
+from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import (
@@ -27,6 +28,7 @@ from rpcsvc.errors import (
     InvalidDestination,
     InvalidInput,
     MissingInput,
+    UnsupportedChain,
     UnsupportedDirection,
     VerificationFailed,
 )
@@ -187,6 +189,23 @@ def read_destination(
             received=text,
         )
     return address
+
+
+def require_offered(chain: Chain, service: Service) -> None:
+    """Raise UnsupportedChain for a chain that is configured, and not settled on now.
+
+    Not asked while an order is read: the retry of a key gets its first answer all the same.
+    """
+    offered = service.chains.all()
+    if chain.name == PERPS or chain in offered:
+        return
+    names = [other.name for other in offered]
+    raise UnsupportedChain(
+        f"{chain.name} can't be used now. Send one of: {', '.join(names)}.",
+        field="chain",
+        received=chain.name,
+        allowed=names,
+    )
 
 
 def require_verified(verify: str | None, to_address: str) -> None:

@@ -224,6 +224,10 @@ class Limits(View):
     asset: Asset
     minimum: Decimal
     maximum: Decimal
+    max_now: Annotated[
+        Decimal | None,
+        Field(description="What can be paid for now; null where the engine does not limit it."),
+    ]
 
 
 class DepositPolicyRow(View):

@@ -15,20 +15,18 @@ from rpcsvc import ids
 from rpcsvc.domain import twap
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order, Terms, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.projection import as_view, status_answer
-from rpcsvc.operations.quoting import Quote, make_quote
+from rpcsvc.operations.quoting import Quote, make_quote, network_of
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import RelayRecord, StoredResponse
 from rpcsvc.orders.relay import Asked, Relay
-
-MONERO_NETWORK = "monero"
 
 
 class Wish(NamedTuple):
@@ -124,10 +122,6 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
     return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
 
 
-def _network(asset: Asset, chain: Chain) -> str:
-    return MONERO_NETWORK if asset is XMR else chain.name
-
-
 def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
     now = service.clock.now_ms()
     return Terms(
@@ -136,8 +130,8 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         direction=found.direction,
         chain=found.chain.name,
         chain_id=found.chain.chain_id,
-        deposit_network=_network(found.deposit_asset, found.chain),
-        payout_network=_network(found.payout_asset, found.chain),
+        deposit_network=network_of(found.deposit_asset, found.chain),
+        payout_network=network_of(found.payout_asset, found.chain),
         deposit_address="",  # given by the engine or the upstream
         to_address=wish.to,
         deposit_amount=found.deposit.units,

@@ -13,17 +13,19 @@ import orjson
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import MAX_UNITS, USDC, Asset, Money, format_units
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.pricing import (
     BPS,
     Price,
+    convert_floor,
     deposit_asset,
     payout_asset,
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
 from rpcsvc.domain.states import Direction
-from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum
+from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum, Unavailable
+from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Fees, Rate
@@ -31,6 +33,14 @@ from rpcsvc.orders.relay import Asked, Offer
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
+
+
+MONERO_NETWORK = "monero"
+
+
+def network_of(asset: Asset, chain: Chain) -> str:
+    """The network that an asset moves on, in a swap with USDC on ``chain``."""
+    return MONERO_NETWORK if asset is XMR else chain.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,44 @@ def require_within_limits(
     return minimum, maximum
 
 
+def payable_deposit(direction: Direction, free: int, rate: Rate) -> int:
+    """A deposit, in its own units, whose output is surely no more than ``free`` payout units."""
+    return convert_floor(direction.reverse, free, rate.usdc_per_xmr)
+
+
+def _require_payable(
+    service: Service, direction: Direction, chain: Chain, amount: Money, needed: int
+) -> None:
+    """Refuse what the operator's wallet can't pay. Raises Unavailable when it will be able to
+    before long, AmountAboveMaximum when it holds less.
+    """
+    payout = payout_asset(direction)
+    held = service.payable(network_of(payout, chain))
+    if held is None or needed <= held.free:
+        return
+    maximum = payable_deposit(direction, held.free, service.rates.rate())
+    shown = {
+        "maxNow": format_units(maximum, amount.asset),
+        "asset": amount.asset.symbol,
+        "secondsToUnlock": held.seconds_to_unlock if held.locked else None,
+    }
+    if needed <= held.free + held.locked:
+        raise Unavailable(
+            f"The service can pay out {format_units(held.free, payout)} {payout.symbol} on"
+            f" {network_of(payout, chain)} now, and more within {held.seconds_to_unlock} s. Send at"
+            f" most {shown['maxNow']} {amount.asset.symbol}, or try again then.",
+            details=shown,
+            retry_after=max(1, held.seconds_to_unlock),
+        )
+    raise AmountAboveMaximum(
+        f"{amount.display()} is more than the service can pay for on {network_of(payout, chain)}"
+        f" now: at most {shown['maxNow']} {amount.asset.symbol}.",
+        field="amount",
+        received=format_units(amount.units, amount.asset),
+        details=shown,
+    )
+
+
 async def make_quote(
     service: Service,
     direction: Direction,
@@ -109,15 +157,16 @@ async def make_quote(
     amount: Money,
     integrator: Integrator | None = None,
 ) -> Quote:
-    """A quote at the current rate. Raises errors.Unavailable and the limits' errors."""
+    """A quote at the current rate. Raises Unavailable, UnsupportedChain and the limits' errors."""
+    service.engine.require_ready()
+    require_offered(chain, service)
     if service.relay is not None:
         asked = Asked(direction, chain, amount)
         return _relayed(asked, await service.relay.quote(asked), service.clock.now_ms())
-    service.engine.require_ready()
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
     policy = service.policy
-    fees = service.engine.fees(deposit_asset(direction), payout_asset(direction))
+    fees = service.engine.fees(deposit_asset(direction), payout_asset(direction), chain.name)
     price = Price(
         rate.usdc_per_xmr,
         policy.spread_bps,
@@ -125,6 +174,8 @@ async def make_quote(
         policy.min_received_bps,
         integrator.fee_bps if integrator else 0,
     )
+    output = price.output(direction, amount.units)
+    _require_payable(service, direction, chain, amount, output + fees.payout)
     return Quote(
         direction=direction,
         chain=chain,
@@ -134,7 +185,7 @@ async def make_quote(
         fees=fees,
         minimum=minimum,
         maximum=maximum,
-        expected_output=price.output(direction, amount.units),
+        expected_output=output,
         min_received=price.min_received(direction, amount.units),
     )
 

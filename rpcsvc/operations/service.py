@@ -6,7 +6,7 @@ What does not live here: putting the parts together (app.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rpcsvc.clock import Clock
@@ -17,8 +17,9 @@ from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.ports import Health, OrderStore, RateSource, SettlementEngine
+from rpcsvc.orders.ports import Health, Holdings, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.promises import Promises
 from rpcsvc.orders.relay import Relay
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
@@ -68,6 +69,18 @@ class Service:
     wake: Callable[[], None]
     sandbox: SandboxControls | None
     relay: Relay | None = None
+    promises: Promises | None = None
+
+    def payable(self, network: str) -> Holdings | None:
+        """What can be paid out on a network beside what open orders may still take.
+
+        None where the engine has no wallet of its own. Raises errors.Unavailable while it is not
+        known.
+        """
+        held = self.engine.holdings(network)
+        if held is None or self.promises is None:
+            return held
+        return replace(held, free=max(0, held.free - self.promises.on(network)))
 
     def rates_health(self) -> Health:
         """Whether there is a fresh rate; an upstream prices each amount itself."""

@@ -20,6 +20,7 @@ from rpcsvc.operations.inputs import (
     read_intent,
     read_order_id,
     read_session,
+    require_offered,
     require_verified,
 )
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
@@ -109,7 +110,9 @@ def _no_order(order_id: str) -> OrderNotFound:
 
 
 def _limit_problems(service: Service, intent: Intent) -> list[Any]:
-    """An amount outside the limits; none while there is no rate to tell them by."""
+    """A chain that can't be used now, or an amount outside the limits, where a rate tells them."""
+    if intent.chain is not None:
+        require_offered(intent.chain, service)
     if intent.direction is None or intent.chain is None or intent.amount is None:
         return []
     try:

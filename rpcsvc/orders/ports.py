@@ -271,6 +271,18 @@ class Health:
     detail: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the operator's own wallet can pay out, in atomic units.
+
+    ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
+    """
+
+    free: int
+    locked: int
+    seconds_to_unlock: int
+
+
 class TransferRejected(Exception):
     """The engine can never prepare this transfer: the network refuses it for good."""
 
@@ -298,8 +310,18 @@ class SettlementEngine(Protocol):
         """A fresh deposit address that no other order has or will have."""
         ...
 
-    def fees(self, deposit: Asset, payout: Asset) -> Fees:
-        """Network fees: of the payout in payout units, of a refund in deposit units."""
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
+        """Network fees: of the payout in payout units, of a refund in deposit units.
+
+        ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
+        """
+        ...
+
+    def holdings(self, network: str) -> Holdings | None:
+        """What can be paid out on a network; None where the engine has no wallet of its own.
+
+        Raises errors.Unavailable while it is not known.
+        """
         ...
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:

@@ -9,6 +9,7 @@ be carried out. What does not live here: the decisions (domain/transition.py), t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import structlog
@@ -30,6 +31,7 @@ from rpcsvc.orders.ports import (
     StatusView,
     StoredResponse,
 )
+from rpcsvc.orders.promises import Promises
 
 log = structlog.get_logger(__name__)
 
@@ -41,8 +43,15 @@ _NOT_IN_HISTORY = frozenset({"raw", "address"})
 class OrderProcessor:
     """The only writer of orders."""
 
-    def __init__(self, store: OrderStore, clock: Clock, project: Projection) -> None:
+    def __init__(
+        self,
+        store: OrderStore,
+        clock: Clock,
+        project: Projection,
+        promises: Promises | None = None,
+    ) -> None:
         self._store = store
+        self._promises = promises
         self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
@@ -66,16 +75,11 @@ class OrderProcessor:
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
         )
-        await self._store.commit(
-            Change(
-                order=order,
-                view=view,
-                is_new=True,
-                history=entry,
-                response=response,
-                relay=relay,
-            )
+        change = Change(
+            order=order, view=view, is_new=True, history=entry, response=response, relay=relay
         )
+        with self._promises.holding(order) if self._promises else nullcontext():
+            await self._store.commit(change)
 
     async def apply(
         self,
@@ -117,6 +121,8 @@ class OrderProcessor:
                     evidence=evidence,
                 )
             )
+            if self._promises is not None:
+                self._promises.note(after)
         for sink in self._sinks:
             sink(order_id, effects)
         _log_transition(before, after, event)

@@ -24,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 DEADLINES_PER_TICK = 200
 HOUR_MS = 3_600_000
+RESTART_SECONDS = 1
 
 
 class Worker:
@@ -69,7 +70,7 @@ class Worker:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
         recovered = self._effects.recover()
         log.info("worker_started", recovered_effects=recovered)
-        beside = [asyncio.create_task(run()) for run in self._beside]
+        beside = [asyncio.create_task(_kept_up(run)) for run in self._beside]
         try:
             while not self._stopping:
                 await self._beat()
@@ -136,3 +137,13 @@ class Worker:
         forgotten = await self._store.forget_responses(now - self._keep_responses_ms)
         if forgotten:
             log.info("idempotency_keys_forgotten", count=forgotten)
+
+
+async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Begin again what ends by an exception: nobody else would notice that it is gone."""
+    while True:
+        try:
+            return await run()
+        except Exception:
+            log.exception("background_work_failed")
+            await asyncio.sleep(RESTART_SECONDS)

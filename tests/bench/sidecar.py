@@ -27,6 +27,12 @@ START_SECONDS = 30.0
 # What the public API publishes, per client address and minute (budget.py).
 CALLS_PER_MINUTE = 20
 WINDOW_SECONDS = 60.0
+_CHAINS = {
+    "chains": [
+        {"chainId": number, "name": str(number), "nativeToken": "ETH", "minSwapUsd": 1}
+        for number in (0, 1, 10, 137, 8453, 42161)
+    ]
+}
 
 
 class Upstream:
@@ -40,6 +46,8 @@ class Upstream:
     async def handle(self, request: web.Request) -> web.Response:
         """One call of the public API."""
         self._calls.append(time.monotonic())
+        if request.path == "/v1/chains":
+            return web.json_response(_CHAINS)
         if request.method == "GET":
             order = self._orders[request.path.rpartition("/")[2]]
             return web.json_response(order)

@@ -30,6 +30,7 @@ class V1Api:
         self.orders: dict[str, dict[str, Any]] = {}
         self.lose: deque[Behaviour | None] = deque()
         self.change: dict[str, Any] = {}
+        self.chains = {0: "monero", 42161: "arbitrum", 8453: "base", 101: "solana"}
         self.statuses: deque[str] = deque(["awaiting_deposit"])
         self.asked = asyncio.Event()
         # For tests that take less than a minute.
@@ -43,6 +44,8 @@ class V1Api:
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.method == "POST" else {}
+        if request.path in ("/v1/chains", "/bff/v1/chains"):
+            return self._chains()
         if request.path == "/v1/quote":
             return web.json_response(_quote(body))
         if request.path == "/v1/order":
@@ -52,6 +55,14 @@ class V1Api:
         if len(server.seen) - self.sent("POST", "/v1/order") > self.most_calls:
             return web.json_response({"error": "rate limit exceeded"}, status=429)
         return self._status(request.path.rpartition("/")[2])
+
+    def _chains(self) -> web.StreamResponse:
+        listed = [
+            {"chainId": number, "name": name, "nativeToken": "XMR" if number == 0 else "ETH",
+             "minSwapUsd": 10}
+            for number, name in self.chains.items()
+        ]  # fmt: skip
+        return web.json_response({"chains": listed})
 
     async def _create(
         self, server: UpstreamServer, request: web.Request, body: dict[str, Any]

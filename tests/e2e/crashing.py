@@ -41,6 +41,7 @@ SEAMS = {
     "BEGIN": Seam(GroupConnection, "execute", sql("BEGIN")),
     "rows": Seam(GroupConnection, "_run"),
     "COMMIT": Seam(GroupConnection, "execute", sql("COMMIT")),
+    "fill row": Seam(GroupConnection, "_run", lambda args: "INTO fills" in str(args[1])),
     "observe": Seam(SandboxEngine, "observe"),
     "acknowledge": Seam(SandboxEngine, "acknowledge", lambda args: bool(args[1])),
     "prepare": Seam(SandboxEngine, "prepare"),

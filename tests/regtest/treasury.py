@@ -92,7 +92,7 @@ class Treasury:
         """A payout that nobody has prepared."""
         self.transfers += 1
         name = f"tr_{self.transfers}"
-        kind, fee = TransferKind.PAYOUT, self.side.payout_fee()
+        kind, fee = TransferKind.PAYOUT, self.side.fee("arbitrum")
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
     async def prepared(self, transfer: Transfer) -> Transfer:

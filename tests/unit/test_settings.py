@@ -169,10 +169,16 @@ def test_text_of_the_environment_becomes_the_type_of_its_key(
     assert type(row["value"]) is type(value)
 
 
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value)
+    return "" if value is None else str(value)
+
+
 def test_every_key_can_be_given_by_its_environment_variable() -> None:
     rows = {row["key"]: row["value"] for row in effective_config(load())}
     environ = {
-        "RPCSVC_" + key.upper().replace(".", "__"): "" if value in (None, []) else str(value)
+        "RPCSVC_" + key.upper().replace(".", "__"): _as_text(value)
         for key, value in rows.items()
         if key not in {"agent_rpc_token", "tls_cert", "tls_key"}
     }

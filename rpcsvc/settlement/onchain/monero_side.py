@@ -19,6 +19,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import (
     DepositSighting,
     Health,
+    Holdings,
     NetworkNames,
     PreparedTransfer,
     Verdict,
@@ -91,13 +92,20 @@ class MoneroSide:
         self.require_ready()
         return self._addresses.take()
 
-    def payout_fee(self) -> int:
-        """What a payout costs, in piconero. Raises errors.Unavailable before it is known."""
+    def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """What a payment costs, in piconero. Raises errors.Unavailable before it is known."""
         return self._inventory.fee()
 
-    def refund_fee(self) -> int:
-        """What a refund costs: a payment like any other."""
-        return self._inventory.fee()
+    def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
+        """What can be paid. Raises errors.Unavailable before it is known."""
+        held = self._inventory.available
+        spendable = held.max_now + self._inventory.fee() if held.max_now else 0
+        return Holdings(spendable, held.locked, held.seconds_to_unlock)
+
+    def total(self) -> int:
+        """All that the wallet holds. Raises errors.Unavailable before the first look."""
+        held = self._inventory.available
+        return held.unlocked + held.locked
 
     def available(self) -> Available:
         """What could be paid at the last look, open orders not counted."""
@@ -111,6 +119,10 @@ class MoneroSide:
     def seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
         """How long a small deposit takes to be confirmed, typically."""
         return self._options.required_confirmations(0) * _BLOCK_SECONDS
+
+    def block_seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """Monero's target."""
+        return _BLOCK_SECONDS
 
     # --- deposits ------------------------------------------------------------------------------
 

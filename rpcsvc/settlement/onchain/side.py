@@ -14,6 +14,7 @@ from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.orders.ports import (
     DepositSighting,
     Health,
+    Holdings,
     NetworkNames,
     PreparedTransfer,
     Verdict,
@@ -49,12 +50,21 @@ class Side(Protocol):
         """A fresh address from those made ahead. Raises errors.Unavailable when none is left."""
         ...
 
-    def payout_fee(self) -> int:
-        """The fee that a payout costs, as it is deducted from it."""
+    def fee(self, chain: str) -> int:
+        """What a transfer costs the operator in a swap with USDC on ``chain``, with a margin.
+
+        Raises errors.Unavailable before it is known.
+        """
         ...
 
-    def refund_fee(self) -> int:
-        """The fee that a refund costs, as it is deducted from it."""
+    def holdings(self, network: str) -> Holdings:
+        """What the wallet can pay on a network. Raises errors.Unavailable before it is known."""
+        ...
+
+    def total(self) -> int:
+        """All that the wallet holds, locked or not. Raises errors.Unavailable before the first
+        look.
+        """
         ...
 
     def names(self, chain: str) -> NetworkNames:
@@ -63,6 +73,10 @@ class Side(Protocol):
 
     def seconds(self, chain: str) -> int:
         """How long a deposit takes to be confirmed, typically."""
+        ...
+
+    def block_seconds(self, chain: str) -> int:
+        """How long a block takes, typically, rounded up."""
         ...
 
     async def observe(self) -> Sequence[DepositSighting]:

@@ -26,6 +26,7 @@ from rpcsvc.orders.ports import (
     DepositSighting,
     Fees,
     Health,
+    Holdings,
     NetworkNames,
     Outcome,
     PreparedTransfer,
@@ -117,9 +118,13 @@ class SandboxEngine:
             return stagenet_subaddress(self._random(64))
         return evm_address_from_seed(self._random(32))
 
-    def fees(self, deposit: Asset, payout: Asset) -> Fees:
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
         """The simulated network fees."""
         return Fees(self._options.fees[payout.symbol], self._options.fees[deposit.symbol])
+
+    def holdings(self, network: str) -> Holdings | None:  # noqa: ARG002 - port
+        """Not told: a simulated wallet that runs dry is one of the faults to try out."""
+        return None
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """Test networks: a wallet that follows a payment URI can't send real funds."""

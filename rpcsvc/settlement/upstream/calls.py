@@ -85,9 +85,16 @@ class Upstream:
         """The upstream's own health."""
         return await self._read(self._call("health"), reading.health)
 
-    async def chains(self) -> m.UpstreamChains:
+    async def chains(
+        self, demand: Demand | None = None, *, patience_ms: int | None = None
+    ) -> m.UpstreamChains:
         """The chains that it offers."""
-        return await self._read(self._call("chains"), reading.chains)
+        return await self._client.read(
+            self._call("chains"),
+            reading.chains,
+            demand=demand or Demand(),
+            patience_ms=patience_ms,
+        )
 
     async def quote(
         self, request: m.QuoteRequest, urgency: Urgency = Urgency.WATCHED

@@ -17,16 +17,17 @@ import structlog
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.bridge import BridgeStatus
-from rpcsvc.domain.chains import MONERO_CHAIN_ID, ChainRegistry
+from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Report, Transfer, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR
 from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import ServiceError, Unavailable, UnsupportedChain, UnsupportedToken
 from rpcsvc.orders.ports import (
     DepositSighting,
     Fees,
     Health,
+    Holdings,
     NetworkNames,
     PreparedTransfer,
     Rate,
@@ -40,6 +41,7 @@ from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.models import OutcomeUnknown, UpstreamError
+from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.settlement.upstream.statuses import UNKNOWN
 
 log = structlog.get_logger(__name__)
@@ -58,7 +60,8 @@ class UpstreamEngine:
         self,
         client: UpstreamClient,
         upstream: Upstream,
-        chains: ChainRegistry,
+        chains: OfferedChains,
+        watch: ChainWatch,
         creations: Budget,
         monero: MoneroNetwork,
     ) -> None:
@@ -66,7 +69,8 @@ class UpstreamEngine:
         self._client = client
         self._creations = creations
         self._upstream = upstream
-        self._chains = chains
+        self.watch = watch
+        self.chains = chains
 
     # --- the venue ---
 
@@ -87,7 +91,7 @@ class UpstreamEngine:
         try:
             found = await self._upstream.quote(request)
         except UpstreamError as error:
-            raise self._upstream.service_error(error) from error
+            raise self._refusal(asked.chain, error) from error
         if found.to_amount <= 0:
             raise Unavailable("The service that settles this gives no price now.")
         return Offer(
@@ -107,7 +111,7 @@ class UpstreamEngine:
                 error.reason, upstream_id=error.upstream_id, raw=error.raw
             ) from error
         except UpstreamError as error:
-            raise self._upstream.service_error(error) from error
+            raise self._refusal(asked.chain, error) from error
 
     async def _create_bridge(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         to_perps = asked.direction is Direction.XMR_TO_USDC
@@ -134,6 +138,16 @@ class UpstreamEngine:
         return Created(
             made.order_id, made.deposit_address, made.expected_output, made.expires_at, made.raw
         )
+
+    def _refusal(self, chain: Chain, error: UpstreamError) -> ServiceError:
+        """What a caller may see; chains and tokens in it are those that can be swapped here."""
+        found = self._upstream.service_error(error)
+        if isinstance(found, UnsupportedChain) and chain.name != PERPS:
+            self.watch.ask_soon()
+            return self.chains.refusal(chain)
+        if isinstance(found, UnsupportedToken):
+            found.allowed = _tradable(found.allowed, chain)
+        return found
 
     async def bridge_rates(self) -> dict[str, Any]:
         """The bridge's rates. Raises errors.ServiceError."""
@@ -215,22 +229,29 @@ class UpstreamEngine:
     # --- the engine ---
 
     async def start(self) -> None:
-        """Nothing: the upstream may be down while this service starts."""
+        """Learn which chains there are; the upstream may be down while this service starts."""
+        await self.watch.start()
 
     def require_ready(self) -> None:
-        """Never raises: the call itself tells."""
+        """Raise errors.Unavailable until the upstream's chains are known. Calls tell the rest."""
+        self.watch.require_known()
 
     def health(self) -> Health:
-        """Whether the upstream answers."""
-        return self._client.health()
+        """Whether the upstream answers, and its chains are known."""
+        answers = self._client.health()
+        return answers if not answers.ok else self.watch.health()
 
     def rate(self) -> Rate:
         """There is none: the upstream prices each amount. Raises errors.Unavailable."""
         raise Unavailable("The price is the upstream's: ask for a quote.")
 
-    def fees(self, deposit: Asset, payout: Asset) -> Fees:  # noqa: ARG002 - port
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
         """None of our own: they are within the upstream's price."""
         return Fees(0, 0)
+
+    def holdings(self, network: str) -> Holdings | None:  # noqa: ARG002 - port
+        """None of our own: the upstream pays."""
+        return None
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """The networks by their names; test networks where the upstream uses them.
@@ -241,7 +262,7 @@ class UpstreamEngine:
         if asset is XMR:
             name = "monero" if is_main else f"monero-{self._monero}"
             return NetworkNames(name, MONERO_CHAIN_ID, None)
-        known = self._chains.resolve(chain)
+        known = self.chains.resolve(chain)
         if is_main:
             return NetworkNames(known.name, known.chain_id, known.usdc_contract)
         return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
@@ -294,6 +315,13 @@ _BRIDGE_STATUS = {
 
 def _log_unknown(upstream_id: str, status: str) -> None:
     log.warning("upstream_status_unknown", upstream_id=upstream_id, status=status[:64])
+
+
+def _tradable(tokens: object, chain: Chain) -> list[str]:
+    """Of the tokens that the upstream names, those that are swapped here on the chain."""
+    ours = {XMR.symbol.lower(), chain.usdc_contract.lower()}
+    named = tokens if isinstance(tokens, list) else []
+    return [token for token in named if isinstance(token, str) and token.lower() in ours]
 
 
 def _rate(direction: Direction, sent: int, received: int) -> int:

@@ -26,6 +26,7 @@ from rpcsvc.settlement.upstream.client import (
     system_timing,
 )
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.settlement.upstream.reading import Networks
 
 # The default limits of another rpcsvc, less a fifth for others behind the same address.
@@ -75,4 +76,9 @@ async def upstream_engine(
     networks = Networks((monero,), chains.token_contracts)
     async with client:
         upstream = Upstream(client, dialect, networks)
-        yield UpstreamEngine(client, upstream, chains, creations, monero)
+        offered = OfferedChains(chains)
+        watch = ChainWatch(upstream, offered, timing)
+        try:
+            yield UpstreamEngine(client, upstream, offered, watch, creations, monero)
+        finally:
+            await watch.close()

@@ -1,0 +1,93 @@
+"""The settings of the engine onchain, and of the rates that it quotes.
+
+What does not live here: the other settings and their loading (settings.py), what is made of these
+values (settlement/onchain/wiring.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, SecretStr
+
+from rpcsvc.settings_sources import (
+    BLANK_IS_NONE,
+    FilePath,
+    Flag,
+    Group,
+    decimal,
+    line,
+    pairs,
+    whole,
+    words,
+)
+
+DAY: Final = 86_400
+# Above 0: gas is never free.
+_DECIMAL: Final = r"(?=.*[1-9])(0|[1-9][0-9]{0,9})(\.[0-9]{1,6})?"
+
+Url = Annotated[str, line(0, 300)]
+Secret = Annotated[SecretStr | None, BLANK_IS_NONE]
+Xmr = Annotated[str, decimal(12)]
+XmrOrNone = Annotated[str, decimal(12, positive=False)]
+Usdc = Annotated[str, decimal(6)]
+UsdcOrNone = Annotated[str, decimal(6, positive=False)]
+Words = Annotated[tuple[str, ...], BeforeValidator(words)]
+Nodes = Annotated[tuple[str, ...], pairs(r"https?://[!-~]{1,290}", "arbitrum=http://10.0.0.5:8545")]
+CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
+Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
+
+
+class OnchainSettings(Group):
+    """The operator's own nodes and wallets. Amounts are decimal strings of whole XMR or USDC.
+
+    ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
+    hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
+    in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
+    ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_floor``: below it the service is
+    degraded.
+    """
+
+    monero_network: Literal["mainnet", "stagenet", "testnet", "regtest"] = "mainnet"
+    monerod_url: Url = "http://127.0.0.1:18081"
+    monerod_username: Annotated[str, line(0, 100)] = ""
+    monerod_password: Secret = None
+    wallet_url: Url = "http://127.0.0.1:18083"
+    wallet_username: Annotated[str, line(0, 100)] = ""
+    wallet_password: Secret = None
+    wallet_file: Annotated[str, line(0, 200)] = ""
+    wallet_file_password: Secret = None
+    nodes: Nodes = ()
+    finalized: Words = ()
+    key_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
+    gas_prices: CoinPrices = ("ETH=5000", "POL=2", "AVAX=100")
+    highest_gas_usd: Annotated[int, whole(1, 10_000)] = 20
+    xmr_confirmations: Thresholds = ("0=10", "50=20")
+    xmr_settled_after: Annotated[int, whole(1, 1_000)] = 10
+    xmr_outputs: Annotated[int, whole(0, 500)] = 16
+    xmr_output: Xmr = "0.5"
+    sweep_usdc: Usdc = "1"
+    poll_ms: Annotated[int, whole(10, 60_000)] = 1_000
+    xmr_per_transfer: Xmr = "500"
+    xmr_per_day: Xmr = "5000"
+    usdc_per_transfer: Usdc = "100000"
+    usdc_per_day: Usdc = "1000000"
+    xmr_floor: XmrOrNone = "0"
+    usdc_floor: UsdcOrNone = "0"
+    audit_seconds: Annotated[int, whole(0, DAY)] = 600
+    pause_on_difference: Flag = True
+
+
+class RatesSettings(Group):
+    """Where the price of XMR comes from, with engine onchain, and when it may be quoted.
+
+    ``sources``: names of known tickers, or name=URL#pointer with the JSON pointer of the price.
+    ``fixed_usdc_per_xmr`` is the price itself; with it, nothing is asked.
+    """
+
+    max_age_seconds: Annotated[int, whole(1, DAY)] = 60
+    fixed_usdc_per_xmr: Annotated[Usdc | None, BLANK_IS_NONE] = None
+    sources: Words = ("kraken", "coingecko", "kucoin")
+    quorum: Annotated[int, whole(1, 20)] = 2
+    max_spread_bps: Annotated[int, whole(1, 5_000)] = 150
+    every_seconds: Annotated[int, whole(1, DAY)] = 10

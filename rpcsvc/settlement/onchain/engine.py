@@ -1,0 +1,170 @@
+"""The engine that settles from the operator's own wallets: XMR on one side, USDC on the other.
+
+Both sides together are a SettlementEngine (orders/ports.py): each call goes to the side whose
+asset or network it is about, and nothing leaves before the guard has let it pass.
+What does not live here: the sides (monero_side.py, evm_side.py), rates (rates/), the guard's
+rules (guard.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import structlog
+
+from rpcsvc.domain.money import Asset, format_units
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Fees,
+    Health,
+    Holdings,
+    NetworkNames,
+    Outcome,
+    PreparedTransfer,
+    Verdict,
+)
+from rpcsvc.settlement.onchain.guard import PayoutGuard
+from rpcsvc.settlement.onchain.side import Side
+
+log = structlog.get_logger(__name__)
+
+Pause = Callable[[float], Awaitable[None]]
+
+
+class OnchainEngine:
+    """Implements SettlementEngine with one side per asset."""
+
+    name = "onchain"
+    bridges: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        guard: PayoutGuard,
+        *,
+        floors: Mapping[Asset, int],
+        poll_ms: int,
+    ) -> None:
+        self._sides = {side.asset: side for side in sides}
+        self._guard = guard
+        self._floors = floors
+        self.poll_ms = poll_ms
+
+    async def start(self) -> None:
+        """Connect both sides. One that is not right is a matter of ``health``."""
+        await asyncio.gather(*(side.start() for side in self._sides.values()))
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        await asyncio.gather(*(side.close() for side in self._sides.values()))
+
+    async def run(self, pause: Pause = asyncio.sleep) -> None:
+        """Look after both sides between passes, until cancelled."""
+        while True:
+            for side in self._sides.values():
+                await _maintain(side)
+            await pause(self.poll_ms / 1000)
+
+    # --- taking orders -------------------------------------------------------------------------
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when either side can't settle: a swap needs both."""
+        self._guard.require_open()
+        for side in self._sides.values():
+            side.require_ready()
+
+    def deposit_address(self, asset: Asset) -> str:
+        """A fresh deposit address. Raises errors.Unavailable when none is left."""
+        return self._sides[asset].deposit_address()
+
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
+        """Network fees as the nodes tell them. Raises errors.Unavailable before they have."""
+        return Fees(self._sides[payout].fee(chain), self._sides[deposit].fee(chain))
+
+    def holdings(self, network: str) -> Holdings | None:
+        """What the wallet on a network can pay. Raises errors.Unavailable while not known."""
+        return self._of(network).holdings(network)
+
+    def names(self, asset: Asset, chain: str) -> NetworkNames:
+        """What to call the network that a deposit of ``asset`` is made on."""
+        return self._sides[asset].names(chain)
+
+    def estimated_seconds(self, deposit: Asset, chain: str) -> int:
+        """The deposit's confirmations, and a block for the payout; in seconds."""
+        paid = next(side for asset, side in self._sides.items() if asset is not deposit)
+        return self._sides[deposit].seconds(chain) + paid.block_seconds(chain)
+
+    # --- deposits ------------------------------------------------------------------------------
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits on all networks that may have changed."""
+        found = await asyncio.gather(*(side.observe() for side in self._sides.values()))
+        return [sighting for part in found for sighting in part]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: each side moves its cursors."""
+        for side in self._sides.values():
+            await side.acknowledge([item for item in sightings if side.serves(item.key.network)])
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        return self._of(key.network).confirmations(key)
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations make a deposit on this network final."""
+        return self._of(network).required_confirmations(network)
+
+    # --- transfers -----------------------------------------------------------------------------
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign without publishing. Raises TransferRejected and errors.Unavailable."""
+        self._guard.require_open()
+        self._guard.require_within_caps(transfer)
+        return await self._of(transfer.network).prepare(transfer)
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the transfer's own bytes to the network, unless payouts are paused."""
+        if self._guard.paused() is not None:
+            return Verdict(Outcome.ABSENT, "payouts are paused")
+        return await self._of(transfer.network).publish(transfer)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer."""
+        return await self._of(transfer.network).look_up(transfer)
+
+    def health(self) -> Health:
+        """Whether everything can be settled, and if not, what is wrong."""
+        checks = [("payouts", self._guard.health())]
+        checks += [(side.asset.symbol, side.health()) for side in self._sides.values()]
+        checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
+        wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
+        return Health(not wrong, "; ".join(wrong) or None)
+
+    def _above_floor(self, side: Side) -> Health:
+        """Whether the wallet holds what the operator wants it to hold at least."""
+        floor = self._floors[side.asset]
+        try:
+            held = side.total()
+        except Unavailable:
+            return Health(True)  # not known: that is the side's own health
+        if held >= floor:
+            return Health(True)
+        shown = format_units(held, side.asset), format_units(floor, side.asset)
+        return Health(False, f"the wallet holds {shown[0]}, below the floor of {shown[1]}")
+
+    def _of(self, network: str) -> Side:
+        for side in self._sides.values():
+            if side.serves(network):
+                return side
+        raise LookupError(f"no side of the engine serves the network {network}")
+
+
+async def _maintain(side: Side) -> None:
+    """One round; a failure is logged and the next round tries again."""
+    try:
+        await side.maintain()
+    except Exception:
+        log.exception("upkeep_failed", asset=side.asset.symbol)

@@ -1,0 +1,70 @@
+"""What a transaction offers for its gas: fees of the moment, and of a replacement.
+
+Pure arithmetic of EIP-1559: gas prices are wei per gas, costs wei in all. What does not live
+here: asking a node (evm.py), when to replace (evm_payments.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from rpcsvc.settlement.onchain.evm import FeeData
+from rpcsvc.settlement.onchain.evm_payment_ledger import LARGEST_STORED
+
+USUAL_GAS: Final = 65_000
+"""What a transfer of USDC to a new holder takes, about; used until a node has estimated it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GasPrice:
+    """Wei per gas: ``max_fee`` bounds base fee and ``tip`` together."""
+
+    max_fee: int
+    tip: int
+
+
+def with_margin(gas: int) -> int:
+    """The gas limit for an estimate. Gas that is not used is not paid."""
+    return gas + gas // 4
+
+
+def price_of(moment: FeeData) -> GasPrice:
+    """What is offered when nothing bounds it: the base fee may double before it is mined."""
+    return GasPrice(2 * moment.base_fee + moment.tip, moment.tip)
+
+
+def first_price(moment: FeeData, gas: int, highest_cost: int) -> GasPrice | None:
+    """What a new transaction offers; None when the moment's price costs more than the bound."""
+    return _bounded(moment, GasPrice(1, 0), gas, highest_cost)
+
+
+def raised_price(
+    old: GasPrice, moment: FeeData, percent: int, gas: int, highest_cost: int
+) -> GasPrice | None:
+    """What a replacement offers: both fees raised by ``percent`` and at least the moment's.
+
+    None when that costs more than the bound. Nodes refuse a replacement unless both rise.
+    """
+    least = GasPrice(_raised(old.max_fee, percent), _raised(old.tip, percent))
+    return _bounded(moment, least, gas, highest_cost)
+
+
+def is_too_low(price: GasPrice, moment: FeeData) -> bool:
+    """Whether the next block would not take it."""
+    return price.max_fee < moment.base_fee + min(price.tip, moment.tip)
+
+
+def _raised(fee: int, percent: int) -> int:
+    """Rounded up, and more than before whatever the percentage."""
+    return max(-(-fee * (100 + percent) // 100), fee + 1)
+
+
+def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> GasPrice | None:
+    highest = min(highest_cost // gas, LARGEST_STORED)
+    tip = max(least.tip, moment.tip)
+    needed = max(least.max_fee, moment.base_fee + tip, 1)
+    if needed > highest:
+        return None
+    wished = 2 * moment.base_fee + tip
+    return GasPrice(max(needed, min(wished, highest)), tip)

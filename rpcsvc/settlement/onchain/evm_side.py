@@ -1,0 +1,302 @@
+"""The USDC side of the on-chain engine: EVM nodes, one hot wallet, deposit addresses of one seed.
+
+Each network stands by itself: one whose node is down takes no orders, and the others go on. What
+does not live here: the parts that it puts together for each network (evm_link, evm_deposits,
+evm_payments, evm_sweeps) and for all (evm_addresses).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.money import USDC, Asset, mul_div_ceil
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Health,
+    Holdings,
+    NetworkNames,
+    PreparedTransfer,
+    Verdict,
+)
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm_gas import HotBalances
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger, EvmReceipt
+from rpcsvc.settlement.onchain.evm_payments import EvmPayments
+from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.keys import HdKeys
+
+log = structlog.get_logger(__name__)
+
+_WEI: Final = 10**18
+# How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.
+_BLOCKS_TO_FINAL: Final = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """The database as this side uses it."""
+
+    deposits: EvmDepositLedger
+    payments: EvmPaymentLedger
+
+
+@dataclass(frozen=True, slots=True)
+class EvmNode:
+    """A network to serve. ``coin_price``: USDC units for a whole coin of what gas is paid in."""
+
+    network: EvmNetwork
+    client: EvmClient
+    coin_price: int
+
+
+class _Branch:
+    """Everything about one network."""
+
+    def __init__(self, node: EvmNode, keys: HdKeys, ledgers: Ledgers, clock: Clock) -> None:
+        self.network = node.network
+        self.client = node.client
+        self._coin_price = node.coin_price
+        self.link = EvmLink(node.client, node.network)
+        self.deposits = EvmDepositScanner(self.link, ledgers.deposits, clock)
+        signer = keys.signer(HOT_WALLET_INDEX)
+        self.payments = EvmPayments(
+            self.link, signer, ledgers.payments, clock, lambda a: bool(ledgers.deposits.ours([a]))
+        )
+        self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
+
+    def require_up(self) -> None:
+        """Raise errors.Unavailable when the node can't be relied on, or moves no token."""
+        if self.link.problem is not None or self.link.paused:
+            raise Unavailable(
+                f"USDC on {self.network.name} can't be settled right now. Try again later."
+            )
+
+    def fee(self) -> int:
+        """What a transfer costs, in USDC units, rounded up."""
+        return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
+
+    async def look(self) -> None:
+        """Check the node, then note fees and balances."""
+        try:
+            with self.link.watched():
+                await self.link.check()
+                await self.payments.fee()
+        except Unavailable as reason:
+            log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
+
+    async def maintain(self) -> None:
+        """Look, follow payments, sweep; what fails is in health and tried again."""
+        await self.look()
+        try:
+            with self.link.watched():
+                await self.payments.maintain()
+                await self.sweeps.maintain()
+        except Unavailable as reason:
+            log.info("evm_upkeep_put_off", network=self.network.name, reason=reason.message)
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words for the operator."""
+        name, found = self.network.name, []
+        if self.link.problem is not None:
+            found.append(self.link.problem)
+        if self.link.paused:
+            found.append(f"USDC on {name} is paused by its issuer")
+        hot = self.payments.hot()
+        if hot is not None and hot.ether < self.network.gas_reserve:
+            found.append(f"the hot wallet on {name} is short of ether for gas")
+        if stuck := self.payments.stuck():
+            found.append(f"payment {stuck} on {name} is signed and not mined for long")
+        return found + self.payments.conditions()
+
+    def notes(self) -> list[str]:
+        """What the operator should see to; no order has to wait for it."""
+        return self.sweeps.conditions()
+
+
+class EvmSide:
+    """Implements Side (side.py) for USDC. It owns the clients from ``start`` to ``close``."""
+
+    asset: Asset = USDC
+
+    def __init__(
+        self,
+        nodes: Sequence[EvmNode],
+        keys: HdKeys,
+        ledgers: Ledgers,
+        clock: Clock,
+        options: EvmOptions,
+    ) -> None:
+        self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
+        self._branches: Mapping[str, _Branch] = {
+            node.network.name: _Branch(node, keys, ledgers, clock) for node in nodes
+        }
+
+    @property
+    def hot_wallet(self) -> str:
+        """The address that pays, on every network (EIP-55)."""
+        return next(iter(self._branches.values())).payments.hot_wallet
+
+    def serves(self, network: str) -> bool:
+        """Whether this is one of the configured networks."""
+        return network in self._branches
+
+    async def start(self) -> None:
+        """Take up the addresses, connect, look. A node that is not right is a matter of health.
+
+        Raises evm_addresses.Refused for the mnemonic of another service.
+        """
+        await self._addresses.load()
+        await self._addresses.refill()
+        for branch in self._branches.values():
+            branch.client.rpc.open()
+        await self._each(_Branch.look)
+
+    async def close(self) -> None:
+        """Give unused addresses back and let go of the connections."""
+        try:
+            await self._addresses.close()
+        finally:
+            for branch in self._branches.values():
+                await branch.client.rpc.close()
+
+    # --- taking orders -------------------------------------------------------------------------
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when no order can be taken on any network."""
+        if all(branch.link.problem is not None for branch in self._branches.values()):
+            raise Unavailable("USDC can't be settled right now. Try again later.")
+        if self._addresses.ready == 0:
+            raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
+
+    def deposit_address(self) -> str:
+        """An address that no order has or will have. Raises errors.Unavailable."""
+        self.require_ready()
+        return self._addresses.take()
+
+    def fee(self, chain: str) -> int:
+        """What a transfer costs, in USDC units. Raises errors.Unavailable while not known."""
+        branch = self._branches[chain]
+        branch.require_up()
+        return branch.fee()
+
+    def holdings(self, network: str) -> Holdings:
+        """What the hot wallet can pay. Raises errors.Unavailable while it is not known."""
+        branch = self._branches[network]
+        branch.require_up()
+        hot = branch.payments.hot()
+        if hot is None:
+            raise Unavailable(f"What can be paid on {network} is not known yet.")
+        return Holdings(hot.usdc, 0, 0)
+
+    def total(self) -> int:
+        """What the hot wallet holds on all networks. Raises errors.Unavailable before a look."""
+        found = [branch.payments.hot() for branch in self._branches.values()]
+        if all(hot is None for hot in found):
+            raise Unavailable("What the hot wallet holds is not known yet.")
+        return sum(hot.usdc for hot in found if hot is not None)
+
+    def hot(self, network: str) -> HotBalances | None:
+        """The hot wallet's balances at the last look; None before one."""
+        return self._branches[network].payments.hot()
+
+    def names(self, chain: str) -> NetworkNames:
+        """The chain by its name and number, and its token."""
+        network = self._branches[chain].network
+        return NetworkNames(network.name, network.chain_id, network.token)
+
+    def seconds(self, chain: str) -> int:
+        """How long a deposit takes to be confirmed, typically."""
+        network = self._branches[chain].network
+        return math.ceil(_depth(network) * network.block_seconds)
+
+    def block_seconds(self, chain: str) -> int:
+        """How long a block takes, typically, rounded up."""
+        return max(1, round(self._branches[chain].network.block_seconds))
+
+    # --- deposits ------------------------------------------------------------------------------
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits that changed; none of a network whose node is out."""
+        found = await asyncio.gather(*(_observed(item) for item in self._branches.values()))
+        return [sighting for part in found for sighting in part]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: the cursors may move."""
+        for branch in self._branches.values():
+            await branch.deposits.acknowledge(sightings)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How deep a deposit was at the last look; 0 when it is gone."""
+        return self._branches[key.network].deposits.confirmations(key)
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations a deposit needs."""
+        return _depth(self._branches[network].network)
+
+    # --- payouts -------------------------------------------------------------------------------
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.prepare(transfer)
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.publish(transfer)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer. Raises errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.look_up(transfer)
+
+    def receipt(self, transfer: Transfer) -> EvmReceipt:
+        """Proof of a settled payout. Raises errors.Unavailable."""
+        return self._branches[transfer.network].payments.receipt(transfer)
+
+    # --- between passes ------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
+        await self._addresses.refill()
+        await self._each(_Branch.maintain)
+
+    async def _each(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
+        await asyncio.gather(*(work(branch) for branch in self._branches.values()))
+
+    def health(self) -> Health:
+        """Whether USDC can be settled on every network, and if not, what is wrong."""
+        problems = [text for branch in self._branches.values() for text in branch.problems()]
+        return Health(not problems, "; ".join(problems) or None)
+
+    def notes(self) -> list[str]:
+        """What the operator should see to in time: deposits that can't be swept."""
+        return [text for branch in self._branches.values() for text in branch.notes()]
+
+
+async def _observed(branch: _Branch) -> Sequence[DepositSighting]:
+    try:
+        return await branch.deposits.observe()
+    except Unavailable:
+        return ()  # why is in health; what was not seen now is seen by a later pass
+
+
+def _depth(network: EvmNetwork) -> int:
+    return _BLOCKS_TO_FINAL if network.confirmations is None else network.confirmations

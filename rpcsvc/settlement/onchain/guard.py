@@ -1,0 +1,125 @@
+"""The brakes on outgoing money: a switch that the operator throws, and caps.
+
+The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
+by hand while the service runs, and still holds when it starts again. A transfer over a cap waits;
+nothing is lost by waiting, and health says why. What does not live here: the commands
+(transport/cli_payouts.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.money import Asset, format_units
+from rpcsvc.domain.order import Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Health
+
+PAUSE_FILE: Final = "payouts.paused"
+_DAY_MS: Final = 24 * 3600 * 1000
+_LONGEST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The most of one asset that goes out in one transfer, and within 24 hours; atomic units."""
+
+    per_transfer: int
+    per_day: int
+
+
+# Units of an asset that were signed away since a time (ms), other than what can never be made.
+SentSince = Callable[[Asset, int], int]
+
+
+class PauseSwitch:
+    """Whether payouts are paused, and why."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / PAUSE_FILE
+
+    def reason(self) -> str | None:
+        """Why payouts are paused; None when they are not."""
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # A switch that can't be read may have been thrown.
+            return "the switch can't be read"
+        return text.strip()[:_LONGEST_REASON] or "no reason given"
+
+    def pause(self, reason: str) -> None:
+        """Stop all outgoing money, from the next transfer on. It is on disk before this returns."""
+        fresh = self._path.with_suffix(".new")
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(reason + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+
+    def resume(self) -> None:
+        """Let money out again."""
+        self._path.unlink(missing_ok=True)
+
+
+class PayoutGuard:
+    """Lets transfers pass, or not."""
+
+    def __init__(
+        self,
+        switch: PauseSwitch,
+        caps: Mapping[Asset, Caps],
+        sent_since: SentSince,
+        clock: Clock,
+    ) -> None:
+        self._switch = switch
+        self._caps = caps
+        self._sent_since = sent_since
+        self._clock = clock
+        self._held: dict[str, str] = {}
+
+    def paused(self) -> str | None:
+        """Why payouts are paused; None when they are not."""
+        return self._switch.reason()
+
+    def require_open(self) -> None:
+        """Raise errors.Unavailable while payouts are paused."""
+        if self.paused() is not None:
+            raise Unavailable("Payouts are paused by the operator. Try again later.")
+
+    def require_within_caps(self, transfer: Transfer) -> None:
+        """Raise errors.Unavailable for a transfer that is too large, or too much for one day."""
+        self._held.pop(transfer.transfer_id, None)
+        problem = self._over(transfer)
+        if problem is not None:
+            self._held[transfer.transfer_id] = problem
+            raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
+
+    def _over(self, transfer: Transfer) -> str | None:
+        caps, asset = self._caps[transfer.asset], transfer.asset
+        if transfer.units > caps.per_transfer:
+            return _over("the cap per transfer", caps.per_transfer, asset)
+        sent = self._sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        if sent + transfer.units > caps.per_day:
+            return _over("the cap per day", caps.per_day, asset)
+        return None
+
+    def health(self) -> Health:
+        """Whether money may go out, and if not, what holds it."""
+        reason = self.paused()
+        if reason is not None:
+            return Health(False, f"paused: {reason}")
+        if self._held:
+            transfer_id, problem = next(iter(self._held.items()))
+            return Health(False, f"{transfer_id} waits: {problem} ({len(self._held)} in all)")
+        return Health(True)
+
+
+def _over(cap: str, units: int, asset: Asset) -> str:
+    return f"it is over {cap} of {format_units(units, asset)} {asset.symbol}"

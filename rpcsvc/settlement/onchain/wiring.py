@@ -1,0 +1,222 @@
+"""Putting the on-chain engine together from its settings: clients, keys, options, both sides.
+
+What does not live here: anything that decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import SecretStr
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import Chain, ChainRegistry
+from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
+from rpcsvc.errors import ServiceError
+from rpcsvc.settings import SettingsError
+from rpcsvc.settings_onchain import OnchainSettings
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
+from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SentSince
+from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
+from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero_side import MoneroSide
+
+KEY_FILE: Final = "evm-mnemonic"
+_WEI: Final = 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the engine is given besides its settings."""
+
+    data_dir: Path
+    chains: ChainRegistry
+    clock: Clock
+    monero_ledger: MoneroLedger
+    evm_ledgers: Ledgers
+    sent_since: SentSince
+
+
+@asynccontextmanager
+async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
+    """The engine, its clients open as long as the block lasts. Raises SettingsError."""
+    guard = PayoutGuard(PauseSwitch(parts.data_dir), _caps(settings), parts.sent_since, parts.clock)
+    sides = (_monero_side(settings, parts), _evm_side(settings, parts))
+    engine = OnchainEngine(sides, guard, floors=_floors(settings), poll_ms=settings.poll_ms)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegistry:
+    """The chains that have a node. Raises SettingsError."""
+    nodes = _pairs(settings.nodes)
+    known = {chain.name: chain for chain in chains.all()}
+    unknown = sorted(set(nodes) - set(known))
+    if unknown or not nodes:
+        received = ", ".join(unknown) or "nothing"
+        raise SettingsError(
+            [
+                f"onchain.nodes: received {received}; allowed: chain=URL, of the chains"
+                f" {', '.join(known)}, such as arbitrum=http://127.0.0.1:8545"
+            ]
+        )
+    return ChainRegistry(known[name] for name in nodes)
+
+
+def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
+    """Where the mnemonic is."""
+    return settings.key_file or data_dir / KEY_FILE
+
+
+# --- XMR -------------------------------------------------------------------------------------
+
+
+def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClient]:
+    """Clients of monerod and monero-wallet-rpc, not opened. Raises SettingsError."""
+    node = _endpoint(
+        "monerod", settings.monerod_url, settings.monerod_username, settings.monerod_password
+    )
+    wallet = _endpoint(
+        "monero-wallet-rpc",
+        settings.wallet_url,
+        settings.wallet_username,
+        settings.wallet_password,
+        serial=True,
+    )
+    return MonerodClient(node), WalletClient(wallet)
+
+
+def _monero_side(settings: OnchainSettings, parts: Parts) -> MoneroSide:
+    node, wallet = monero_clients(settings)
+    options = monero_options(settings)
+    return MoneroSide(node, wallet, parts.monero_ledger, parts.clock, options)
+
+
+def monero_options(settings: OnchainSettings) -> MoneroOptions:
+    """The options of the XMR side. Raises SettingsError."""
+    regtest = settings.monero_network == "regtest"
+    try:
+        return MoneroOptions(
+            nettype="fakechain" if regtest else settings.monero_network,
+            wallet_file=settings.wallet_file or None,
+            wallet_password=_revealed(settings.wallet_file_password) or "",
+            thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
+            settled_after=settings.xmr_settled_after,
+            outputs_target=settings.xmr_outputs,
+            output_units=parse_amount(settings.xmr_output, XMR).units,
+        )
+    except ValueError as error:
+        raise SettingsError([f"onchain: {error}"]) from error
+
+
+def _threshold(text: str) -> Threshold:
+    amount, _, confirmations = text.partition("=")
+    try:
+        units = 0 if amount == "0" else parse_amount(amount, XMR).units
+        return Threshold(units, int(confirmations))
+    except (ServiceError, ValueError) as error:
+        raise SettingsError(
+            [
+                f"onchain.xmr_confirmations: received {text[:80]!r}; allowed: XMR=confirmations,"
+                ' rising from 0, such as "0=10, 50=20"'
+            ]
+        ) from error
+
+
+# --- USDC ------------------------------------------------------------------------------------
+
+
+def evm_nodes(settings: OnchainSettings, chains: ChainRegistry) -> list[EvmNode]:
+    """One for each chain with a node, clients not opened. Raises SettingsError."""
+    urls, prices = _pairs(settings.nodes), _pairs(settings.gas_prices)
+    nodes = []
+    for chain in chains.all():
+        price = prices.get(chain.native_token)
+        if price is None:
+            raise SettingsError(
+                [
+                    f"onchain.gas_prices: received none for {chain.native_token}, which gas on"
+                    f" {chain.name} is paid in; allowed: {chain.native_token}=price in USD"
+                ]
+            )
+        coin_price = parse_amount(price, USDC).units
+        client = EvmClient(_endpoint(f"node of {chain.name}", urls[chain.name], "", None))
+        nodes.append(EvmNode(_network(settings, chain, coin_price), client, coin_price))
+    return nodes
+
+
+def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNetwork:
+    highest_fee = settings.highest_gas_usd * 10**USDC.decimals * _WEI // coin_price
+    depth = chain.confirmations
+    return EvmNetwork(
+        name=chain.name,
+        chain_id=chain.chain_id,
+        token=chain.usdc_contract,
+        confirmations=None if chain.name in settings.finalized else depth,
+        settled_after=depth,
+        failed_after=depth * 3,
+        block_seconds=chain.block_time_ms / 1000,
+        highest_fee=highest_fee,
+        gas_reserve=highest_fee // 10,
+        sweep_units=parse_amount(settings.sweep_usdc, USDC).units,
+    )
+
+
+def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
+    try:
+        keys = HdKeys(read_mnemonic(key_path(settings, parts.data_dir)))
+    except KeyFileRefused as error:
+        raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
+    nodes = evm_nodes(settings, parts.chains)
+    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, EvmOptions())
+
+
+# --- both ------------------------------------------------------------------------------------
+
+
+def _caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
+    def units(text: str, asset: Asset) -> int:
+        return parse_amount(text, asset).units
+
+    return {
+        XMR: Caps(units(settings.xmr_per_transfer, XMR), units(settings.xmr_per_day, XMR)),
+        USDC: Caps(units(settings.usdc_per_transfer, USDC), units(settings.usdc_per_day, USDC)),
+    }
+
+
+def _floors(settings: OnchainSettings) -> Mapping[Asset, int]:
+    given = {XMR: settings.xmr_floor, USDC: settings.usdc_floor}
+    return {
+        asset: parse_amount(text, asset).units if text.strip("0.") else 0
+        for asset, text in given.items()
+    }
+
+
+def _endpoint(
+    name: str, url: str, username: str, password: SecretStr | None, *, serial: bool = False
+) -> Endpoint:
+    try:
+        return Endpoint(
+            name, url, username or None, _revealed(password) if username else None, serial=serial
+        )
+    except ValueError as error:
+        raise SettingsError([f"onchain: {error}"]) from error
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    return dict(text.split("=", 1) for text in texts)

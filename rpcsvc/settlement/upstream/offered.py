@@ -1,0 +1,195 @@
+"""Which chains can be offered here: those that are configured, and that the upstream lists.
+
+    OfferedChains   the registry that our surfaces read
+    ChainWatch      learns the upstream's list at start, and again now and then
+
+What does not live here: the call and its answer (calls.py, reading.py), what a surface does with a
+chain that is not on offer (operations/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
+from rpcsvc.errors import Unavailable, UnsupportedChain
+from rpcsvc.orders.ports import Health
+from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.client import Timing
+from rpcsvc.settlement.upstream.models import UpstreamError
+
+log = structlog.get_logger(__name__)
+
+# A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
+_LOOK_AGAIN_MS: Final = 1_000
+_MOST_SHOWN: Final = 20
+
+
+class OfferedChains(ChainRegistry):
+    """The configured chains that are on offer; all of them until the upstream has told its list.
+
+    A chain that is not on offer is still found by its name and number: an order that was made on
+    it stays readable, and the retry of a key gets its first answer.
+    """
+
+    def __init__(self, configured: ChainRegistry) -> None:
+        super().__init__(configured.all())
+        self._on_offer = configured
+
+    def all(self) -> tuple[Chain, ...]:
+        """The chains on offer, in the order of the configuration."""
+        return self._on_offer.all()
+
+    def resolve(self, value: object, *, field: str = "chain") -> Chain:
+        """The configured chain that a caller names.
+
+        Raises InvalidInput, and UnsupportedChain that lists those on offer.
+        """
+        try:
+            return super().resolve(value, field=field)
+        except UnsupportedChain:
+            # The same refusal, in which no chain is named that is not on offer.
+            return self._on_offer.resolve(value, field=field)
+
+    def offer(self, listed: Iterable[int]) -> tuple[Chain, ...]:
+        """Offer the configured chains of these numbers, and no others.
+
+        Returns them; when there are none, what was on offer stays.
+        """
+        numbers = frozenset(listed)
+        kept = tuple(chain for chain in super().all() if chain.chain_id in numbers)
+        if kept:
+            self._on_offer = ChainRegistry(kept)
+        return kept
+
+    def refusal(self, chain: Chain) -> UnsupportedChain:
+        """The error for a chain that the upstream refuses, naming the others on offer."""
+        names = [other.name for other in self.all() if other.chain_id != chain.chain_id]
+        return UnsupportedChain(
+            f"{chain.name} is not taken by the service that settles this."
+            f" Send one of: {', '.join(names)}.",
+            field="chain",
+            received=chain.name,
+            allowed=names,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When the list is asked for, in ms.
+
+    ``start``: how long a start waits for it at most. ``unknown``, ``failed`` and ``usual``: how
+    long after a call the next one is made, while nothing is known, after a failure, and else.
+    ``least``: how soon the next one is made when somebody has a reason to ask.
+    """
+
+    start: int = 5_000
+    unknown: int = 10_000
+    failed: int = 60_000
+    usual: int = 600_000
+    least: int = 30_000
+
+
+class ChainWatch:
+    """Keeps OfferedChains to what the upstream lists. A refresh that fails changes nothing."""
+
+    def __init__(
+        self, upstream: Upstream, chains: OfferedChains, timing: Timing, pace: Pace | None = None
+    ) -> None:
+        self._upstream = upstream
+        self._chains = chains
+        self._timing = timing
+        self._pace = pace or Pace()
+        self._problem = "it was not asked yet"
+        self._asked_at = self._due_at = timing.now_ms()
+        self._learned_at: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Ask once, without waiting long: the upstream may be down. Then now and then."""
+        try:
+            async with asyncio.timeout(self._pace.start / 1000):
+                await self.ask(Urgency.WATCHED, patience_ms=0)
+        except TimeoutError:
+            self._failed(f"no answer within {self._pace.start} ms")
+        self._task = asyncio.create_task(self._run(), name="upstream chains")
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    @property
+    def learned_at(self) -> int | None:
+        """When the upstream last told its list, by the monotonic clock; None: never."""
+        return self._learned_at
+
+    def require_known(self) -> None:
+        """Raise errors.Unavailable until the upstream has told its list once."""
+        if self._learned_at is None:
+            left = self._due_at - self._timing.now_ms()
+            raise Unavailable(
+                "The service that settles this has not told its chains yet. Try again later.",
+                retry_after=max(1, -(-left // 1000)),
+            )
+
+    def health(self) -> Health:
+        """Not ok until the upstream has told its list once."""
+        if self._learned_at is None:
+            return Health(False, f"The upstream's chains are not known: {self._problem}")
+        return Health(True)
+
+    def ask_soon(self) -> None:
+        """The list may have changed."""
+        self._due_at = min(self._due_at, self._asked_at + self._pace.least)
+
+    async def ask(self, urgency: Urgency, *, patience_ms: int | None = None) -> None:
+        """Ask for the list now. What goes wrong is logged and shown by ``health``."""
+        self._asked_at = self._timing.now_ms()
+        try:
+            told = await self._upstream.chains(Demand(urgency), patience_ms=patience_ms)
+        except UpstreamError as error:
+            self._failed(error.reason)
+            return
+        numbers = [chain.chain_id for chain in told.chains]
+        before, kept = self._chains.all(), self._chains.offer(numbers)
+        if not kept:
+            self._failed(
+                f"none of the configured chains is among those it lists: {_shown(numbers)}"
+            )
+            return
+        self._learned_at = self._timing.now_ms()
+        self._due_at = self._learned_at + self._pace.usual
+        if kept != before:
+            log.info("upstream_chains", offered=[chain.name for chain in kept])
+
+    def _failed(self, problem: str) -> None:
+        self._problem = problem
+        pause = self._pace.unknown if self._learned_at is None else self._pace.failed
+        self._due_at = self._timing.now_ms() + pause
+        log.warning("upstream_chains_unknown", reason=problem)
+
+    async def _run(self) -> None:
+        while True:
+            while (left := self._due_at - self._timing.now_ms()) > 0:
+                await self._timing.sleep_ms(min(left, _LOOK_AGAIN_MS))
+            try:
+                await self.ask(Urgency.ROUTINE)
+            except Exception:
+                # Whatever broke, what is known stays known, and the operator is told.
+                log.exception("upstream_chains_failed")
+                self._failed("the call broke; see upstream_chains_failed in the log")
+
+
+def _shown(numbers: list[int]) -> str:
+    told = [str(number) for number in numbers if number != MONERO_CHAIN_ID][:_MOST_SHOWN]
+    return ", ".join(told) or "none"

@@ -1,0 +1,176 @@
+"""The paying half of the EVM side on a chain of the test's own; it can be killed and started again.
+
+What does not live here: the chain (daemons.py), the token (token.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rpcsvc.domain.money import USDC as USDC_ASSET
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork
+from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPayment, PaymentState
+from rpcsvc.settlement.onchain.evm_payments import EvmPayments
+from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.sqlite import Database, Statement
+from tests.regtest.daemons import Anvil, AnvilControls, mined
+from tests.regtest.token import Token
+
+KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
+HOT = KEYS.address(HOT_WALLET_INDEX)
+OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+ETHER = 10**18
+GWEI = 10**9
+USDC = 10**6
+NETWORK = "arbitrum"
+MINUTE_MS = 60_000
+LIVE = (PaymentState.PREPARED, PaymentState.PUBLISHED)
+
+
+@dataclass
+class Hands:
+    """A clock that moves when told."""
+
+    now: int = 1_800_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+def network_of(token: Token) -> EvmNetwork:
+    return EvmNetwork(
+        NETWORK, token.domain.chain_id, token.address, settled_after=3, failed_after=5,
+        tracked_blocks=30, bump_after_ms=MINUTE_MS, sweep_units=USDC, sweep_batch=20,
+    )  # fmt: skip
+
+
+@dataclass
+class Till:
+    """Payments and sweeps over a database. ``client`` is theirs, ``token.client`` the test's."""
+
+    anvil: Anvil
+    token: Token
+    data_dir: Path
+    network: EvmNetwork
+    clock: Hands
+    database: Database
+    ledger: SqliteEvmPaymentLedger
+    client: EvmClient
+    payments: EvmPayments
+    sweeps: EvmSweeps
+    is_open: bool = True
+    transfers: int = field(default=0)
+
+    @property
+    def controls(self) -> AnvilControls:
+        return self.token.controls
+
+    def transfer(self, address: str, units: int = USDC) -> Transfer:
+        """A payout that nobody has prepared."""
+        self.transfers += 1
+        name, kind = f"tr_{self.transfers}", TransferKind.PAYOUT
+        return Transfer(name, kind, NETWORK, USDC_ASSET, address, units, 0)
+
+    async def prepared(self, transfer: Transfer) -> Transfer:
+        """The transfer as the order layer has it once it is prepared."""
+        signed = await self.payments.prepare(transfer)
+        return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
+
+    async def pay(self, transfer: Transfer) -> Verdict:
+        """As the order layer does: look for our own id first, publish if it is absent."""
+        verdict = await self.payments.look_up(transfer)
+        if verdict.outcome is Outcome.ABSENT:
+            verdict = await self.payments.publish(transfer)
+        return verdict
+
+    async def paid(self, transfer: Transfer) -> Transfer:
+        """Prepared, published and mined."""
+        ready = await self.prepared(transfer)
+        await self.pay(ready)
+        await mined(self.token.client, ready.txid or "")
+        return ready
+
+    async def settle(self, transfer: Transfer) -> Verdict:
+        """Mine until it is deep, and look."""
+        await self.controls.mine(self.network.settled_after)
+        return await self.payments.look_up(transfer)
+
+    def payment(self, transfer: Transfer) -> EvmPayment:
+        found = self.ledger.payment(transfer.transfer_id)
+        assert found is not None
+        return found
+
+    def live(self) -> list[EvmPayment]:
+        return self.ledger.payments_in(NETWORK, *LIVE)
+
+    async def receipts(self, transfer: Transfer) -> list[Receipt]:
+        """Of all attempts that are mined."""
+        found = [await self.token.client.receipt(a.txid) for a in self.payment(transfer).attempts]
+        return [item for item in found if item is not None]
+
+    async def give(self, index: int, units: int, *, state: str | None = "confirmed") -> str:
+        """A deposit on the chain and in the database; its address."""
+        address = KEYS.address(index)
+        txid = await self.token.mint(address, units)
+        made = "INSERT OR IGNORE INTO evm_addresses (address_index, address) VALUES (?, ?)"
+        deposit = (
+            "INSERT INTO evm_deposits (network, txid, position, address_index, units, sender,"
+            " first_seen_at, block_number, block_hash, acknowledged, watched)"
+            " VALUES (?, ?, 0, ?, ?, ?, ?, 1, '0x', ?, 1)"
+        )
+        values = (NETWORK, txid, index, units, HOT, self.clock.now, state)
+        await self.database.write(
+            [Statement(made, (index, address), first=True), Statement(deposit, values)]
+        )
+        return address
+
+    async def end(self) -> None:
+        """Stop as one that is killed: nothing is finished or given back."""
+        if self.is_open:
+            self.is_open = False
+            await self.client.rpc.close()
+            await self.database.close()
+
+    @asynccontextmanager
+    async def again(
+        self, change: Callable[[EvmNetwork], EvmNetwork] = lambda same: same
+    ) -> AsyncIterator[Till]:
+        """End this one, and start another on its database."""
+        await self.end()
+        network = change(self.network)
+        async with till(self.anvil, self.token, self.data_dir, network, self.clock) as later:
+            later.transfers = self.transfers
+            yield later
+
+
+@asynccontextmanager
+async def till(
+    anvil: Anvil,
+    token: Token,
+    data_dir: Path,
+    network: EvmNetwork | None = None,
+    clock: Hands | None = None,
+) -> AsyncIterator[Till]:
+    chosen, hands = network or network_of(token), clock or Hands()
+    database = await Database.open(data_dir)
+    ledger, client = SqliteEvmPaymentLedger(database), EvmClient(anvil.endpoint)
+    client.rpc.open()
+    link = EvmLink(client, chosen)
+    signer = KEYS.signer(HOT_WALLET_INDEX)
+    payments = EvmPayments(link, signer, ledger, hands, KEYS.address(1).__eq__)
+    sweeps = EvmSweeps(link, payments, ledger, KEYS, hands)
+    made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
+    try:
+        yield made
+    finally:
+        await made.end()

@@ -1,0 +1,671 @@
+"""Payouts of USDC on a real EVM node: exactly once, whatever is lost, killed or reorganised.
+
+What was paid is counted in the balances on the chain, never in the service's database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.evm import Submission, SubmissionResult, Tag
+from rpcsvc.settlement.onchain.evm_link import Refused
+from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.keys import TransactionPlan
+from tests.regtest.daemons import Anvil, mined
+from tests.regtest.evm_till import (
+    ETHER,
+    GWEI,
+    HOT,
+    KEYS,
+    MINUTE_MS,
+    NETWORK,
+    OTHERS,
+    USDC,
+    Till,
+    till,
+)
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
+
+USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
+
+
+@pytest.fixture
+async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+    """A hot wallet with 1 ether and 1,000 USDC."""
+    await token.controls.set_ether(HOT, ETHER)
+    await token.mint(HOT, 1000 * USDC)
+    async with till(anvil, token, tmp_path) as made:
+        yield made
+
+
+async def spend_nonce(own: Till, nonce: int, *, gwei: int = 50) -> str:
+    """What someone else does with the same key; the transaction's id."""
+    plan = TransactionPlan(own.network.chain_id, nonce, HOT, 21_000, gwei * GWEI, GWEI)
+    result = await own.token.client.submit(KEYS.signer(0).sign(plan).raw)
+    assert result.submission is Submission.ACCEPTED
+    return result.txid
+
+
+# --- the plain way -----------------------------------------------------------------------------
+
+
+async def test_a_payout_pays_exactly_its_units_and_can_be_proved(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER, 7 * USDC))
+    assert await own.token.client.transaction(transfer.txid or "") is None
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.ABSENT
+    with pytest.raises(Unavailable, match="not settled"):
+        own.payments.receipt(transfer)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.payments.look_up(transfer)).reason == "1 of 3 confirmations"
+    assert await own.settle(transfer) == Verdict(Outcome.SETTLED)
+    assert await own.token.balance(USER) == 7 * USDC
+    assert await own.token.balance(HOT) == 993 * USDC
+    proof = own.payments.receipt(transfer)
+    receipt = await own.token.client.receipt(proof.txid)
+    assert receipt is not None
+    event = receipt.logs[proof.log_position]
+    assert (event.log_index, event.address) == (proof.log_index, own.token.address)
+    paid = usdc.TransferEvent(HOT, proof.recipient, proof.units)
+    assert usdc.read_transfer(event.topics, event.data) == paid
+    assert (proof.recipient, proof.units, proof.block_number) == (
+        USER, 7 * USDC, receipt.block_number,
+    )  # fmt: skip
+    assert proof.fee == ETHER - await own.token.client.ether(HOT)
+    assert proof.fee < own.network.highest_fee
+
+
+async def test_the_same_transfer_is_signed_once(own: Till) -> None:
+    transfer = own.transfer(USER)
+    first = await own.payments.prepare(transfer)
+    own.clock.now += MINUTE_MS
+    assert await own.payments.prepare(transfer) == first
+    assert len(own.live()) == 1
+
+
+async def test_the_same_bytes_again_in_pool_and_chain_pay_once(own: Till) -> None:
+    await own.controls.automine(enabled=False)
+    transfer = await own.prepared(own.transfer(USER))
+    for _ in range(2):
+        assert (await own.payments.publish(transfer)).outcome is Outcome.PENDING
+    raw = bytes.fromhex(transfer.raw or "")
+    assert (await own.client.submit(raw)).submission is Submission.KNOWN
+    assert (await own.payments.look_up(transfer)).reason == "waits to be mined"
+    await own.controls.mine(3)
+    for _ in range(2):
+        assert (await own.payments.publish(transfer)).outcome is Outcome.SETTLED
+    assert (await own.client.submit(raw)).submission is Submission.NONCE_TOO_LOW
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_several_payouts_wait_for_one_block_and_each_is_paid(own: Till) -> None:
+    await own.controls.automine(enabled=False)
+    transfers = []
+    for n in range(1, 5):
+        transfers.append(await own.prepared(own.transfer(USER, n * USDC)))
+        assert (await own.pay(transfers[-1])).outcome is Outcome.PENDING
+    assert [item.nonce for item in own.live()] == [0, 1, 2, 3]
+    await own.controls.mine(3)
+    for item in transfers:
+        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == 10 * USDC
+    assert len({own.payments.receipt(item).log_index for item in transfers}) == 4
+    assert {own.payments.receipt(item).log_position for item in transfers} == {0}
+
+
+async def test_two_at_once_get_no_nonce_in_common(own: Till) -> None:
+    transfers = [own.transfer(USER, n * USDC) for n in (1, 2)]
+    results = await asyncio.gather(
+        *(own.payments.prepare(item) for item in transfers), return_exceptions=True
+    )
+    assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
+
+
+# --- what is not signed ------------------------------------------------------------------------
+
+
+async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Till) -> None:
+    wrong = USER.swapcase().replace("0X", "0x")
+    zero = "0x" + "0" * 40
+    for address in (own.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):
+        with pytest.raises(TransferRejected, match="destination"):
+            await own.payments.prepare(own.transfer(address))
+    await own.token.blacklist(USER)
+    with pytest.raises(TransferRejected, match="blacklist"):
+        await own.payments.prepare(own.transfer(USER))
+    assert own.live() == []
+
+
+async def test_nothing_is_signed_while_the_token_is_paused(own: Till) -> None:
+    await own.token.pause()
+    with pytest.raises(Unavailable, match="paused"):
+        await own.payments.prepare(own.transfer(USER))
+    await own.token.unpause()
+    await own.payments.prepare(own.transfer(USER))
+
+
+async def test_what_waits_to_be_mined_is_not_promised_twice(own: Till) -> None:
+    await own.controls.automine(enabled=False)
+    first = await own.prepared(own.transfer(USER, 600 * USDC))
+    await own.pay(first)
+    with pytest.raises(Unavailable, match="Not enough USDC"):
+        await own.payments.prepare(own.transfer(USER, 600 * USDC))
+    second = await own.prepared(own.transfer(USER, 400 * USDC))
+    await own.pay(second)
+    await own.controls.mine(3)
+    assert await own.token.balance(USER) == 1000 * USDC
+
+
+async def test_without_ether_nothing_is_signed_until_there_is_some(own: Till) -> None:
+    await own.controls.set_ether(HOT, 10**9)
+    transfer = own.transfer(USER)
+    with pytest.raises(Unavailable, match="lacks ether"):
+        await own.payments.prepare(transfer)
+    await own.controls.set_ether(HOT, ETHER)
+    assert (await own.settle(await own.paid(transfer))).outcome is Outcome.SETTLED
+
+
+async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await own.controls.set_ether(HOT, 1)
+    verdict = await own.pay(transfer)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "insufficient_funds" in verdict.reason
+    await own.controls.set_ether(HOT, ETHER)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_nothing_is_signed_in_a_gas_spike(own: Till) -> None:
+    await own.controls.set_next_base_fee(100 * GWEI)
+    await own.controls.mine()
+    with pytest.raises(Unavailable, match="too dear"):
+        await own.payments.prepare(own.transfer(USER))
+    await own.controls.set_next_base_fee(GWEI)
+    await own.controls.mine()
+    await own.payments.prepare(own.transfer(USER))
+
+
+async def test_a_node_of_another_network_is_not_asked_to_pay(own: Till) -> None:
+    async with own.again(lambda network: replace(network, chain_id=1)) as wrong:
+        with pytest.raises(Refused, match="wrong network"):
+            await wrong.payments.prepare(wrong.transfer(USER))
+        assert wrong.live() == []
+
+
+async def test_a_transfer_of_another_network_is_not_paid_here(own: Till) -> None:
+    with pytest.raises(LookupError, match="ethereum"):
+        await own.payments.prepare(replace(own.transfer(USER), network="ethereum"))
+
+
+# --- lost answers and kills --------------------------------------------------------------------
+
+
+async def test_a_lost_answer_does_not_pay_twice(own: Till, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = own.client.submit
+    sent: list[str] = []
+
+    async def submit_and_lose(raw: bytes) -> SubmissionResult:
+        sent.append((await real(raw)).txid)
+        raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
+
+    monkeypatch.setattr(own.client, "submit", submit_and_lose)
+    transfer = await own.prepared(own.transfer(USER))
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert sent == [transfer.txid]
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_an_answer_that_lies_does_not_pay_twice(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = own.client.submit
+
+    async def submit_and_deny(raw: bytes) -> SubmissionResult:
+        return SubmissionResult(Submission.NONCE_TOO_LOW, (await real(raw)).txid, "nonce too low")
+
+    monkeypatch.setattr(own.client, "submit", submit_and_deny)
+    transfer = await own.prepared(own.transfer(USER))
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_an_answer_that_was_never_true_pays_later(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deny(raw: bytes) -> SubmissionResult:
+        return SubmissionResult(Submission.REFUSED, "0x", "txpool is full")
+
+    transfer = await own.prepared(own.transfer(USER))
+    with monkeypatch.context() as patched:
+        patched.setattr(own.client, "submit", deny)
+        verdict = await own.pay(transfer)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "txpool is full" in verdict.reason
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(own: Till) -> None:
+    transfer = own.transfer(USER)
+    first = await own.payments.prepare(transfer)
+    async with own.again() as later:
+        with pytest.raises(Unavailable, match="earlier payment"):
+            await later.payments.prepare(later.transfer(FRIEND))
+        signed = await later.payments.prepare(transfer)
+        assert signed == first
+        ready = replace(transfer, txid=signed.txid, raw=signed.raw)
+        assert (await later.pay(ready)).outcome is Outcome.PENDING
+        await mined(later.token.client, signed.txid)
+        await later.paid(later.transfer(FRIEND))
+        assert (await later.settle(ready)).outcome is Outcome.SETTLED
+        assert await later.token.balance(USER) == USDC
+        assert await later.token.balance(FRIEND) == USDC
+
+
+async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await own.client.submit(bytes.fromhex(transfer.raw or ""))
+    await mined(own.token.client, transfer.txid or "")
+    async with own.again() as later:
+        monkeypatch.setattr(later.client, "submit", None)  # calling it would fail
+        assert (await later.pay(transfer)).outcome is Outcome.PENDING
+        assert (await later.settle(transfer)).outcome is Outcome.SETTLED
+        assert await later.token.balance(USER) == USDC
+
+
+async def test_a_dead_node_proves_nothing_and_the_payout_goes_on_when_it_is_back(
+    own: Till,
+) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    own.anvil.freeze()
+    try:
+        own.client.rpc.endpoint = replace(own.client.rpc.endpoint, total_seconds=0.2)
+        with pytest.raises(RpcFailure):
+            await own.pay(transfer)
+    finally:
+        own.anvil.thaw()
+    own.client.rpc.endpoint = replace(own.client.rpc.endpoint, total_seconds=30)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_record_that_is_not_ours_is_left_alone(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    for strange in (
+        replace(transfer, txid="0x00"),
+        replace(transfer, raw="00"),
+        own.transfer(USER),
+    ):
+        with pytest.raises(LookupError, match="not the recorded one"):
+            await own.payments.publish(strange)
+    with pytest.raises(LookupError, match="another recipient or amount"):
+        await own.payments.prepare(replace(transfer, units=2 * USDC))
+    assert await own.token.client.nonce(HOT) == 0
+
+
+# --- taken back --------------------------------------------------------------------------------
+
+
+async def test_a_payout_taken_back_leaves_no_gap_in_the_nonces(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = await own.prepared(own.transfer(USER))
+
+    def state_of(_: Any, transfer_id: str) -> TransferState:
+        is_it = transfer_id == given_up.transfer_id
+        return TransferState.CANCELLED if is_it else TransferState.PLANNED
+
+    monkeypatch.setattr(type(own.ledger), "transfer_state", state_of)
+    next_one = await own.paid(own.transfer(FRIEND))
+    assert (await own.payments.publish(given_up)).outcome is Outcome.UNKNOWN
+    with pytest.raises(TransferRejected, match="withdrawn"):
+        await own.payments.prepare(replace(given_up, txid=None, raw=None))
+    assert (await own.settle(next_one)).outcome is Outcome.SETTLED
+    await own.payments.maintain()
+    fill = own.ledger.payment(f"fill-{NETWORK}-0")
+    assert fill is not None
+    assert (fill.nonce, fill.order.purpose, fill.state) == (0, Purpose.FILL, PaymentState.SETTLED)
+    assert (own.payment(given_up).nonce, own.payment(next_one).nonce) == (0, 1)
+    assert await own.token.balance(USER) == 0
+    assert await own.token.balance(FRIEND) == USDC
+
+
+async def test_a_gap_is_filled_by_maintenance_alone_and_over_a_kill(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.prepared(own.transfer(USER))
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+    async with own.again() as later:
+        with monkeypatch.context() as patched:
+            patched.setattr(later.client, "submit", None)
+            with pytest.raises(TypeError):
+                await later.payments.maintain()  # killed before it was sent
+        async with later.again() as last:
+            await last.payments.maintain()
+            assert [item.order.purpose for item in last.live()] == [Purpose.FILL]
+            await mined(last.token.client, last.live()[0].latest.txid)
+            assert await last.token.client.nonce(HOT, Tag.LATEST) == 1
+            assert await last.token.balance(USER) == 0
+
+
+# --- refused by the token after it was published ------------------------------------------------
+
+
+async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await own.token.blacklist(USER)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    waiting = await own.payments.look_up(transfer)
+    assert (waiting.outcome, "refused it" in waiting.reason) == (Outcome.PENDING, True)
+    await own.controls.mine(own.network.failed_after)
+    failed = await own.payments.look_up(transfer)
+    assert (failed.outcome, "refused it" in failed.reason) == (Outcome.FAILED, True)
+    with pytest.raises(TransferRejected, match="failed"):
+        await own.payments.prepare(replace(transfer, txid=None, raw=None))
+    refund = await own.paid(own.transfer(FRIEND))
+    assert (await own.settle(refund)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == 0
+    assert await own.token.balance(FRIEND) == USDC
+
+
+async def test_a_failure_that_is_reorganised_away_was_none(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    before = await own.controls.snapshot()
+    await own.token.blacklist(USER)
+    await own.pay(transfer)
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
+    await own.controls.revert(before)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+# --- stuck -------------------------------------------------------------------------------------
+
+
+async def stuck_payout(own: Till) -> Transfer:
+    """In the pool, where nothing is mined."""
+    await own.controls.automine(enabled=False)
+    transfer = await own.prepared(own.transfer(USER))
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    own.clock.now += MINUTE_MS
+    return transfer
+
+
+async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(own: Till) -> None:
+    transfer = await stuck_payout(own)
+    own.clock.now -= 1
+    await own.payments.maintain()
+    assert len(own.payment(transfer).attempts) == 1
+    own.clock.now += 1
+    await own.payments.maintain()
+    first, second = own.payment(transfer).attempts
+    assert second.max_fee * 100 >= first.max_fee * 125
+    assert second.tip * 100 >= first.tip * 125
+    replaced = await own.token.client.transaction(second.txid)
+    assert replaced is not None
+    assert (replaced.nonce, replaced.data) == (0, own.payment(transfer).order.data)
+    await own.payments.maintain()
+    assert len(own.payment(transfer).attempts) == 2
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await own.controls.mine(3)
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    assert own.payments.receipt(transfer).txid == second.txid
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(own: Till) -> None:
+    transfer = await stuck_payout(own)
+    await own.payments.maintain()
+    first, second = own.payment(transfer).attempts
+    await own.controls.drop(second.txid)
+    await own.client.submit(bytes.fromhex(first.raw))
+    await own.controls.mine(3)
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    assert own.payments.receipt(transfer).txid == first.txid
+    await own.payments.maintain()
+    assert [item.txid for item in await own.receipts(transfer)] == [first.txid]
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_dropped_payout_comes_back_with_the_same_bytes(own: Till) -> None:
+    transfer = await stuck_payout(own)
+    await own.controls.drop(transfer.txid or "")
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.ABSENT
+    await own.payments.maintain()
+    assert len(own.payment(transfer).attempts) == 1
+    await own.controls.mine(3)
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_those_behind_the_stuck_one_wait_with_their_fees(own: Till) -> None:
+    first = await stuck_payout(own)
+    second = await own.prepared(own.transfer(FRIEND))
+    await own.pay(second)
+    own.clock.now += MINUTE_MS
+    await own.payments.maintain()
+    assert [len(own.payment(item).attempts) for item in (first, second)] == [2, 1]
+    await own.controls.mine(3)
+    for item in (first, second):
+        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
+
+
+async def test_fees_that_the_network_has_outgrown_are_raised_for_all(own: Till) -> None:
+    first = await stuck_payout(own)
+    second = await own.prepared(own.transfer(FRIEND))
+    await own.pay(second)
+    own.clock.now += MINUTE_MS
+    await own.controls.drop(first.txid or "")
+    await own.controls.drop(second.txid or "")
+    await own.controls.set_next_base_fee(20 * GWEI)
+    await own.controls.mine()
+    await own.payments.maintain()
+    for item in (first, second):
+        assert own.payment(item).latest.max_fee >= 20 * GWEI
+    await own.controls.mine(3)
+    for item in (first, second):
+        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == await own.token.balance(FRIEND) == USDC
+
+
+async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_told(
+    own: Till,
+) -> None:
+    transfer = await stuck_payout(own)
+    for _ in range(30):
+        await own.payments.maintain()
+        own.clock.now += MINUTE_MS
+    payment = own.payment(transfer)
+    assert 2 < len(payment.attempts) < 30
+    assert payment.most_fee <= own.network.highest_fee
+    (told,) = own.payments.conditions()
+    assert transfer.transfer_id in told
+    assert own.payments.stuck() == transfer.transfer_id
+    await own.controls.mine(3)
+    await own.payments.maintain()
+    assert own.payments.stuck() is None
+    assert own.payments.conditions() == []
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_refused_replacement_leaves_the_first_in_force(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await stuck_payout(own)
+
+    async def underpriced(raw: bytes) -> SubmissionResult:
+        return SubmissionResult(Submission.REPLACEMENT_UNDERPRICED, "0x", "underpriced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own.client, "submit", underpriced)
+        await own.payments.maintain()
+    assert len(own.payment(transfer).attempts) == 2
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
+    await own.controls.mine(3)
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_killed_between_a_replacement_and_its_publication_one_is_paid(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await stuck_payout(own)
+    with monkeypatch.context() as patched:
+        patched.setattr(own.client, "submit", None)
+        with pytest.raises(TypeError):
+            await own.payments.maintain()
+    async with own.again() as later:
+        assert len(later.payment(transfer).attempts) == 2
+        later.clock.now += MINUTE_MS
+        await later.payments.maintain()
+        await later.controls.mine(3)
+        assert (await later.payments.look_up(transfer)).outcome is Outcome.SETTLED
+        assert len(await later.receipts(transfer)) == 1
+        assert await later.token.balance(USER) == USDC
+
+
+# --- reorganisations and others with the same key -----------------------------------------------
+
+
+async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_bytes(
+    own: Till,
+) -> None:
+    transfer = await own.paid(own.transfer(USER))
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
+    await own.controls.reorganise(1)
+    assert await own.token.balance(USER) == 0
+    own.clock.now += MINUTE_MS
+    await own.payments.maintain()
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert len(own.payment(transfer).attempts) == 1
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_again(
+    own: Till,
+) -> None:
+    transfer = await own.paid(own.transfer(USER))
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    await own.controls.reorganise(4)
+    assert await own.token.balance(USER) == 0
+    await own.payments.maintain()
+    assert len(own.payments.conditions()) == 1
+    await mined(own.token.client, transfer.txid or "")
+    await own.payments.maintain()
+    assert own.payments.conditions() == []
+    assert await own.token.balance(USER) == USDC
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    receipt = await own.token.client.receipt(transfer.txid or "")
+    assert receipt is not None
+    assert own.payments.receipt(transfer).block_number == receipt.block_number
+
+
+async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(
+    own: Till,
+) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await mined(own.token.client, await spend_nonce(own, 0))
+    first = await own.pay(transfer)
+    assert (first.outcome, "at least 1 of 5" in first.reason) == (Outcome.UNKNOWN, True)
+    await own.controls.mine(3)
+    assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
+    await own.controls.mine(1)
+    failed = await own.pay(transfer)
+    assert (failed.outcome, "has used nonce 0" in failed.reason) == (Outcome.FAILED, True)
+    other = await own.paid(own.transfer(FRIEND))
+    assert own.payment(other).nonce == 1
+    assert (await own.settle(other)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == 0
+
+
+async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_is_used(
+    own: Till,
+) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await mined(own.token.client, await spend_nonce(own, 0))
+    assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
+    await own.controls.reorganise(1)
+    await own.controls.mine(2)
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_nonces_that_others_used_are_skipped_and_told(own: Till) -> None:
+    await own.paid(own.transfer(USER))
+    await mined(own.token.client, await spend_nonce(own, 1))
+    transfer = await own.paid(own.transfer(USER))
+    assert own.payment(transfer).nonce == 2
+    assert any("something else sends" in told for told in own.payments.conditions())
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == 2 * USDC
+
+
+async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await own.paid(own.transfer(USER))
+    await own.controls.mine(5)
+    monkeypatch.setattr(usdc, "TRANSFER_TOPIC", bytes(32))  # as if the event were another's
+    verdict = await own.payments.look_up(transfer)
+    assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(
+    own: Till,
+) -> None:
+    assert own.payments.hot() is None
+    with pytest.raises(Unavailable, match="not known yet"):
+        own.payments.gas_fee()
+    await own.payments.fee()
+    held = own.payments.hot()
+    assert held is not None
+    assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
+    estimated = own.payments.gas_fee()
+    transfer = await own.paid(own.transfer(USER))
+    await own.settle(transfer)
+    cost = own.payments.receipt(transfer).fee
+    assert cost < estimated < 10 * cost
+
+
+async def test_an_empty_hot_wallet_still_has_fees(own: Till) -> None:
+    await own.paid(own.transfer(USER, 1000 * USDC))
+    await own.payments.fee()
+    assert own.payments.gas_fee() > 0
+    held = own.payments.hot()
+    assert held is not None
+    assert held.usdc == 0

@@ -1,0 +1,399 @@
+"""Sweeping deposits to the hot wallet on a real EVM node.
+
+What was swept is counted in the balances on the chain, never in the service's database.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
+from rpcsvc.settlement.onchain.evm import EvmClient, SubmissionResult
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, SweepMethod
+from rpcsvc.settlement.onchain.keys import TransactionPlan
+from tests.regtest.daemons import Anvil, mined
+from tests.regtest.evm_till import (
+    ETHER,
+    GWEI,
+    HOT,
+    KEYS,
+    MINUTE_MS,
+    NETWORK,
+    OTHERS,
+    USDC,
+    Till,
+    till,
+)
+from tests.regtest.token import SOURCE, Token, deploy
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
+
+USER = OTHERS.address(0)
+HOUR_MS = 60 * MINUTE_MS
+
+
+@pytest.fixture
+async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+    """A hot wallet with 1 ether and no USDC."""
+    await token.controls.set_ether(HOT, ETHER)
+    async with till(anvil, token, tmp_path) as made:
+        yield made
+
+
+async def finish(own: Till) -> None:
+    """Mine what is under way until it is settled, and let the service see it."""
+    for sweep in own.ledger.sweeps_under_way(NETWORK):
+        payment = own.ledger.payment(sweep.payment_id or "")
+        assert payment is not None
+        await mined(own.token.client, payment.latest.txid)
+    await own.controls.mine(own.network.failed_after)
+    await own.payments.maintain()
+    await own.sweeps.maintain()
+
+
+def all_left(own: Till) -> list[int]:
+    return [item.units for item in own.ledger.unswept(NETWORK, 1)]
+
+
+async def steal(own: Till, index: int, units: int, serial: int = 1) -> None:
+    """What another service with the same keys does: use the authorization of a sweep."""
+    address = KEYS.address(index)
+    nonce = usdc.keccak256(
+        b"sweep" + usdc.uint_word(own.network.chain_id) + usdc.address_word(own.token.address)
+        + usdc.address_word(address) + usdc.uint_word(serial)
+    )  # fmt: skip
+    taking = usdc.Authorization(address, HOT, units, 0, usdc.LARGEST_WORD, nonce)
+    signature = KEYS.signer(index).sign_digest(usdc.receive_digest(own.token.domain, taking))
+    data = usdc.receive_with_authorization(taking, signature)
+    client = own.token.client
+    plan = TransactionPlan(
+        own.network.chain_id, await client.nonce(HOT), own.token.address, 200_000, 9 * GWEI, GWEI,
+        data,
+    )  # fmt: skip
+    txid = (await client.submit(KEYS.signer(0).sign(plan).raw)).txid
+    assert (await mined(client, txid)).ok
+
+
+# --- the plain way -----------------------------------------------------------------------------
+
+
+async def test_several_addresses_are_swept_together_and_hold_no_ether(own: Till) -> None:
+    given = [await own.give(index, index * 10 * USDC) for index in range(2, 6)]
+    await own.controls.automine(enabled=False)
+    await own.sweeps.maintain()
+    assert len(own.live()) == 4
+    await own.sweeps.maintain()
+    assert len(own.live()) == 4
+    await own.controls.mine()
+    assert await own.token.balance(HOT) == 140 * USDC
+    await finish(own)
+    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live() or all_left(own))
+    assert own.sweeps.conditions() == []
+    for address in given:
+        assert await own.token.balance(address) == 0
+        assert await own.token.client.ether(address) == 0
+
+
+async def test_what_is_not_confirmed_or_not_worth_it_stays(own: Till) -> None:
+    seen = await own.give(2, 5 * USDC, state="seen")
+    removed = await own.give(3, 5 * USDC, state="removed")
+    fresh = await own.give(4, 5 * USDC, state=None)
+    small = await own.give(5, USDC - 1)
+    await own.sweeps.maintain()
+    assert own.live() == []
+    await own.give(5, 1)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert await own.token.balance(HOT) == USDC
+    assert await own.token.balance(small) == 0
+    for address in (seen, removed, fresh):
+        assert await own.token.balance(address) == 5 * USDC
+
+
+async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    address = await own.give(2, 3 * USDC, state="seen")
+    await own.sweeps.maintain()
+    await finish(own)
+    assert await own.token.balance(address) == 3 * USDC
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_a_second_deposit_is_swept_again(own: Till) -> None:
+    for units in (5 * USDC, 2 * USDC):
+        address = await own.give(2, units)
+        await own.sweeps.maintain()
+        await finish(own)
+        assert await own.token.balance(address) == 0
+    assert await own.token.balance(HOT) == 7 * USDC
+
+
+async def test_a_batch_has_its_bounds(own: Till) -> None:
+    for index in range(2, 6):
+        await own.give(index, USDC)
+
+    def three(network: EvmNetwork) -> EvmNetwork:
+        return replace(network, sweep_batch=3)
+
+    async with own.again(three) as later:
+        await later.sweeps.maintain()
+        await later.sweeps.maintain()
+        assert len(later.live()) == 3
+        await finish(later)
+        assert len(later.live()) == 1
+
+
+async def test_payouts_go_before_sweeps(own: Till) -> None:
+    await own.token.mint(HOT, 10 * USDC)
+    await own.give(2, 5 * USDC)
+    await own.controls.automine(enabled=False)
+    payout = await own.prepared(own.transfer(USER))
+    await own.sweeps.maintain()
+    assert len(own.live()) == 1
+    await own.pay(payout)
+    await own.sweeps.maintain()
+    assert len(own.live()) == 1
+    await own.controls.mine()
+    await own.payments.look_up(payout)
+    await own.sweeps.maintain()
+    assert len(own.live()) == 2
+
+
+async def test_the_gas_reserve_is_kept_for_payouts(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await own.controls.set_ether(HOT, own.network.gas_reserve)
+    await own.sweeps.maintain()
+    assert own.live() == []
+    (told,) = own.sweeps.conditions()
+    assert "lacks ether" in told
+    await own.controls.set_ether(HOT, ETHER)
+    await own.sweeps.maintain()
+    assert own.sweeps.conditions() == []
+    await finish(own)
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+# --- what can't be swept -----------------------------------------------------------------------
+
+
+async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: Till) -> None:
+    bad = await own.give(2, 5 * USDC)
+    await own.give(3, 5 * USDC)
+    await own.token.blacklist(bad)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert await own.token.balance(HOT) == 5 * USDC
+    (told,) = own.sweeps.conditions()
+    assert bad in told
+    await own.token.unblacklist(bad)
+    await own.sweeps.maintain()
+    assert own.live() == []  # it is looked at rarely
+    own.clock.now += HOUR_MS
+    await own.sweeps.maintain()
+    await finish(own)
+    assert own.sweeps.conditions() == []
+    assert await own.token.balance(HOT) == 10 * USDC
+
+
+async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_repeated_at_once(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = await own.give(2, 5 * USDC)
+    real = own.client.submit
+
+    async def submit_late(raw: bytes) -> SubmissionResult:
+        await own.token.blacklist(bad)
+        return await real(raw)
+
+    monkeypatch.setattr(own.client, "submit", submit_late)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+    assert "failed" in own.sweeps.conditions()[0]
+    await own.token.unblacklist(bad)
+    await own.sweeps.maintain()
+    assert own.live() == []
+    monkeypatch.undo()
+    own.clock.now += HOUR_MS
+    await own.sweeps.maintain()
+    await finish(own)
+    assert not (all_left(own) or own.sweeps.conditions())
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await own.token.pause()
+    for _ in range(3):
+        await own.sweeps.maintain()
+    assert own.live() == []
+    assert len(own.sweeps.conditions()) == 1
+    assert "paused" in own.sweeps.conditions()[0]
+    await own.token.unpause()
+    await own.sweeps.maintain()
+    await finish(own)
+    assert own.sweeps.conditions() == []
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_a_blacklisted_hot_wallet_is_told(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await own.token.blacklist(HOT)
+    await own.sweeps.maintain()
+    assert own.live() == []
+    assert "hot wallet" in own.sweeps.conditions()[0]
+
+
+async def test_an_address_of_another_mnemonic_is_told(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.give(2, 5 * USDC)
+    monkeypatch.setattr(own.sweeps, "_keys", OTHERS)
+    await own.sweeps.maintain()
+    assert own.live() == []
+    assert "not of this mnemonic" in own.sweeps.conditions()[0]
+
+
+# --- with the same keys elsewhere ---------------------------------------------------------------
+
+
+async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await own.give(3, 4 * USDC)
+    await steal(own, 2, 5 * USDC)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert all_left(own) == []
+    assert own.sweeps.conditions() == []
+    assert await own.token.balance(HOT) == 9 * USDC
+
+
+async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorization(
+    own: Till,
+) -> None:
+    await own.give(2, 5 * USDC)
+    await steal(own, 2, 5 * USDC)
+    address = await own.give(2, 3 * USDC)
+    await own.sweeps.maintain()
+    await own.sweeps.maintain()
+    await finish(own)
+    assert all_left(own) == []
+    assert await own.token.balance(address) == 0
+    assert await own.token.balance(HOT) == 8 * USDC
+
+
+async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_and_balance(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.give(2, 5 * USDC)
+
+    async def lost(raw: bytes) -> SubmissionResult:
+        raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own.client, "submit", lost)
+        await own.sweeps.maintain()
+    await steal(own, 2, 5 * USDC)  # on the nonce of our own
+    for _ in range(2):
+        await own.payments.maintain()
+        await own.controls.mine(own.network.failed_after)
+    await own.payments.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    assert payment.state is PaymentState.FAILED
+    await own.sweeps.maintain()
+    assert not (all_left(own) or own.sweeps.conditions())
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_units_that_are_missing_are_told(own: Till) -> None:
+    address = await own.give(2, 5 * USDC)
+    await own.controls.set_ether(address, ETHER)
+    plan = TransactionPlan(
+        own.network.chain_id, 0, own.token.address, 200_000, 9 * GWEI, GWEI,
+        usdc.transfer(USER, 5 * USDC),
+    )  # fmt: skip
+    result = await own.token.client.submit(KEYS.signer(2).sign(plan).raw)
+    assert (await mined(own.token.client, result.txid)).ok
+    await own.sweeps.maintain()
+    assert own.live() == []
+    assert "something else takes from it" in own.sweeps.conditions()[0]
+
+
+# --- kills and stuck sweeps ---------------------------------------------------------------------
+
+
+async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.give(2, 5 * USDC)
+    monkeypatch.setattr(own.payments, "_hand_over", None)
+    with pytest.raises(TypeError):
+        await own.sweeps.maintain()
+    async with own.again() as later:
+        (signed,) = later.live()
+        assert signed.state is PaymentState.PREPARED
+        await later.sweeps.maintain()
+        assert len(later.live()) == 1
+        await later.payments.maintain()
+        await finish(later)
+        assert all_left(later) == []
+        assert await later.token.balance(HOT) == 5 * USDC
+
+
+async def test_a_stuck_sweep_is_replaced_and_counted_once(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await own.controls.automine(enabled=False)
+    await own.sweeps.maintain()
+    own.clock.now += MINUTE_MS
+    await own.payments.maintain()
+    assert len(own.live()[0].attempts) == 2
+    await own.controls.mine()
+    await finish(own)
+    assert all_left(own) == []
+    assert await own.token.balance(HOT) == 5 * USDC
+
+
+# --- the second choice --------------------------------------------------------------------------
+
+
+def without_receive(directory: Path) -> bytes:
+    """The token's creation code, but it refuses receiveWithAuthorization whoever sends it."""
+    check = 'assert to == msg.sender, "FiatTokenV2: caller must be the payee"'
+    source = SOURCE.read_text().replace(check, 'assert False, "no such function"', 1)
+    assert source.count(check) == 0
+    path = directory / "Refusing.vy"
+    path.write_text(source)
+    command = [sys.executable, "-m", "vyper", "-f", "bytecode", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return bytes.fromhex(done.stdout.strip().removeprefix("0x"))
+
+
+async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
+    anvil: Anvil, evm: EvmClient, tmp_path: Path
+) -> None:
+    token = await deploy(evm, without_receive(tmp_path))
+    await token.controls.set_ether(HOT, ETHER)
+    async with till(anvil, token, tmp_path) as own:
+        address = await own.give(2, 5 * USDC)
+        await own.sweeps.maintain()
+        (permit,) = own.ledger.sweeps_under_way(NETWORK)
+        assert permit.method is SweepMethod.PERMIT
+        await finish(own)
+        (take,) = own.ledger.sweeps_under_way(NETWORK)
+        assert take.method is SweepMethod.TAKE
+        assert await token.balance(address) == 5 * USDC
+        await finish(own)
+        assert not (all_left(own) or own.sweeps.conditions())
+        assert await token.balance(address) == 0
+        assert await token.balance(HOT) == 5 * USDC

@@ -1,0 +1,164 @@
+"""A made-up EVM chain that does as it is told, and the deposit scanner on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.evm import Block, EvmClient, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+    EvmAddress,
+)
+from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+
+SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
+TOKEN, HOT, USER, STRANGER, NOBODY = (
+    evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x4077, 0x05E2, 0x57A6, 0)
+)
+OURS = [EvmAddress(i, evm_checksum(f"0x{0xDE60000 + i:040x}")) for i in range(1, 30)]
+NETWORK = EvmNetwork(
+    "arbitrum", 42161, TOKEN, confirmations=3, tracked_blocks=40, block_seconds=10
+)  # fmt: skip
+GENESIS_SECONDS = 1_700_000_000
+Event = tuple[str, str, int]
+
+
+def digest(*parts: object) -> str:
+    return "0x" + usdc.keccak256(repr(parts).encode()).hex()
+
+
+class Chain(EvmClient):
+    """A node whose blocks are made here: a list of transactions, each a list of events.
+
+    ``lag``: how many of the newest blocks it lacks. ``blind``: of how many it gives no events.
+    ``asked`` are the calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        self.blocks: list[list[tuple[str, list[Event]]]] = [[]]
+        self.salts = [0]
+        self.lag = 0
+        self.blind = 0
+        self.finalized = 0
+        self.asked: list[str] = []
+
+    def mine(self, *transactions: tuple[str, list[Event]], count: int = 1) -> int:
+        for _ in range(count):
+            self.blocks.append([])
+            self.salts.append(len(self.salts))
+        self.blocks[-1] = list(transactions)
+        return len(self.blocks) - 1
+
+    def replace_from(self, number: int, salt: int) -> list[tuple[str, list[Event]]]:
+        """Drop the blocks from one on; what was in them. Blocks mined next are others."""
+        dropped = [item for block in self.blocks[number:] for item in block]
+        del self.blocks[number:], self.salts[number:]
+        self.blocks.append([])
+        self.salts.append(-salt)
+        return dropped
+
+    @property
+    def head(self) -> int:
+        return max(0, len(self.blocks) - 1 - self.lag)
+
+    def hash_of(self, number: int) -> str:
+        return digest(number, self.salts[: number + 1], self.blocks[: number + 1])
+
+    async def block(self, at: Any = Tag.LATEST) -> Block | None:
+        self.asked.append("block")
+        number = {Tag.LATEST: self.head, Tag.FINALIZED: self.finalized}.get(at, at)
+        if number > self.head:
+            return None
+        parent = self.hash_of(number - 1) if number else digest()
+        return Block(number, self.hash_of(number), parent, GENESIS_SECONDS + 10 * number, None)
+
+    async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
+        self.asked.append("logs")
+        assert wanted == LogFilter(TOKEN, (usdc.TRANSFER_TOPIC,))
+        numbers = range(first, min(last, self.head - self.blind) + 1)
+        found = [log for number in numbers for log in self._logs_in(number)]
+        return tuple(log for log in found if log.address == TOKEN)
+
+    async def receipt(self, txid: str) -> Receipt | None:
+        self.asked.append("receipt")
+        for number in range(self.head + 1):
+            logs = tuple(log for log in self._logs_in(number) if log.txid == txid)
+            if logs:
+                return Receipt(txid, True, number, self.hash_of(number), 1, 1, logs)
+        return None
+
+    def _logs_in(self, number: int) -> list[Log]:
+        where, logs = self.hash_of(number), list[Log]()
+        for name, events in self.blocks[number]:
+            for sender, to, units in events:
+                # An event of another contract: it takes a place in the transaction.
+                address = USER if sender == "other" else TOKEN
+                source = STRANGER if sender == "other" else sender
+                topics = (usdc.TRANSFER_TOPIC, *map(usdc.address_word, (source, to)))
+                data = usdc.uint_word(units)
+                log = Log(address, topics, data, digest(name), number, where, len(logs))
+                logs.append(log)
+        return logs
+
+
+class Link(EvmLink):
+    """A node that was checked."""
+
+    async def check(self) -> Block:
+        block = await self.client.block()
+        assert block is not None
+        self.problem = None
+        return block
+
+
+@dataclass
+class Hands:
+    now: int = (GENESIS_SECONDS + 10**6) * 1000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+class Reader:
+    """A scanner on a made-up chain, and what the order layer would have on record."""
+
+    def __init__(self, ledger: SqliteEvmDepositLedger, **options: Any) -> None:
+        self.ledger = ledger
+        self.network = replace(NETWORK, **options)
+        self.chain = Chain()
+        self.clock = Hands()
+        self.book: dict[DepositKey, DepositSighting] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        self.link = Link(self.chain, self.network)
+        self.scanner = EvmDepositScanner(self.link, self.ledger, self.clock)
+
+    async def look(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:
+        """One pass; what it shows."""
+        sightings = await self.scanner.observe()
+        for item in sightings:
+            known = self.book.get(item.key)
+            assert known is None or replace(known, state=item.state) == item
+            self.book[item.key] = item
+        if acknowledge:
+            await self.scanner.acknowledge(sightings)
+        return {item.key: item.state for item in sightings}
+
+
+def pays(*units: int, to: int = 0, sender: str = USER) -> list[Event]:
+    return [(sender, OURS[to].address, amount) for amount in units]
+
+
+def key(name: str, position: int = 0) -> DepositKey:
+    return DepositKey("arbitrum", digest(name), position)

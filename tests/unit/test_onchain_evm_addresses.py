@@ -1,0 +1,172 @@
+"""The pool of USDC deposit addresses: nothing is ever handed out twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+    EvmAddress,
+    EvmWallet,
+)
+from rpcsvc.settlement.onchain.evm_link import Refused
+from rpcsvc.settlement.onchain.evm_options import EvmOptions
+from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+
+KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
+OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+OPTIONS = EvmOptions(pool_target=12, pool_low=6)
+
+
+@pytest.fixture
+async def empty(tmp_path: Path) -> AsyncIterator[SqliteEvmDepositLedger]:
+    """A database that has met no mnemonic."""
+    database = await Database.open(tmp_path)
+    yield SqliteEvmDepositLedger(database)
+    await database.close()
+
+
+async def pool_of(ledger: SqliteEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
+    pool = EvmAddressPool(keys, ledger, OPTIONS)
+    await pool.load()
+    await pool.refill()
+    return pool
+
+
+async def take(pool: EvmAddressPool, count: int) -> list[str]:
+    """As orders do, at their own pace."""
+    taken: list[str] = []
+    while len(taken) < count:
+        try:
+            taken.append(pool.take())
+        except Unavailable:
+            await pool.refill()
+        await asyncio.sleep(0)
+    return taken
+
+
+async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wallet(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    pool = await pool_of(empty)
+    assert (pool.left, pool.ready) == (12, 12)
+    assert await take(pool, 30) == [KEYS.address(index) for index in range(1, 31)]
+    await pool.close()
+    assert empty.wallet() == EvmWallet(KEYS.address(0), 30)
+
+
+async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_taken(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    pool = await pool_of(empty)
+    for _ in range(40):
+        (address,) = await take(pool, 1)
+        (found,), wallet = empty.ours([address]), empty.wallet()
+        assert wallet is not None
+        assert found.address == address
+        assert found.index <= wallet.reserved_to
+    await pool.close()
+
+
+async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    given: list[str] = []
+    for round_ in range(9):
+        pool = await pool_of(empty)
+        given += await take(pool, 3 + 4 * round_)
+        await pool.refill()
+        if round_ % 2:
+            await pool.close()
+    wallet = empty.wallet()
+    assert wallet is not None
+    assert len(set(given)) == len(given) == 171
+    # What a crash skips is bounded: less than two fillings each time.
+    assert wallet.reserved_to < 171 + 5 * 2 * OPTIONS.pool_target
+
+
+async def test_after_a_crash_unused_addresses_are_skipped_and_after_a_stop_they_are_used(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    await take(await pool_of(empty), 2)
+    later = await pool_of(empty)
+    assert later.take() == KEYS.address(13)
+    await later.close()
+    last = await pool_of(empty)
+    assert last.take() == KEYS.address(14)
+    await last.close()
+
+
+async def test_a_stopped_pool_hands_out_nothing(empty: SqliteEvmDepositLedger) -> None:
+    pool = await pool_of(empty)
+    await pool.close()
+    await pool.refill()
+    with pytest.raises(Unavailable):
+        pool.take()
+    await pool.close()
+    assert empty.wallet() == EvmWallet(KEYS.address(0), 0)
+
+
+async def test_a_pool_that_was_not_loaded_hands_out_nothing(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    pool = EvmAddressPool(KEYS, empty, OPTIONS)
+    await pool.refill()
+    assert (pool.left, pool.ready) == (0, 0)
+    with pytest.raises(Unavailable):
+        pool.take()
+
+
+async def test_another_mnemonic_is_refused_and_changes_nothing(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    await (await pool_of(empty)).close()
+    before = empty.wallet(), empty.addresses_above(0)
+    with pytest.raises(Refused, match="another mnemonic"):
+        await pool_of(empty, OTHERS)
+    assert (empty.wallet(), empty.addresses_above(0)) == before
+
+
+async def test_a_recorded_address_of_another_mnemonic_is_refused(
+    empty: SqliteEvmDepositLedger,
+) -> None:
+    await empty.adopt_wallet(KEYS.address(0))
+    await empty.add_addresses([EvmAddress(1, OTHERS.address(1))])
+    with pytest.raises(Refused, match="index 1"):
+        await pool_of(empty)
+
+
+async def test_a_pool_in_use_fills_itself(empty: SqliteEvmDepositLedger) -> None:
+    pool = await pool_of(empty)
+    for _ in range(7):
+        pool.take()
+    await pool.close()  # after what was begun
+    assert empty.highest_address() == EvmAddress(19, KEYS.address(19))
+
+
+async def test_a_commit_that_fails_hands_out_nothing_and_skips_nothing(
+    empty: SqliteEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = await pool_of(empty)
+
+    async def full(_: object) -> None:
+        raise Unavailable("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(empty, "add_addresses", full)
+        for _ in range(12):
+            pool.take()
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await pool.refill()
+        with pytest.raises(Unavailable):
+            pool.take()
+    assert await take(pool, 1) == [KEYS.address(13)]
+    await pool.close()

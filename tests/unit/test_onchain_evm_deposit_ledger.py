@@ -1,0 +1,142 @@
+"""What the database itself refuses of USDC deposits, and how it finds them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+    CursorMove,
+    EvmAddress,
+    EvmCursor,
+    EvmDeposit,
+    EvmWallet,
+)
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database, Statement, StoreConflict
+from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def ledger(database: Database) -> SqliteEvmDepositLedger:
+    made = SqliteEvmDepositLedger(database)
+    await made.adopt_wallet(HOT)
+    await made.add_addresses(OURS)
+    return made
+
+
+def deposit(name: str = "a", **changes: Any) -> EvmDeposit:
+    made = EvmDeposit(
+        "arbitrum", digest(name), 0, 1, OURS[0].address, 5, USER, 1000, 7, digest("block")
+    )
+    return replace(made, **changes)
+
+
+async def test_the_first_mnemonic_stays(ledger: SqliteEvmDepositLedger, database: Database) -> None:
+    with pytest.raises(StoreConflict):
+        await ledger.adopt_wallet(USER)
+    for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
+        with pytest.raises(StoreConflict):
+            await database.write([Statement(sql, ())])
+    assert ledger.wallet() == EvmWallet(HOT, 29)
+
+
+async def test_an_index_keeps_its_address_and_an_address_its_index(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    await ledger.add_addresses(OURS[5:])
+    for wrong in (EvmAddress(2, USER), EvmAddress(99, OURS[3].address), EvmAddress(0, USER)):
+        with pytest.raises(StoreConflict):
+            await ledger.add_addresses([EvmAddress(50, STRANGER), wrong])
+    assert ledger.addresses_above(0) == OURS
+    assert ledger.highest_address() == OURS[-1]
+
+
+async def test_an_address_is_ours_in_any_case(ledger: SqliteEvmDepositLedger) -> None:
+    asked = [OURS[0].address.lower(), "0x" + OURS[1].address[2:].upper(), STRANGER, "", "'"]
+    assert ledger.ours(asked) == OURS[:2]
+    assert ledger.ours([]) == []
+
+
+async def test_a_deposit_keeps_what_it_is(
+    ledger: SqliteEvmDepositLedger, database: Database
+) -> None:
+    await ledger.put_deposits([deposit()])
+    await ledger.put_deposits([deposit(units=6, sender=STRANGER, block_number=8, watched=False)])
+    await ledger.acknowledge([(deposit().key, CONFIRMED)], None)
+    kept = deposit(block_number=8, watched=False, acknowledged=CONFIRMED)
+    assert ledger.deposit(deposit().key) == kept
+    wrong = (
+        "units = 6",
+        "sender = ''",
+        "address_index = 2",
+        "first_seen_at = 1",
+        "position = 9",
+        "txid = 'x'",
+        "acknowledged = 'lost'",
+        "block_hash = NULL",
+    )
+    for change in wrong:  # fmt: skip
+        with pytest.raises(StoreConflict):
+            await database.write([Statement(f"UPDATE evm_deposits SET {change}", ())])
+    with pytest.raises(StoreConflict):
+        await database.write([Statement("DELETE FROM evm_deposits", ())])
+    assert ledger.deposit(deposit().key) == kept
+
+
+async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    for wrong in (deposit(address_index=999), deposit(units=0)):
+        with pytest.raises(StoreConflict):
+            await ledger.put_deposits([wrong])
+
+
+async def test_deposits_are_found_by_network_transaction_and_watch(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    rows = [
+        deposit("a"), deposit("b", watched=False), deposit("c", watched=False, block_number=9),
+        deposit("a", network="ethereum"), deposit("d", block_number=None, block_hash=None),
+    ]  # fmt: skip
+    await ledger.put_deposits(rows)
+    watched = ledger.deposits_to_watch("arbitrum", 8)
+    assert {item.txid for item in watched} == {digest(name) for name in "acd"}
+    assert ledger.deposits_by("arbitrum", [digest("b"), digest("none")]) == [rows[1]]
+    assert ledger.deposit(rows[3].key) == rows[3]
+    assert ledger.deposit(deposit("none").key) is None
+
+
+async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    numbers = (3, 5, 8, 10)
+    await ledger.begin("arbitrum", [EvmCursor(number, f"old{number}") for number in numbers])
+    await ledger.begin("ethereum", [EvmCursor(99, "other")])
+    await ledger.acknowledge([], CursorMove("arbitrum", EvmCursor(9, "new"), fork=8, keep=6))
+    expected = [EvmCursor(9, "new"), EvmCursor(8, "old8"), EvmCursor(5, "old5")]
+    assert ledger.cursors("arbitrum") == expected
+    assert ledger.cursors("ethereum") == [EvmCursor(99, "other")]
+
+
+async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
+    ledger: SqliteEvmDepositLedger, database: Database
+) -> None:
+    sql = (
+        "EXPLAIN QUERY PLAN SELECT address_index, address FROM evm_addresses"
+        " WHERE address IN (SELECT value FROM json_each(?))"
+    )
+    plan = " ".join(str(row) for row in database.read(sql, ("[]",)))
+    assert "SEARCH evm_addresses USING" in plan
+    assert "(address=?)" in plan

@@ -1,0 +1,166 @@
+"""Chains that are configured and that the upstream lists, too; and when its list is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from decimal import Decimal
+from typing import cast
+
+import pytest
+
+from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.errors import Unavailable, UnsupportedChain
+from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.client import Timing
+from rpcsvc.settlement.upstream.models import NeverSent, UpstreamChain, UpstreamChains
+from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains, Pace
+from tests.unit.test_chains import TOML
+from tests.unit.test_upstream_budget import VirtualTime
+
+PACE = Pace()
+ARBITRUM, BASE = 42161, 8453
+
+
+class Told:
+    """Stands for the upstream's calls: tells one list after the other; None: can't be reached."""
+
+    def __init__(self, time: VirtualTime, *answers: list[int] | None) -> None:
+        self.time = time
+        self.answers = deque(answers)
+        self.asked: list[tuple[int, Urgency]] = []
+        self.is_silent = False
+
+    async def chains(
+        self, demand: Demand | None = None, *, patience_ms: int | None = None
+    ) -> UpstreamChains:
+        assert demand is not None
+        assert patience_ms in (None, 0)
+        self.asked.append((self.time.now, demand.urgency))
+        if self.is_silent:
+            await asyncio.get_running_loop().create_future()
+        numbers = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
+        if numbers is None:
+            raise NeverSent("no connection")
+        return UpstreamChains(
+            tuple(UpstreamChain(number, "a name", "ETH", Decimal(1)) for number in numbers), b""
+        )
+
+
+def watch_of(time: VirtualTime, told: Told, pace: Pace = PACE) -> tuple[ChainWatch, OfferedChains]:
+    chains = OfferedChains(configured())
+    timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
+    return ChainWatch(cast("Upstream", told), chains, timing, pace), chains
+
+
+def configured() -> ChainRegistry:
+    return load_chains(TOML)
+
+
+def numbers(chains: ChainRegistry) -> set[int]:
+    return {chain.chain_id for chain in chains.all()}
+
+
+def test_what_is_not_on_offer_is_still_found_and_named_by_nobody() -> None:
+    chains = OfferedChains(configured())
+    assert chains.all() == configured().all()
+    chains.offer([0, ARBITRUM, 101])
+    assert numbers(chains) == {ARBITRUM}
+    assert chains.resolve("base").chain_id == BASE
+    assert chains.by_id(BASE) is not None
+    assert chains.token_contracts == configured().token_contracts
+    with pytest.raises(UnsupportedChain) as caught:
+        chains.resolve("bas")
+    assert caught.value.allowed == ["arbitrum"]
+    assert "base" not in caught.value.message
+
+
+def test_a_list_without_any_configured_chain_changes_nothing() -> None:
+    chains = OfferedChains(configured())
+    chains.offer([BASE])
+    assert chains.offer([0, 101]) == ()
+    assert numbers(chains) == {BASE}
+
+
+async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
+    time = VirtualTime()
+    told = Told(time, [0, ARBITRUM, BASE], [0, BASE])
+    watch, chains = watch_of(time, told)
+    with pytest.raises(Unavailable):
+        watch.require_known()
+    assert not watch.health().ok
+    await watch.start()
+    watch.require_known()
+    assert watch.health().ok
+    assert numbers(chains) == {ARBITRUM, BASE}
+    await time.pass_until(PACE.usual - 1)
+    assert told.asked == [(0, Urgency.WATCHED)]
+    await time.pass_until(PACE.usual)
+    assert told.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
+    assert numbers(chains) == {BASE}
+    assert watch.learned_at == PACE.usual
+    await watch.close()
+
+
+@pytest.mark.parametrize("bad", [None, [], [0, 101]], ids=["no answer", "empty", "unknown ones"])
+async def test_what_is_known_is_kept_when_a_refresh_fails(bad: list[int] | None) -> None:
+    time = VirtualTime()
+    told = Told(time, [ARBITRUM], bad, [BASE])
+    watch, chains = watch_of(time, told)
+    await watch.start()
+    await time.pass_until(PACE.usual)
+    assert numbers(chains) == {ARBITRUM}
+    watch.require_known()
+    assert watch.health().ok
+    await time.pass_until(PACE.usual + PACE.failed)
+    assert [at for at, _ in told.asked] == [0, PACE.usual, PACE.usual + PACE.failed]
+    assert numbers(chains) == {BASE}
+    await watch.close()
+
+
+async def test_before_the_first_success_nothing_is_taken_and_it_is_asked_more_often() -> None:
+    time = VirtualTime()
+    told = Told(time, None, [0, 101], [ARBITRUM])
+    watch, _ = watch_of(time, told)
+    await watch.start()
+    with pytest.raises(Unavailable) as caught:
+        watch.require_known()
+    assert caught.value.retry_after == PACE.unknown // 1000
+    await time.pass_until(PACE.unknown)
+    health = watch.health()
+    assert not health.ok
+    assert "101" in (health.detail or "")
+    await time.pass_until(2 * PACE.unknown)
+    watch.require_known()
+    assert len(told.asked) == 3
+    await watch.close()
+
+
+async def test_an_upstream_that_says_nothing_holds_up_no_start() -> None:
+    time = VirtualTime()
+    told = Told(time, [ARBITRUM])
+    told.is_silent = True
+    watch, _ = watch_of(time, told, Pace(start=1))
+    async with asyncio.timeout(5):
+        await watch.start()
+    assert not watch.health().ok
+    told.is_silent = False
+    await time.pass_until(PACE.unknown)
+    assert watch.health().ok
+    await watch.close()
+
+
+async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
+    time = VirtualTime()
+    told = Told(time, [ARBITRUM], [BASE])
+    watch, chains = watch_of(time, told)
+    await watch.start()
+    for _ in range(100):
+        watch.ask_soon()
+        await time.pass_until(time.now + 100)
+    assert len(told.asked) == 1
+    await time.pass_until(PACE.least)
+    assert len(told.asked) == 2
+    assert numbers(chains) == {BASE}
+    await watch.close()
