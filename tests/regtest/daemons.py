@@ -361,3 +361,7 @@ class AnvilControls:
     async def revert(self, snapshot: str) -> None:
         """Go back to a snapshot, which is used up by it."""
         assert await self._rpc.act("evm_revert", [snapshot])
+
+    async def impersonate(self, account: str) -> None:
+        """From now on Anvil sends for this account without its key."""
+        await self._rpc.act("anvil_impersonateAccount", [account])

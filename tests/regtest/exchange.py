@@ -1,0 +1,215 @@
+"""The whole stack: daemons, chains with money on them, and the service as a process of its own.
+
+What does not live here: the daemons (daemons.py), the token (token.py), server processes
+(tests/e2e/processes.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from rpcsvc.ids import system_random
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, create_mnemonic, read_mnemonic
+from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from tests.e2e.processes import Crash, Server, send, server, until
+from tests.regtest.daemons import (
+    WALLET_NAME,
+    WALLET_PASSWORD,
+    Anvil,
+    AnvilControls,
+    Miner,
+    Monerod,
+    WalletRpc,
+)
+from tests.regtest.token import Token
+
+XMR: Final = 10**12
+USDC: Final = 10**6
+ETHER: Final = 10**18
+CONFIRMATIONS: Final = 3
+PRICE: Final = "165.00"
+STEP_SECONDS: Final = 90
+BLOCK_SECONDS: Final = 1.0
+
+_CHAINS = """
+[chains.arbitrum]
+display_name = "Arbitrum One"
+chain_id = {chain_id}
+aliases = ["arb", "arbitrum-one"]
+native_token = "ETH"
+usdc_contract = "{token}"
+min_swap_usd = 1
+confirmations = {confirmations}
+block_time_ms = 250
+test_network = "arbitrum-regtest"
+test_chain_id = {chain_id}
+test_usdc_contract = "{token}"
+"""
+
+
+@dataclass
+class Exchange:
+    """The stack of one operator, and the purse of one user: an EVM account with USDC and ether.
+
+    The user's XMR is the miner's bank. Blocks come only when ``mine`` is called.
+    """
+
+    data_dir: Path
+    monerod: Monerod
+    wallet_rpc: WalletRpc
+    miner: Miner
+    anvil: Anvil
+    token: Token
+    evm: EvmClient
+    controls: AnvilControls
+    user: EvmSigner
+    treasury: str
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def environ(self) -> dict[str, str]:
+        """The service's settings. Nodes may be swapped for a proxy by ``extra``."""
+        return {
+            "RPCSVC_ENGINE": "onchain",
+            "RPCSVC_CHAINS_FILE": str(self.data_dir / "chains.toml"),
+            "RPCSVC_RATES__FIXED_USDC_PER_XMR": PRICE,
+            "RPCSVC_ONCHAIN__MONERO_NETWORK": "regtest",
+            "RPCSVC_ONCHAIN__MONEROD_URL": self.monerod.url,
+            "RPCSVC_ONCHAIN__WALLET_URL": self.wallet_rpc.url,
+            "RPCSVC_ONCHAIN__WALLET_USERNAME": self.wallet_rpc.USERNAME,
+            "RPCSVC_ONCHAIN__WALLET_PASSWORD": self.wallet_rpc.SECRET,
+            "RPCSVC_ONCHAIN__WALLET_FILE": WALLET_NAME,
+            "RPCSVC_ONCHAIN__WALLET_FILE_PASSWORD": WALLET_PASSWORD,
+            "RPCSVC_ONCHAIN__NODES": f"arbitrum={self.anvil.url}",
+            "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": f"0={CONFIRMATIONS}",
+            "RPCSVC_ONCHAIN__XMR_SETTLED_AFTER": str(CONFIRMATIONS),
+            "RPCSVC_ONCHAIN__XMR_OUTPUTS": "0",
+            "RPCSVC_ONCHAIN__POLL_MS": "50",
+            **self.extra,
+        }
+
+    @asynccontextmanager
+    async def serving(self, crash: Crash | None = None) -> AsyncIterator[Server]:
+        """The service, ready to take orders."""
+        async with server(self.data_dir, crash=crash, environ=self.environ()) as running:
+            yield running
+
+    async def mine(self, blocks: int = 1) -> None:
+        """A few blocks on both chains."""
+        await self.miner.mine(blocks)
+        await self.controls.mine(blocks)
+
+    async def pay_usdc(self, to: str, units: int) -> str:
+        """The user sends USDC; the transaction id. It is mined."""
+        await self.token.mint(self.user.address, units)
+        return await self._from_user(to, units)
+
+    async def _from_user(self, to: str, units: int) -> str:
+        from rpcsvc.settlement.onchain import usdc  # noqa: PLC0415
+
+        await self.controls.impersonate(self.user.address)
+        return await self.controls.send_from(
+            self.user.address, self.token.address, usdc.transfer(to, units)
+        )
+
+    async def pay_xmr(self, to: str, units: int) -> str:
+        """The user sends XMR; the transaction id. It waits in the pool."""
+        return await self.miner.pay(to, units)
+
+    @property
+    def node(self) -> MonerodClient:
+        """A client of the node, to be used as ``async with``."""
+        return MonerodClient(self.monerod.endpoint)
+
+    @property
+    def wallet(self) -> WalletClient:
+        """A client of the operator's wallet, to be used as ``async with``."""
+        return WalletClient(self.wallet_rpc.endpoint)
+
+
+@asynccontextmanager
+async def exchange(
+    directory: Path,
+    miner: Miner,
+    wallet_rpc: WalletRpc,
+    anvil: Anvil,
+    token: Token,
+    *,
+    xmr: int = 30 * XMR,
+    usdc: int = 20_000 * USDC,
+) -> AsyncIterator[Exchange]:
+    """A stack whose wallets hold so much, in several outputs; the service is not started."""
+    data_dir = directory / "operator"
+    data_dir.mkdir(mode=0o700)
+    chains = _CHAINS.format(
+        chain_id=anvil.chain_id, token=token.address, confirmations=CONFIRMATIONS
+    )
+    (data_dir / "chains.toml").write_text(chains)
+    create_mnemonic(data_dir / KEY_FILE, system_random)
+    keys = await asyncio.to_thread(HdKeys, read_mnemonic(data_dir / KEY_FILE))
+    hot = keys.signer(HOT_WALLET_INDEX).address
+    user = EvmSigner(system_random(32))
+    controls = AnvilControls(token.client)
+    await controls.set_ether(hot, 10 * ETHER)
+    await controls.set_ether(user.address, 10 * ETHER)
+    await token.mint(hot, usdc)
+    async with WalletClient(wallet_rpc.endpoint) as wallet:
+        primary = await wallet.primary_address()
+    await miner.fund(primary, *[xmr // 10] * 10)
+    yield Exchange(
+        data_dir, miner.monerod, wallet_rpc, miner, anvil, token, token.client, controls, user, hot
+    )
+
+
+async def call(at: Server, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """One operation's envelope, over JSON-RPC."""
+    message = {"jsonrpc": "2.0", "id": "1", "method": method, "params": dict(params)}
+    answer = orjson.loads(await send(at, message))
+    assert "result" in answer, answer
+    return dict(answer["result"])
+
+
+async def create(at: Server, **params: Any) -> dict[str, Any]:
+    """A new order's envelope; it must be taken. The service may still be looking at its nodes."""
+    envelope = await call(at, "service.swap.create", {"chain": "arbitrum", **params})
+    assert envelope["ok"], envelope
+    return envelope
+
+
+async def status(at: Server, order_id: str) -> dict[str, Any]:
+    """The order as status tells it."""
+    envelope = await call(at, "service.swap.status", {"orderId": order_id})
+    assert envelope["ok"], envelope
+    return dict(envelope["data"]["order"])
+
+
+async def reaches(
+    stack: Exchange, at: Server, order_id: str, wanted: str, *, mine: bool = True
+) -> dict[str, Any]:
+    """Wait, with a block now and then, until the order has a status.
+
+    Blocks with time between them, as real ones: the service looks at both chains in one state.
+    """
+    next_block = 0.0
+
+    async def look() -> dict[str, Any] | None:
+        nonlocal next_block
+        order = await status(at, order_id)
+        if order["status"] == wanted:
+            return order
+        if mine and time.monotonic() > next_block:
+            await stack.mine()
+            next_block = time.monotonic() + BLOCK_SECONDS
+        return None
+
+    return await until(look, seconds=STEP_SECONDS)
