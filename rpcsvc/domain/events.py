@@ -103,9 +103,10 @@ class TransferUnknown:
 
 @dataclass(frozen=True, slots=True)
 class TransferSettled:
-    """The transfer is final on the network."""
+    """The transfer is final on the network. ``receipt`` (JSON) proves it, where there is one."""
 
     transfer_id: str
+    receipt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,8 @@ class Transfer:
     ``units`` is what the recipient gets; ``fee`` what the network takes besides. ``raw`` holds the
     signed bytes, hex, from PREPARED on: the very same are published again, never others.
     ``integrator_fee``: what was kept from a payout for the order's integrator, in the same units.
+    ``receipt`` (JSON): how anyone can check that it was made; its transaction id is the one that
+    was mined, which differs from ``txid`` when the fee had to be raised.
     """
 
     transfer_id: str
@@ -83,6 +85,7 @@ class Transfer:
     raw: str | None = None
     reason: str | None = None
     integrator_fee: int = 0
+    receipt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

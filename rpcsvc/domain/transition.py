@@ -293,7 +293,7 @@ def _removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> 
     if payout is None:
         return _decide(order, now)
     if spent_on != payout.transfer_id:
-        return Transition(order)
+        return _refund_extra(order)
     return _decide(_cancel(order, payout), now)
 
 
@@ -340,7 +340,7 @@ def _removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> T
     spent_on = (order.deposit(event.key) or _unknown(event.key)).transfer_id
     order = _withdraw(order, event)
     if spent_on != payout_id:
-        return Transition(order)
+        return _refund_extra(order)
     order = _cancel(order, payout) if payout else release(order, payout_id)
     return _decide(replace(order, fills=(), leftover=0, error_message=None), now)
 
@@ -350,7 +350,7 @@ def _removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transit
     deposit = order.deposit(event.key) or _unknown(event.key)
     order = _withdraw(order, event)
     if payout is None or deposit.transfer_id != payout.transfer_id:
-        return Transition(order)
+        return _refund_extra(order)
     return _refund_extra(_withhold_leftover(order, deposit.units))
 
 
@@ -363,11 +363,14 @@ def _withhold_leftover(order: Order, lost: int) -> Order:
 
 
 def _removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
-    return Transition(_finish_refunding(_withdraw(order, event)))
+    return _refund_extra(_withdraw(order, event))
 
 
 def _withdraw(order: Order, event: ev.DepositRemoved) -> Order:
-    """Mark the deposit removed, and take back a refund of it that was not signed yet."""
+    """Mark the deposit removed, and take back a refund of it that was not signed yet.
+
+    Other deposits that were to go back with it are free again: the caller plans anew.
+    """
     deposit = order.deposit(event.key) or _unknown(event.key)
     order = _set_deposit(order, event.key, DepositState.REMOVED)
     refund = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
@@ -442,7 +445,8 @@ _MAY_END = (
 
 def _settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
     transfer = _transfer(order, event.transfer_id, *_MAY_END)
-    order = _put(order, replace(transfer, state=TransferState.SETTLED, reason=None))
+    settled = replace(transfer, state=TransferState.SETTLED, reason=None, receipt=event.receipt)
+    order = _put(order, settled)
     if transfer.kind is TransferKind.PAYOUT:
         order = replace(order, status=OrderStatus.COMPLETED)
         return _refund_extra(order) if order.leftover else Transition(order)

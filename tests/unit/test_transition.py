@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
+from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts, TwapPlan
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.refunds import leftover_in
@@ -184,6 +185,8 @@ def check_step(before: Order, after: Order) -> None:
     for transfer in after.transfers:
         check_transfer(after, transfer.transfer_id)
     check_chunks(before, after)
+    if after.unspent and (after.status.is_terminal or after.status is OrderStatus.REFUNDING):
+        assert after.action_required == "refund_address", "money that nobody sends back"
     for transfer in before.transfers:
         now = after.transfer(transfer.transfer_id)
         assert now is not None
@@ -230,7 +233,10 @@ def check_transfer(order: Order, transfer_id: str) -> None:
 
 
 def check_end(order: Order, now: int) -> None:
-    """No order waits for ever: its deadlines lead to an end, or it names what it waits for."""
+    """No order waits for ever: its deadlines lead to an end, or it names what it waits for.
+
+    A deposit that is seen is waited for: its chain confirms it or lets it go.
+    """
     for _ in range(40):
         if order.deadline_at is None:
             return
@@ -239,7 +245,24 @@ def check_end(order: Order, now: int) -> None:
     if twap.is_filling(order):  # the runner tries each chunk until its patience is over
         order = transition(order, ev.FillingStopped(len(order.fills)), now).order
     in_flight = any(not t.state.is_final for t in order.transfers)
-    assert in_flight or order.action_required == "refund_address"
+    on_its_way = any(d.state is DepositState.SEEN for d in order.deposits)
+    assert in_flight or on_its_way or order.action_required == "refund_address"
+
+
+def test_a_deposit_that_vanishes_takes_no_other_with_it_out_of_a_refund() -> None:
+    order = open_order(terms(Direction.XMR_TO_USDC))
+    small = order.terms.min_deposit // 3
+    for name in (1, 2):
+        order = transition(order, ev.DepositSeen(key(name), small, None, NOW), NOW).order
+        order = transition(order, ev.DepositConfirmed(key(name)), NOW).order
+    order = transition(order, ev.DeadlinePassed(), order.terms.expires_at).order
+    order = transition(order, ev.RefundAddressGiven("home"), order.terms.expires_at).order
+
+    after = transition(order, ev.DepositRemoved(key(1)), order.terms.expires_at)
+
+    (refund,) = [t for t in after.order.refunds if t.state is TransferState.PLANNED]
+    assert refund.units == small - order.terms.refund_fee
+    assert AdvanceTransfer(refund.transfer_id) in after.effects
 
 
 @given(st.integers(1, 10**16), st.integers(10**6, 10**10), st.sampled_from(Direction))
