@@ -197,7 +197,7 @@ def require_offered(chain: Chain, service: Service) -> None:
     Not asked while an order is read: the retry of a key gets its first answer all the same.
     """
     offered = service.chains.all()
-    if chain.name == PERPS or chain in offered:
+    if chain.name == PERPS or any(chain.chain_id == other.chain_id for other in offered):
         return
     names = [other.name for other in offered]
     raise UnsupportedChain(

@@ -421,6 +421,27 @@ class TransferView(View):
     txid: str | None
 
 
+class ReceiptView(View):
+    """What proves a payout to anyone with a node: rpcsvc receipt verify checks it.
+
+    The Monero fields are for check_tx_key and check_tx_proof of a wallet; the EVM fields name the
+    token's Transfer event.
+    """
+
+    network: str
+    asset: Asset
+    txid: str
+    address: str
+    amount: Decimal
+    block: Annotated[int, Field(description="Number of the block that it is in.")]
+    transaction_key: str | None = None
+    transaction_proof: str | None = None
+    proof_message: str | None = None
+    chain_id: int | None = None
+    token: str | None = None
+    log_index: Annotated[int | None, Field(description="Within the block.")] = None
+
+
 class StatusResult(Result):
     """An order as it stands."""
 
@@ -438,6 +459,10 @@ class StatusResult(Result):
     action_required: Annotated[
         Literal[REFUND_ADDRESS] | None,  # type: ignore[valid-type] # from one place
         Field(description="What the user has to give; see nextActions."),
+    ]
+    receipt: Annotated[
+        ReceiptView | None,
+        Field(description="Proof of the payout, once completed on a real network; else null."),
     ]
 
 

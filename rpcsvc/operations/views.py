@@ -6,6 +6,8 @@ over the BFF; everything for people beside it is in decimal strings.
 
 from __future__ import annotations
 
+import orjson
+
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import XMR, format_units
 from rpcsvc.domain.order import Deposit, Order, Report, Transfer
@@ -65,7 +67,7 @@ def _own_report(order: Order) -> Report:
     return Report(
         deposit_txid=deposit.key.txid if deposit else None,
         output=payout.units if payout and settled else None,
-        refund_txid=refund.txid if refund else None,
+        refund_txid=mined_txid(refund) if refund else None,
     )
 
 
@@ -136,8 +138,22 @@ def transfer_view(transfer: Transfer) -> Json:
         "amount": format_units(transfer.units, transfer.asset),
         "asset": transfer.asset.symbol,
         "status": transfer.state.value,
-        "txid": transfer.txid,
+        "txid": mined_txid(transfer),
     }
+
+
+def mined_txid(transfer: Transfer) -> str | None:
+    """The transaction that settled it; before that, the one that was signed first."""
+    if transfer.receipt is not None:
+        return str(orjson.loads(transfer.receipt)["txid"])
+    return transfer.txid
+
+
+def _receipt(order: Order) -> Json | None:
+    payout = order.payout
+    if order.status is not OrderStatus.COMPLETED or payout is None or payout.receipt is None:
+        return None
+    return dict(orjson.loads(payout.receipt))
 
 
 def status_data(venue: Venue, order: Order) -> Json:
@@ -154,6 +170,7 @@ def status_data(venue: Venue, order: Order) -> Json:
         ],
         "outcome": order.status.value if order.status.is_terminal else None,
         "actionRequired": order.action_required,
+        "receipt": _receipt(order),
     }
 
 

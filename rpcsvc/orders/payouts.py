@@ -133,7 +133,7 @@ def _event_of(transfer: Transfer, verdict: Verdict) -> Event | None:
     transfer_id = transfer.transfer_id
     match verdict.outcome:
         case Outcome.SETTLED:
-            return TransferSettled(transfer_id)
+            return TransferSettled(transfer_id, verdict.receipt)
         case Outcome.FAILED:
             return TransferFailed(transfer_id, verdict.reason)
         case Outcome.PENDING if transfer.state is not TransferState.PUBLISHED:

@@ -237,10 +237,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome with the reason, in words for the operator."""
+    """An outcome with the reason, in words for the operator.
+
+    ``receipt`` (JSON) comes with SETTLED, where there is something that proves it.
+    """
 
     outcome: Outcome
     reason: str = ""
+    receipt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

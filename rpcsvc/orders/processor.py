@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 EffectSink = Callable[[str, Iterable[Effect]], None]
 # Bytes and addresses are on the order already; the history keeps what happened, not copies.
-_NOT_IN_HISTORY = frozenset({"raw", "address"})
+_NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
 
 
 class OrderProcessor:

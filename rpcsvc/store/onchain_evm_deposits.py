@@ -30,10 +30,18 @@ _SELECT_DEPOSIT = (
     " d.first_seen_at, d.block_number, d.block_hash, d.acknowledged, d.watched"
     " FROM evm_deposits d JOIN evm_addresses a ON a.address_index = d.address_index"
 )
+# With OR it would read all deposits that there ever were.
+_TO_WATCH = (
+    f"{_SELECT_DEPOSIT} WHERE d.network = ? AND d.watched = 1"
+    f" UNION {_SELECT_DEPOSIT} WHERE d.network = ? AND d.block_number > ?"
+)
+# A trigger refuses a known deposit with another recipient, amount, sender or time.
 _PUT_DEPOSIT = (
     "INSERT INTO evm_deposits (network, txid, position, address_index, units, sender,"
     " first_seen_at, block_number, block_hash, acknowledged, watched)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (network, txid, position) DO UPDATE SET"
+    " address_index = excluded.address_index, units = excluded.units, sender = excluded.sender,"
+    " first_seen_at = excluded.first_seen_at,"
     " block_number = excluded.block_number, block_hash = excluded.block_hash,"
     " acknowledged = excluded.acknowledged, watched = excluded.watched"
 )
@@ -129,14 +137,13 @@ class SqliteEvmDepositLedger:
 
     def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
         """Deposits that are watched, and all in blocks above a number."""
-        where = "WHERE d.network = ? AND (d.watched = 1 OR d.block_number > ?)"
-        rows = self._db.read(f"{_SELECT_DEPOSIT} {where}", (network, above))
+        rows = self._db.read(_TO_WATCH, (network, network, above))
         return [_deposit(row) for row in rows]
 
     async def put_deposits(self, deposits: Sequence[EvmDeposit]) -> None:
         """Add deposits, or change block, acknowledged state and watch of known ones.
 
-        What else a known one has is left as it is.
+        Raises StoreConflict when anything else of a known one differs.
         """
         await self._db.write([Statement(_PUT_DEPOSIT, _deposit_row(item)) for item in deposits])
 

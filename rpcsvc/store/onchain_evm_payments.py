@@ -56,25 +56,18 @@ _PUT_SWEEP: Final = (
     " WHERE network = ? AND address_index = ? AND serial = ?"
 )
 _UNSWEPT: Final = (
-    "WITH got AS (SELECT address_index, SUM(units) AS units, MIN(first_seen_at) AS at"
-    "  FROM evm_deposits WHERE network = :network AND acknowledged = 'confirmed'"
-    "  GROUP BY address_index),"
-    " took AS (SELECT address_index, SUM(taken) AS units, MAX(serial) AS serial,"
-    "  MAX(state = 'signed') AS busy FROM evm_sweeps WHERE network = :network"
-    "  GROUP BY address_index)"
-    " SELECT got.address_index, a.address, got.units - COALESCE(took.units, 0) AS due,"
-    "  COALESCE(took.serial, 0) + 1"
-    " FROM got JOIN evm_addresses a ON a.address_index = got.address_index"
-    " LEFT JOIN took ON took.address_index = got.address_index"
-    " WHERE due >= :least AND COALESCE(took.busy, 0) = 0"
-    " ORDER BY got.at, got.address_index"
+    "SELECT h.address_index, a.address, h.confirmed - h.taken,"
+    "  1 + COALESCE((SELECT MAX(s.serial) FROM evm_sweeps s"
+    "   WHERE s.network = h.network AND s.address_index = h.address_index), 0)"
+    " FROM evm_holdings h INDEXED BY evm_holdings_unswept"
+    " JOIN evm_addresses a ON a.address_index = h.address_index"
+    " WHERE h.network = ? AND h.confirmed > h.taken AND h.confirmed - h.taken >= ?"
+    " AND NOT EXISTS (SELECT 1 FROM evm_sweeps s WHERE s.network = h.network"
+    "  AND s.address_index = h.address_index AND s.state = 'signed')"
+    " ORDER BY h.address_index"
 )
-
 _UNSWEPT_OF: Final = (
-    "SELECT (SELECT COALESCE(SUM(units), 0) FROM evm_deposits WHERE network = :network"
-    "  AND address_index = :index AND acknowledged = 'confirmed')"
-    " - (SELECT COALESCE(SUM(taken), 0) FROM evm_sweeps WHERE network = :network"
-    "  AND address_index = :index)"
+    "SELECT confirmed - taken FROM evm_holdings WHERE network = ? AND address_index = ?"
 )
 
 
@@ -152,19 +145,18 @@ class SqliteEvmPaymentLedger:
     # --- sweeps --------------------------------------------------------------------------------
 
     def unswept(self, network: str, least: int) -> list[Unswept]:
-        """Addresses with at least so much to sweep and no sweep under way, oldest first."""
-        values: Any = {"network": network, "least": least}
-        return [Unswept(*row) for row in self._db.read(_UNSWEPT, values)]
+        """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
+        return [Unswept(*row) for row in self._db.read(_UNSWEPT, (network, least))]
 
     def unswept_of(self, network: str, address_index: int) -> int:
         """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
-        values: Any = {"network": network, "index": address_index}
-        return int(self._db.read_one(_UNSWEPT_OF, values)[0])
+        row = self._db.read_one(_UNSWEPT_OF, (network, address_index))
+        return int(row[0]) if row else 0
 
     def sweeps_under_way(self, network: str) -> list[Sweep]:
         """Sweeps in state SIGNED."""
         sql = (
-            f"SELECT {_SWEEP} FROM evm_sweeps"  # noqa: S608 - constants
+            f"SELECT {_SWEEP} FROM evm_sweeps INDEXED BY evm_sweeps_under_way"  # noqa: S608 - constants
             " WHERE network = ? AND state = 'signed' ORDER BY address_index"
         )
         return [_sweep(row) for row in self._db.read(sql, (network,))]

@@ -81,6 +81,7 @@ _TRANSFER = (
     "raw",
     "reason",
     "integrator_fee",
+    "receipt",
 )
 _FILL = ("order_id", "chunk", "units", "output", "integrator_fee", "rate", "at")  # fmt: skip
 
@@ -452,7 +453,7 @@ def _transfer_row(order_id: str, transfer: Transfer) -> tuple[Any, ...]:
         transfer.transfer_id, order_id, transfer.kind.value, transfer.network,
         transfer.asset.symbol, transfer.address, transfer.units, transfer.fee,
         transfer.state.value, transfer.txid, transfer.raw, transfer.reason,
-        transfer.integrator_fee,
+        transfer.integrator_fee, transfer.receipt,
     )  # fmt: skip
 
 

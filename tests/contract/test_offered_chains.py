@@ -126,6 +126,14 @@ async def test_a_chain_on_offer_is_swapped(sidecar: Served) -> None:
     assert (await post(sidecar, "/orders", body)).status == 200
 
 
+async def test_the_minimum_of_a_chain_is_the_upstreams(tmp_path: Path) -> None:
+    async with of_v1(tmp_path) as served:
+        told = (await rpc(served, "capabilities"))["data"]["chains"]
+        assert {chain["minSwapUsd"] for chain in told} == {13}
+        chains = (await call(served, "GET", "/chains")).body["chains"]
+        assert {chain["minSwapUsd"] for chain in chains} == {13}
+
+
 async def test_a_list_that_changes_is_followed_and_what_was_ordered_stays(tmp_path: Path) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path) as served:
         keyed = {**SWAP, "chain": "base", "idempotency-key": "mine"}

@@ -44,22 +44,27 @@ class V1Api:
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.method == "POST" else {}
-        if request.path in ("/v1/chains", "/bff/v1/chains"):
-            return self._chains()
-        if request.path == "/v1/quote":
-            return web.json_response(_quote(body))
         if request.path == "/v1/order":
             if self.sent("POST", "/v1/order") > self.most_creations:
                 return web.json_response({"error": "rate limit exceeded"}, status=429)
             return await self._create(server, request, body)
+        if request.path.startswith("/v1/bridge/"):
+            return await self._bridge(server, request, body)
+        return self._read(server, request.path, body)
+
+    def _read(self, server: UpstreamServer, path: str, body: dict[str, Any]) -> web.StreamResponse:
+        if path.endswith("/chains"):
+            return self._chains()
+        if path == "/v1/quote":
+            return web.json_response(_quote(body))
         if len(server.seen) - self.sent("POST", "/v1/order") > self.most_calls:
             return web.json_response({"error": "rate limit exceeded"}, status=429)
-        return self._status(request.path.rpartition("/")[2])
+        return self._status(path.rpartition("/")[2])
 
     def _chains(self) -> web.StreamResponse:
         listed = [
             {"chainId": number, "name": name, "nativeToken": "XMR" if number == 0 else "ETH",
-             "minSwapUsd": 10}
+             "minSwapUsd": 12.5}
             for number, name in self.chains.items()
         ]  # fmt: skip
         return web.json_response({"chains": listed})
@@ -74,7 +79,9 @@ class V1Api:
         seed = bytes([number]) * 64
         order = {
             "orderId": f"up-{number}",
-            "depositAddress": stagenet_subaddress(seed) if is_xmr else evm_address_from_seed(seed),
+            "depositAddress": stagenet_subaddress(seed)
+            if is_xmr
+            else evm_address_from_seed(seed[:32]),
             "depositChain": "monero" if is_xmr else "arbitrum",
             "depositChainId": body["fromChainId"],
             "depositToken": body["fromToken"],
@@ -90,6 +97,52 @@ class V1Api:
         if lost is not None:
             return await lost(server, request)
         return web.json_response({**order, **self.change})
+
+    async def _bridge(
+        self, server: UpstreamServer, request: web.Request, body: dict[str, Any]
+    ) -> web.StreamResponse:
+        what = request.path.removeprefix("/v1/bridge/")
+        if what == "rates":
+            rates = [{"exchange": "an exchange", "rate": 164.2, "eta": "5 min"}]
+            return web.json_response({"rates": rates, "wagyuRate": {"rate": 165.5, "eta": "5 min"}})
+        if what.startswith("order/"):
+            return self._bridge_status(what.removeprefix("order/"))
+        number = next(self._ids)
+        seed, pays_monero = bytes([number]) * 64, what == "deposit"
+        order = {
+            "orderId": f"br-{number}",
+            "depositAddress": (
+                stagenet_subaddress(seed) if pays_monero else evm_address_from_seed(seed[:32])
+            ),
+            "destination": body["toAddress"],
+            "expiresAt": "2036-01-01T00:00:00Z",
+        }
+        self.orders[order["orderId"]] = {**order, "type": what}
+        lost = self.lose.popleft() if self.lose else None
+        if lost is not None:
+            return await lost(server, request)
+        return web.json_response({**order, **self.change})
+
+    def _bridge_status(self, order_id: str) -> web.StreamResponse:
+        self.asked.set()
+        order = self.orders[order_id]
+        status = self.statuses[0] if len(self.statuses) == 1 else self.statuses.popleft()
+        seen, over = status != "awaiting_deposit", status == "completed"
+        return web.json_response(
+            {
+                "id": order_id,
+                "type": order["type"],
+                "status": status,
+                "amount": "500000000000" if seen else "0",
+                "confirmations": 10 if over else 0,
+                "requiredConfirmations": 10,
+                "tx_in": "ab" * 32 if seen else None,
+                "tx_out": "cd" * 32 if over else None,
+                "failure_reason": "The exchange is closed." if status == "failed" else None,
+                "created_at": "2026-01-01T00:00:00Z",
+                "completed_at": "2026-01-01T01:00:00Z" if over else None,
+            }
+        )
 
     def _status(self, order_id: str) -> web.StreamResponse:
         self.asked.set()

@@ -131,6 +131,7 @@ async def test_when_the_rate_falls_too_far_the_rest_waits_and_then_goes_back(
         await box.settle(6)
         refunded = await seen(box, placed)
         assert refunded["refundTxHash"]
+        assert refunded["actualOutput"] == ended["actualOutput"]
         assert refunded["errorMessage"]
     assert audit(tmp_path) == []
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
@@ -22,7 +21,6 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import Submission, SubmissionResult, Tag
 from rpcsvc.settlement.onchain.evm_link import Refused
 from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, Purpose
-from rpcsvc.settlement.onchain.keys import TransactionPlan
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -50,14 +48,6 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]
     await token.mint(HOT, 1000 * USDC)
     async with till(anvil, token, tmp_path) as made:
         yield made
-
-
-async def spend_nonce(own: Till, nonce: int, *, gwei: int = 50) -> str:
-    """What someone else does with the same key; the transaction's id."""
-    plan = TransactionPlan(own.network.chain_id, nonce, HOT, 21_000, gwei * GWEI, GWEI)
-    result = await own.token.client.submit(KEYS.signer(0).sign(plan).raw)
-    assert result.submission is Submission.ACCEPTED
-    return result.txid
 
 
 # --- the plain way -----------------------------------------------------------------------------
@@ -156,6 +146,18 @@ async def test_nothing_is_signed_while_the_token_is_paused(own: Till) -> None:
         await own.payments.prepare(own.transfer(USER))
     await own.token.unpause()
     await own.payments.prepare(own.transfer(USER))
+
+
+async def test_paused_after_signing_it_is_published_when_the_token_moves_again(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await own.token.pause()
+    verdict = await own.pay(transfer)
+    assert (verdict.outcome, "paused" in verdict.reason) == (Outcome.UNKNOWN, True)
+    assert await own.token.client.nonce(HOT) == 0
+    await own.token.unpause()
+    assert (await own.pay(transfer)).outcome is Outcome.PENDING
+    await mined(own.token.client, transfer.txid or "")
+    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
 
 
 async def test_what_waits_to_be_mined_is_not_promised_twice(own: Till) -> None:
@@ -355,6 +357,20 @@ async def test_a_payout_taken_back_leaves_no_gap_in_the_nonces(
     assert await own.token.balance(FRIEND) == USDC
 
 
+async def test_what_was_taken_back_is_never_published(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.controls.automine(enabled=False)
+    given_up = await own.prepared(own.transfer(USER))
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+    await own.payments.maintain()
+    verdict = await own.pay(given_up)
+    assert (verdict.outcome, "withdrawn" in verdict.reason) == (Outcome.UNKNOWN, True)
+    await own.controls.mine(2)
+    assert await own.token.client.nonce(HOT, Tag.LATEST) == 1
+    assert await own.token.balance(USER) == 0
+
+
 async def test_a_gap_is_filled_by_maintenance_alone_and_over_a_kill(
     own: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,240 +422,6 @@ async def test_a_failure_that_is_reorganised_away_was_none(own: Till) -> None:
     await mined(own.token.client, transfer.txid or "")
     assert (await own.settle(transfer)).outcome is Outcome.SETTLED
     assert await own.token.balance(USER) == USDC
-
-
-# --- stuck -------------------------------------------------------------------------------------
-
-
-async def stuck_payout(own: Till) -> Transfer:
-    """In the pool, where nothing is mined."""
-    await own.controls.automine(enabled=False)
-    transfer = await own.prepared(own.transfer(USER))
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    own.clock.now += MINUTE_MS
-    return transfer
-
-
-async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(own: Till) -> None:
-    transfer = await stuck_payout(own)
-    own.clock.now -= 1
-    await own.payments.maintain()
-    assert len(own.payment(transfer).attempts) == 1
-    own.clock.now += 1
-    await own.payments.maintain()
-    first, second = own.payment(transfer).attempts
-    assert second.max_fee * 100 >= first.max_fee * 125
-    assert second.tip * 100 >= first.tip * 125
-    replaced = await own.token.client.transaction(second.txid)
-    assert replaced is not None
-    assert (replaced.nonce, replaced.data) == (0, own.payment(transfer).order.data)
-    await own.payments.maintain()
-    assert len(own.payment(transfer).attempts) == 2
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await own.controls.mine(3)
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert own.payments.receipt(transfer).txid == second.txid
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(own: Till) -> None:
-    transfer = await stuck_payout(own)
-    await own.payments.maintain()
-    first, second = own.payment(transfer).attempts
-    await own.controls.drop(second.txid)
-    await own.client.submit(bytes.fromhex(first.raw))
-    await own.controls.mine(3)
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert own.payments.receipt(transfer).txid == first.txid
-    await own.payments.maintain()
-    assert [item.txid for item in await own.receipts(transfer)] == [first.txid]
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_a_dropped_payout_comes_back_with_the_same_bytes(own: Till) -> None:
-    transfer = await stuck_payout(own)
-    await own.controls.drop(transfer.txid or "")
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.ABSENT
-    await own.payments.maintain()
-    assert len(own.payment(transfer).attempts) == 1
-    await own.controls.mine(3)
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_those_behind_the_stuck_one_wait_with_their_fees(own: Till) -> None:
-    first = await stuck_payout(own)
-    second = await own.prepared(own.transfer(FRIEND))
-    await own.pay(second)
-    own.clock.now += MINUTE_MS
-    await own.payments.maintain()
-    assert [len(own.payment(item).attempts) for item in (first, second)] == [2, 1]
-    await own.controls.mine(3)
-    for item in (first, second):
-        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
-
-
-async def test_fees_that_the_network_has_outgrown_are_raised_for_all(own: Till) -> None:
-    first = await stuck_payout(own)
-    second = await own.prepared(own.transfer(FRIEND))
-    await own.pay(second)
-    own.clock.now += MINUTE_MS
-    await own.controls.drop(first.txid or "")
-    await own.controls.drop(second.txid or "")
-    await own.controls.set_next_base_fee(20 * GWEI)
-    await own.controls.mine()
-    await own.payments.maintain()
-    for item in (first, second):
-        assert own.payment(item).latest.max_fee >= 20 * GWEI
-    await own.controls.mine(3)
-    for item in (first, second):
-        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == await own.token.balance(FRIEND) == USDC
-
-
-async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_told(
-    own: Till,
-) -> None:
-    transfer = await stuck_payout(own)
-    for _ in range(30):
-        await own.payments.maintain()
-        own.clock.now += MINUTE_MS
-    payment = own.payment(transfer)
-    assert 2 < len(payment.attempts) < 30
-    assert payment.most_fee <= own.network.highest_fee
-    (told,) = own.payments.conditions()
-    assert transfer.transfer_id in told
-    assert own.payments.stuck() == transfer.transfer_id
-    await own.controls.mine(3)
-    await own.payments.maintain()
-    assert own.payments.stuck() is None
-    assert own.payments.conditions() == []
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_a_refused_replacement_leaves_the_first_in_force(
-    own: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer = await stuck_payout(own)
-
-    async def underpriced(raw: bytes) -> SubmissionResult:
-        return SubmissionResult(Submission.REPLACEMENT_UNDERPRICED, "0x", "underpriced")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(own.client, "submit", underpriced)
-        await own.payments.maintain()
-    assert len(own.payment(transfer).attempts) == 2
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
-    await own.controls.mine(3)
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_killed_between_a_replacement_and_its_publication_one_is_paid(
-    own: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer = await stuck_payout(own)
-    with monkeypatch.context() as patched:
-        patched.setattr(own.client, "submit", None)
-        with pytest.raises(TypeError):
-            await own.payments.maintain()
-    async with own.again() as later:
-        assert len(later.payment(transfer).attempts) == 2
-        later.clock.now += MINUTE_MS
-        await later.payments.maintain()
-        await later.controls.mine(3)
-        assert (await later.payments.look_up(transfer)).outcome is Outcome.SETTLED
-        assert len(await later.receipts(transfer)) == 1
-        assert await later.token.balance(USER) == USDC
-
-
-# --- reorganisations and others with the same key -----------------------------------------------
-
-
-async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_bytes(
-    own: Till,
-) -> None:
-    transfer = await own.paid(own.transfer(USER))
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
-    await own.controls.reorganise(1)
-    assert await own.token.balance(USER) == 0
-    own.clock.now += MINUTE_MS
-    await own.payments.maintain()
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert len(own.payment(transfer).attempts) == 1
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_again(
-    own: Till,
-) -> None:
-    transfer = await own.paid(own.transfer(USER))
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    await own.controls.reorganise(4)
-    assert await own.token.balance(USER) == 0
-    await own.payments.maintain()
-    assert len(own.payments.conditions()) == 1
-    await mined(own.token.client, transfer.txid or "")
-    await own.payments.maintain()
-    assert own.payments.conditions() == []
-    assert await own.token.balance(USER) == USDC
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    receipt = await own.token.client.receipt(transfer.txid or "")
-    assert receipt is not None
-    assert own.payments.receipt(transfer).block_number == receipt.block_number
-
-
-async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(
-    own: Till,
-) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await mined(own.token.client, await spend_nonce(own, 0))
-    first = await own.pay(transfer)
-    assert (first.outcome, "at least 1 of 5" in first.reason) == (Outcome.UNKNOWN, True)
-    await own.controls.mine(3)
-    assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
-    await own.controls.mine(1)
-    failed = await own.pay(transfer)
-    assert (failed.outcome, "has used nonce 0" in failed.reason) == (Outcome.FAILED, True)
-    other = await own.paid(own.transfer(FRIEND))
-    assert own.payment(other).nonce == 1
-    assert (await own.settle(other)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == 0
-
-
-async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_is_used(
-    own: Till,
-) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await mined(own.token.client, await spend_nonce(own, 0))
-    assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
-    await own.controls.reorganise(1)
-    await own.controls.mine(2)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
-
-
-async def test_nonces_that_others_used_are_skipped_and_told(own: Till) -> None:
-    await own.paid(own.transfer(USER))
-    await mined(own.token.client, await spend_nonce(own, 1))
-    transfer = await own.paid(own.transfer(USER))
-    assert own.payment(transfer).nonce == 2
-    assert any("something else sends" in told for told in own.payments.conditions())
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == 2 * USDC
-
-
-async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
-    own: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer = await own.paid(own.transfer(USER))
-    await own.controls.mine(5)
-    monkeypatch.setattr(usdc, "TRANSFER_TOPIC", bytes(32))  # as if the event were another's
-    verdict = await own.payments.look_up(transfer)
-    assert (verdict.outcome, "shows no such transfer" in verdict.reason) == (Outcome.UNKNOWN, True)
 
 
 # --- what is told ------------------------------------------------------------------------------

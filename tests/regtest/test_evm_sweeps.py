@@ -19,6 +19,7 @@ from rpcsvc.settlement.onchain.evm import EvmClient, SubmissionResult
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork
 from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, SweepMethod
 from rpcsvc.settlement.onchain.keys import TransactionPlan
+from rpcsvc.store.sqlite import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -229,6 +230,31 @@ async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_rep
     assert await own.token.balance(HOT) == 5 * USDC
 
 
+async def test_a_condition_goes_with_what_there_was_to_sweep(own: Till) -> None:
+    bad = await own.give(2, 5 * USDC)
+    await own.token.blacklist(bad)
+    await own.sweeps.maintain()
+    assert len(own.sweeps.conditions()) == 1
+    await own.database.write([Statement("UPDATE evm_deposits SET acknowledged = 'removed'", ())])
+    await own.sweeps.maintain()
+    assert own.sweeps.conditions() == []
+
+
+async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.give(2, 5 * USDC)
+    await own.sweeps.maintain()
+
+    async def never(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(own.sweeps, "_is_used", never)
+    await finish(own)
+    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
+    assert "failed" in own.sweeps.conditions()[0]
+
+
 async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await own.token.pause()
@@ -315,15 +341,39 @@ async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-async def test_units_that_are_missing_are_told(own: Till) -> None:
-    address = await own.give(2, 5 * USDC)
-    await own.controls.set_ether(address, ETHER)
+async def drain(own: Till, index: int, units: int) -> None:
+    """What someone does who has the key of a deposit address."""
+    signer = KEYS.signer(index)
+    await own.controls.set_ether(signer.address, ETHER)
     plan = TransactionPlan(
         own.network.chain_id, 0, own.token.address, 200_000, 9 * GWEI, GWEI,
-        usdc.transfer(USER, 5 * USDC),
+        usdc.transfer(USER, units),
     )  # fmt: skip
-    result = await own.token.client.submit(KEYS.signer(2).sign(plan).raw)
+    result = await own.token.client.submit(signer.sign(plan).raw)
     assert (await mined(own.token.client, result.txid)).ok
+
+
+async def test_what_others_drained_is_not_counted_as_swept(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.give(2, 5 * USDC)
+    real = own.client.submit
+
+    async def submit_late(raw: bytes) -> SubmissionResult:
+        await drain(own, 2, 5 * USDC)
+        return await real(raw)
+
+    monkeypatch.setattr(own.client, "submit", submit_late)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert own.ledger.sweeps_under_way(NETWORK) == []
+    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
+    assert "failed" in own.sweeps.conditions()[0]
+
+
+async def test_units_that_are_missing_are_told(own: Till) -> None:
+    await own.give(2, 5 * USDC)
+    await drain(own, 2, 5 * USDC)
     await own.sweeps.maintain()
     assert own.live() == []
     assert "something else takes from it" in own.sweeps.conditions()[0]
@@ -332,18 +382,22 @@ async def test_units_that_are_missing_are_told(own: Till) -> None:
 # --- kills and stuck sweeps ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("before", ["it was marked", "it was sent"])
 async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: Till, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     await own.give(2, 5 * USDC)
-    monkeypatch.setattr(own.payments, "_hand_over", None)
+    if before == "it was marked":
+        monkeypatch.setattr(own.payments._publisher, "hand_over", None)
+    else:
+        monkeypatch.setattr(own.client, "submit", None)
     with pytest.raises(TypeError):
         await own.sweeps.maintain()
     async with own.again() as later:
         (signed,) = later.live()
-        assert signed.state is PaymentState.PREPARED
+        assert (signed.state is PaymentState.PREPARED) == (before == "it was marked")
         await later.sweeps.maintain()
-        assert len(later.live()) == 1
+        assert later.live() == [signed]
         await later.payments.maintain()
         await finish(later)
         assert all_left(later) == []
@@ -392,7 +446,6 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
         await finish(own)
         (take,) = own.ledger.sweeps_under_way(NETWORK)
         assert take.method is SweepMethod.TAKE
-        assert await token.balance(address) == 5 * USDC
         await finish(own)
         assert not (all_left(own) or own.sweeps.conditions())
         assert await token.balance(address) == 0

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.money import XMR as XMR_ASSET
+from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
@@ -134,13 +136,16 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
     await settle(own, miner, transfer)
     assert await payee.received() == [UNITS]
     receipt = await own.side.receipt(transfer)
-    by_key = await payee.wallet.check_key(receipt.txid, receipt.tx_key, payee.address)
-    assert by_key.received == receipt.units == UNITS
+    by_key = await payee.wallet.check_key(receipt["txid"], receipt["transactionKey"], payee.address)
+    assert by_key.received == UNITS
+    assert receipt["amount"] == format_units(UNITS, XMR_ASSET)
     by_proof = await payee.wallet.check_proof(
-        receipt.txid, payee.address, receipt.proof or "", transfer.transfer_id
+        receipt["txid"], payee.address, receipt["transactionProof"], receipt["proofMessage"]
     )
     assert (by_proof.valid, by_proof.received) == (True, UNITS)
-    assert 0 < receipt.fee <= transfer.fee
+    paid = own.ledger.payment(transfer.transfer_id)
+    assert paid is not None
+    assert 0 < paid.fee <= transfer.fee
     assert await own.side.receipt(transfer) == receipt
 
 
@@ -294,7 +299,9 @@ async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
         await settle(later, miner, transfer)
         assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
         receipt = await later.side.receipt(transfer)
-        by_key = await payee.wallet.check_key(receipt.txid, receipt.tx_key, payee.address)
+        by_key = await payee.wallet.check_key(
+            receipt["txid"], receipt["transactionKey"], payee.address
+        )
         assert by_key.received == UNITS
 
 

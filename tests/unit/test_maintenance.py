@@ -83,7 +83,8 @@ FAULTS = {
     ],
     "an order has more than one payout that is, or may be, paid": [
         "INSERT INTO transfers SELECT 'second', order_id, kind, network, asset, address, units,"
-        f" fee, 'published', NULL, NULL, NULL, 0 FROM transfers WHERE transfer_id = ({PAYOUT})"
+        " fee, 'published', NULL, NULL, NULL, 0, NULL"
+        f" FROM transfers WHERE transfer_id = ({PAYOUT})"
     ],
     "a refund is not its deposits less the fee": [
         f"UPDATE transfers SET units = units + 1 WHERE transfer_id = ({REFUND})"

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm_deposit_ledger import (
     EvmDeposit,
     EvmWallet,
 )
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_deposits import _TO_WATCH, SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
@@ -73,7 +73,10 @@ async def test_a_deposit_keeps_what_it_is(
     ledger: SqliteEvmDepositLedger, database: Database
 ) -> None:
     await ledger.put_deposits([deposit()])
-    await ledger.put_deposits([deposit(units=6, sender=STRANGER, block_number=8, watched=False)])
+    for other in (deposit(units=6), deposit(sender=STRANGER), deposit(address_index=2)):
+        with pytest.raises(StoreConflict):
+            await ledger.put_deposits([other])
+    await ledger.put_deposits([deposit(block_number=8, watched=False)])
     await ledger.acknowledge([(deposit().key, CONFIRMED)], None)
     kept = deposit(block_number=8, watched=False, acknowledged=CONFIRMED)
     assert ledger.deposit(deposit().key) == kept
@@ -140,3 +143,11 @@ async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
     plan = " ".join(str(row) for row in database.read(sql, ("[]",)))
     assert "SEARCH evm_addresses USING" in plan
     assert "(address=?)" in plan
+
+
+async def test_old_deposits_are_not_read_to_find_those_to_watch(database: Database) -> None:
+    rows = database.read(f"EXPLAIN QUERY PLAN {_TO_WATCH}", ("arbitrum", "arbitrum", 7))
+    plan = " ".join(str(row) for row in rows)
+    assert "evm_deposits_watched" in plan
+    assert "(network=? AND block_number>?)" in plan
+    assert "SCAN d" not in plan

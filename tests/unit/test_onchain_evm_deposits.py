@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.order import DepositKey
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain import evm_deposits
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (
@@ -25,7 +24,6 @@ from tests.unit.evm_chain import (
     USER,
     Event,
     Reader,
-    digest,
     key,
     pays,
 )
@@ -209,6 +207,25 @@ async def test_a_transaction_that_pays_otherwise_in_another_block_is_not_credite
     assert await reader.look() == {key("a", 1): CONFIRMED}
 
 
+async def test_what_was_written_off_is_not_credited_when_its_neighbour_is_looked_up(
+    reader: Reader,
+) -> None:
+    number = reader.chain.mine(("a", pays(500, 6)))
+    await reader.look()
+    reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(("a", pays(5, 6)))
+    assert await reader.look() == {key("a"): REMOVED}
+    assert await reader.look() == {}
+    reader.chain.replace_from(number, salt=2)
+    reader.chain.mine(("a", pays(5, 6)), count=3)
+    reader.chain.blind = 9
+    assert await reader.look() == {}
+    written_off, neighbour = reader.ledger.deposit(key("a")), reader.ledger.deposit(key("a", 1))
+    assert written_off is not None
+    assert neighbour is not None
+    assert (written_off.block_number, neighbour.block_number) == (None, number + 3)
+
+
 async def test_a_place_that_changes_makes_another_deposit(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     await reader.look()
@@ -242,8 +259,10 @@ async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: R
     reader.chain.mine(count=300)
     with pytest.raises(Unavailable):
         await reader.look()
-    assert reader.link.problem is not None
-    assert "another chain" in reader.link.problem
+    assert "another chain" in str(reader.scanner.problem)
+    await reader.link.check()
+    assert reader.link.problem is None
+    assert "another chain" in str(reader.scanner.problem)
 
 
 # --- nodes that are late ---------------------------------------------------------------------
@@ -268,7 +287,7 @@ async def test_a_node_that_is_far_behind_is_reported(reader: Reader) -> None:
     assert "lacks the newest 15 blocks" in str(reader.link.problem)
     reader.chain.lag = 0
     assert await reader.look() == {}
-    assert reader.link.problem is None
+    assert (reader.link.problem, reader.scanner.problem) == (None, None)
 
 
 async def test_events_that_a_late_node_did_not_give_are_found_by_the_next_pass(
@@ -282,13 +301,120 @@ async def test_events_that_a_late_node_did_not_give_are_found_by_the_next_pass(
     assert await reader.look() == {key("a"): SEEN}
 
 
+async def test_a_shorter_chain_with_none_of_the_recorded_blocks_is_refused_at_once(
+    reader: Reader,
+) -> None:
+    reader.chain.replace_from(0, salt=1)
+    reader.chain.mine(count=48)
+    with pytest.raises(Unavailable):
+        await reader.look()
+    assert "another chain" in str(reader.scanner.problem)
+
+
+async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Reader) -> None:
+    reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=2)
+    assert await reader.look(acknowledge=False) == {key("a"): CONFIRMED}
+    # Committed, and the cursor stays where it was: a stop before the pass was over.
+    await reader.ledger.acknowledge([(key("a"), CONFIRMED)], None)
+    reader.restart()
+    reader.chain.lag = 2
+    assert await reader.look() == {}
+
+
+async def test_a_node_that_names_no_finalized_block_is_reported(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    reader = Reader(ledger, confirmations=None)
+    await reader.look()
+    reader.chain.finalized = 10**6
+    reader.chain.mine(("a", pays(5)))
+    with pytest.raises(Unavailable):
+        await reader.look()
+    assert "no finalized block" in str(reader.scanner.problem)
+
+
+async def test_nodes_that_contradict_each_other_confirm_nothing_and_move_nothing(
+    reader: Reader,
+) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    await reader.look()
+    before = reader.ledger.deposit(key("a")), reader.ledger.cursors("arbitrum")
+    reader.chain.mine(count=9)
+    reader.chain.elsewhere = {number - 1, number}
+    fork = [item for item in before[1] if item.number < number - 1]
+    assert fork
+    for _ in range(3):
+        assert await reader.look() == {}
+        assert (reader.ledger.deposit(key("a")), reader.ledger.cursors("arbitrum")) == before
+    reader.chain.elsewhere = set()
+    assert await reader.look() == {key("a"): CONFIRMED}
+
+
+async def test_a_block_that_a_node_does_not_know_is_not_taken_for_gone(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    await reader.look(acknowledge=False)
+    before = reader.ledger.cursors("arbitrum")
+    reader.chain.mine(count=5)
+    reader.chain.missing, reader.chain.blind = {number}, 9
+    assert await reader.look() == {key("a"): SEEN}
+    assert reader.ledger.cursors("arbitrum") == before
+    reader.chain.missing, reader.chain.blind = set(), 0
+    assert await reader.look() == {key("a"): CONFIRMED}
+
+
+async def test_an_event_without_a_receipt_holds_the_cursor_back(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=20)
+
+    async def unknown(_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "receipt", unknown)
+        assert await reader.look() == {}
+    assert await reader.look() == {key("a"): CONFIRMED}
+
+
+async def test_a_deposit_recorded_in_a_wrong_block_is_put_right_when_it_is_due(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    reader = Reader(ledger, confirmations=12)
+    await reader.look()
+    reader.chain.mine(("a", pays(5)))
+    for _ in range(6):
+        await reader.look()
+        reader.chain.mine()
+    stored = reader.ledger.deposit(key("a"))
+    assert stored is not None
+    await reader.ledger.put_deposits([replace(stored, block_hash=key("fork").txid)])
+    reader.chain.mine(count=9)
+    assert await reader.look() == {key("a"): CONFIRMED}
+    assert reader.ledger.deposit(key("a")) == replace(stored, acknowledged=CONFIRMED)
+
+
+async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Reader) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    for _ in range(4):
+        await reader.look()
+        reader.chain.mine()
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(again)
+    reader.chain.mine()
+    assert await reader.look() == {key("a"): SEEN}
+    assert reader.scanner.confirmations(key("a")) == 2
+
+
 # --- what it costs ---------------------------------------------------------------------------
 
 
 async def test_a_long_absence_is_made_up_for_in_several_passes(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader.scanner, "_span", 5)
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 5)
+    reader.restart()
     names = [f"tx{n}" for n in range(60)]
     for name in names:
         reader.chain.mine((name, pays(1)), count=3)
@@ -325,69 +451,3 @@ async def test_a_pass_without_a_new_block_costs_one_call(reader: Reader) -> None
     reader.chain.asked.clear()
     await reader.look()
     assert reader.chain.asked == ["block"]
-
-
-# --- at random -------------------------------------------------------------------------------
-
-
-class Storm:
-    """Blocks, payments, forks, late nodes, restarts and lost acknowledgements, in any order."""
-
-    def __init__(self, reader: Reader, seed: int) -> None:
-        self.reader = reader
-        self.dice = random.Random(seed)
-        self.lost: list[tuple[str, list[Event]]] = []
-        self.made = 0
-
-    def payments(self) -> Iterator[tuple[str, list[Event]]]:
-        for _ in range(self.dice.choice([0, 0, 1, 1, 2])):
-            self.made += 1
-            units = [self.dice.randint(1, 9) for _ in range(self.dice.randint(1, 3))]
-            yield f"tx{self.made}", pays(*units, to=self.dice.randrange(20))
-        if self.lost and self.dice.random() < 0.5:
-            yield self.lost.pop(self.dice.randrange(len(self.lost)))
-
-    def blow(self) -> None:
-        chain, dice = self.reader.chain, self.dice
-        if dice.random() < 0.25:
-            depth = dice.randint(1, 12)
-            number = max(45, len(chain.blocks) - depth)
-            height = len(chain.blocks)
-            self.lost += chain.replace_from(number, salt=dice.randint(1, 10**9))
-            # A fork is longer than what it replaces, sooner or later.
-            for _ in range(dice.randint(0, height - len(chain.blocks) + 1)):
-                chain.mine(*self.payments())
-        for _ in range(dice.randint(0, 4)):
-            chain.mine(*self.payments())
-        chain.lag, chain.blind = dice.choice([0, 0, 0, 1, 2]), dice.choice([0, 0, 0, 1, 2])
-
-    async def pass_(self) -> None:
-        if self.dice.random() < 0.2:
-            self.reader.restart()
-        with suppress(Unavailable):  # the fork is too short as yet
-            await self.reader.look(acknowledge=self.dice.random() < 0.8)
-
-    async def calm(self) -> None:
-        self.reader.chain.lag = self.reader.chain.blind = 0
-        self.reader.chain.mine(count=40)
-        for _ in range(3):
-            await self.reader.look()
-
-
-@pytest.mark.parametrize("seed", range(12))
-async def test_after_any_weather_the_books_are_what_the_chain_is(reader: Reader, seed: int) -> None:
-    storm = Storm(reader, seed)
-    for _ in range(60):
-        storm.blow()
-        await storm.pass_()
-    await storm.calm()
-    held = {item.key: item.units for item in reader.book.values() if item.state is CONFIRMED}
-    events = [
-        (DepositKey("arbitrum", digest(name), position), units)
-        for block in reader.chain.blocks
-        for name, paid in block
-        for position, (_, _, units) in enumerate(paid)
-    ]
-    assert held == dict(events)
-    assert len(events) == len(held) > 30
-    assert all(item.state is not SEEN for item in reader.book.values())

@@ -129,7 +129,7 @@ async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
         "UPDATE transfers SET units = units + 1",
         "UPDATE transfers SET raw = 'other'",
         "INSERT INTO transfers SELECT transfer_id || 'x', order_id, kind, network, asset, address,"
-        " units, fee, state, 'other', raw, reason, integrator_fee FROM transfers",
+        " units, fee, state, 'other', raw, reason, integrator_fee, receipt FROM transfers",
     ],
 )
 async def test_the_database_refuses_to_change_what_has_happened(

@@ -36,22 +36,24 @@ class Told:
         self, demand: Demand | None = None, *, patience_ms: int | None = None
     ) -> UpstreamChains:
         assert demand is not None
-        assert patience_ms in (None, 0)
+        assert (patience_ms is None) is (demand.urgency is Urgency.ROUTINE)
         self.asked.append((self.time.now, demand.urgency))
         if self.is_silent:
             await asyncio.get_running_loop().create_future()
         numbers = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         if numbers is None:
             raise NeverSent("no connection")
-        return UpstreamChains(
-            tuple(UpstreamChain(number, "a name", "ETH", Decimal(1)) for number in numbers), b""
-        )
+        return UpstreamChains(listed(*numbers), b"")
 
 
 def watch_of(time: VirtualTime, told: Told, pace: Pace = PACE) -> tuple[ChainWatch, OfferedChains]:
     chains = OfferedChains(configured())
     timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
     return ChainWatch(cast("Upstream", told), chains, timing, pace), chains
+
+
+def listed(*numbers: int, least: str = "1") -> tuple[UpstreamChain, ...]:
+    return tuple(UpstreamChain(number, "a name", "ETH", Decimal(least)) for number in numbers)
 
 
 def configured() -> ChainRegistry:
@@ -65,7 +67,7 @@ def numbers(chains: ChainRegistry) -> set[int]:
 def test_what_is_not_on_offer_is_still_found_and_named_by_nobody() -> None:
     chains = OfferedChains(configured())
     assert chains.all() == configured().all()
-    chains.offer([0, ARBITRUM, 101])
+    chains.offer(listed(0, ARBITRUM, 101))
     assert numbers(chains) == {ARBITRUM}
     assert chains.resolve("base").chain_id == BASE
     assert chains.by_id(BASE) is not None
@@ -76,10 +78,19 @@ def test_what_is_not_on_offer_is_still_found_and_named_by_nobody() -> None:
     assert "base" not in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("least", "shown"), [("25", 25), ("24.01", 25), ("0", 0), ("1e308", 10**12)]
+)
+def test_the_minimum_that_is_shown_is_the_upstreams(least: str, shown: int) -> None:
+    chains = OfferedChains(configured())
+    chains.offer(listed(ARBITRUM, least=least))
+    assert [chain.min_swap_usd for chain in chains.all()] == [shown]
+
+
 def test_a_list_without_any_configured_chain_changes_nothing() -> None:
     chains = OfferedChains(configured())
-    chains.offer([BASE])
-    assert chains.offer([0, 101]) == ()
+    chains.offer(listed(BASE))
+    assert chains.offer(listed(0, 101)) == ()
     assert numbers(chains) == {BASE}
 
 

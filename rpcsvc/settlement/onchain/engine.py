@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
+import orjson
 import structlog
 
 from rpcsvc.domain.money import Asset, format_units
@@ -129,11 +131,13 @@ class OnchainEngine:
         """Hand the transfer's own bytes to the network, unless payouts are paused."""
         if self._guard.paused() is not None:
             return Verdict(Outcome.ABSENT, "payouts are paused")
-        return await self._of(transfer.network).publish(transfer)
+        side = self._of(transfer.network)
+        return await _with_receipt(side, transfer, await side.publish(transfer))
 
     async def look_up(self, transfer: Transfer) -> Verdict:
-        """What the network says of the transfer."""
-        return await self._of(transfer.network).look_up(transfer)
+        """What the network says of the transfer; with its receipt once it is settled."""
+        side = self._of(transfer.network)
+        return await _with_receipt(side, transfer, await side.look_up(transfer))
 
     def health(self) -> Health:
         """Whether everything can be settled, and if not, what is wrong."""
@@ -168,3 +172,11 @@ async def _maintain(side: Side) -> None:
         await side.maintain()
     except Exception:
         log.exception("upkeep_failed", asset=side.asset.symbol)
+
+
+async def _with_receipt(side: Side, transfer: Transfer, verdict: Verdict) -> Verdict:
+    """A settled transfer is not called so before what proves it is at hand."""
+    if verdict.outcome is not Outcome.SETTLED:
+        return verdict
+    receipt = await side.receipt(transfer)
+    return replace(verdict, receipt=orjson.dumps(receipt).decode())

@@ -13,17 +13,16 @@ What does not live here: what a deposit means for its order (orders/deposits.py)
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
-from typing import Final, cast
+from typing import Final
 
 import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.evm import (
     WIDEST_LOG_RANGE,
@@ -39,6 +38,7 @@ from rpcsvc.settlement.onchain.evm_deposit_ledger import (
     EvmDeposit,
     EvmDepositLedger,
 )
+from rpcsvc.settlement.onchain.evm_fork import ForkFinder
 from rpcsvc.settlement.onchain.evm_link import EvmLink, Refused
 
 log = structlog.get_logger(__name__)
@@ -46,10 +46,8 @@ log = structlog.get_logger(__name__)
 # How many ranges of blocks one pass reads at most: a service that was away for long catches up
 # over several passes, and other work goes on between them.
 _RANGES_PER_PASS: Final = 8
-# An address often stands for several nodes, of which some are late: one that lacks the newest
-# blocks gives no events for them and no error. So the last blocks are always read again.
-_NODE_LAG_SECONDS: Final = 30
-_WIDEST_OVERLAP: Final = 256
+# To read one takes some 20 microseconds, and nothing else is done meanwhile.
+_MANY_EVENTS: Final = 4000
 _NOBODY: Final = "0x" + "0" * 40
 
 
@@ -68,17 +66,23 @@ class Look:
     settled: bool = True
     deposits: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
     stored: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
+    keys: dict[str, set[DepositKey]] = field(default_factory=dict)
     blocks: dict[int, Block | None] = field(default_factory=dict)
 
     def load(self, known: Iterable[EvmDeposit]) -> None:
         """Take in what the database has, unless it is here already."""
         for item in known:
             self.stored.setdefault(item.key, item)
-            self.deposits.setdefault(item.key, item)
+            self.put(self.deposits.get(item.key, item))
+
+    def put(self, item: EvmDeposit) -> None:
+        """Take in a deposit as it is now."""
+        self.deposits[item.key] = item
+        self.keys.setdefault(item.txid, set()).add(item.key)
 
     def of(self, txid: str) -> list[EvmDeposit]:
         """The deposits that a transaction made, or had made."""
-        return [item for item in self.deposits.values() if item.txid == txid]
+        return [self.deposits[key] for key in self.keys.get(txid, ())]
 
     async def block(self, number: int) -> Block | None:
         """The block of that number now; asked once a pass."""
@@ -97,7 +101,11 @@ class Look:
 
 
 class EvmDepositScanner:
-    """Looks for deposits on one network, pass by pass. Passes must not overlap."""
+    """Looks for deposits on one network, pass by pass. Passes must not overlap.
+
+    ``problem`` says, until a pass succeeds, why the last did not; None: it did. The link's own is
+    cleared by its next check, which does not know what was read before.
+    """
 
     def __init__(self, link: EvmLink, ledger: EvmDepositLedger, clock: Clock) -> None:
         self._link = link
@@ -106,10 +114,12 @@ class EvmDepositScanner:
         self._ledger = ledger
         self._clock = clock
         self._events = EventReader(link, ledger)
+        self._forks = ForkFinder(link, ledger)
         self._span = WIDEST_LOG_RANGE
         self._height = -1
         self._finalized = -1
         self._next: CursorMove | None = None
+        self.problem: str | None = "not started"
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
@@ -117,8 +127,14 @@ class EvmDepositScanner:
         Of a long stretch of blocks it reads a part; the next pass goes on.
         """
         self._next = None
-        with self._link.watched():
-            return await self._observe()
+        try:
+            with self._link.watched():
+                found = await self._observe()
+        except Unavailable as error:
+            self.problem = self._link.problem or error.message
+            raise
+        self.problem = None
+        return found
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Record what is committed, and move the cursor to the block that was looked at.
@@ -142,7 +158,7 @@ class EvmDepositScanner:
 
     async def _observe(self) -> list[DepositSighting]:
         head = await self._link.check()
-        fork = await self._find_fork(head)
+        fork = await self._forks.find(head)
         if fork is None:
             return []
         look = Look(self._client, fork, fork.number, self._clock.now_ms())
@@ -160,103 +176,32 @@ class EvmDepositScanner:
             if states[key] is not item.acknowledged
         ]
 
-    # --- the fork ------------------------------------------------------------------------------
-
-    async def _find_fork(self, head: Block) -> EvmCursor | None:
-        """The newest block that was looked at and is still on the chain.
-
-        None when this node is late and has not got there yet. Raises Refused when it is far
-        behind, or has none of the blocks.
-        """
-        known = self._ledger.cursors(self._network.name) or await self._begin(head)
-        newest = known[0]
-        if newest.hash in (head.hash, head.parent):
-            return newest
-        within = [item for item in known if item.number <= head.number]
-        fork = await self._newest_on_chain(within)
-        if len(within) < len(known) and fork in (*within[:1], None):
-            self._require_near(newest.number - head.number)
-            return None
-        if fork is None:
-            raise Refused(
-                f"the node of {self._network.name} is on another chain: it has none of the"
-                f" {len(known)} blocks that deposits were read up to, from {known[-1].number} to"
-                f" {newest.number}"
-            )
-        if fork != newest:
-            log.warning("evm_blocks_replaced", network=self._network.name, above=fork.number)
-            self._height = self._finalized = -1
-        return fork
-
-    async def _newest_on_chain(self, known: Sequence[EvmCursor]) -> EvmCursor | None:
-        """By halves: a block is on the chain only if all before it are. Newest first in ``known``.
-
-        The newest is tried first, since nearly always it is the one.
-        """
-        low, high = 0, len(known)
-        middle = 0
-        while low < high:
-            block = await self._client.block(known[middle].number)
-            if block is not None and block.hash == known[middle].hash:
-                high = middle
-            else:
-                low = middle + 1
-            middle = (low + high) // 2
-        return known[low] if low < len(known) else None
-
-    def _require_near(self, missing: int) -> None:
-        """A node may be a little late. Raises Refused when it is more."""
-        if missing > self._overlap:
-            raise Refused(
-                f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
-                " were read from: it is still synchronising, or was reset"
-            )
-        log.info("evm_node_is_late", network=self._network.name, blocks=missing)
-
-    async def _begin(self, head: Block) -> list[EvmCursor]:
-        """The first start: from a block on, and an older one in case that is replaced."""
-        start = self._network.start_block
-        first = head.number if start is None else max(0, start - 1)
-        numbers = sorted({first, max(0, first - self._network.tracked_blocks)}, reverse=True)
-        cursors = []
-        for number in numbers:
-            block = await self._client.block(number)
-            if block is None:
-                raise Refused(
-                    f"the node of {self._network.name} has no block {number} to begin at; its"
-                    f" newest is {head.number}"
-                )
-            cursors.append(EvmCursor(number, block.hash))
-        await self._ledger.begin(self._network.name, cursors)
-        return cursors
-
-    @property
-    def _overlap(self) -> int:
-        """How many blocks are read again: those that a late node may lack."""
-        return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
-
     # --- events --------------------------------------------------------------------------------
 
     async def _scan(self, look: Look, head: Block) -> None:
+        """Read what is new, or as much of it as one pass does, and a little before it."""
         if look.fork.number >= head.number:
             return
-        first = max(0, look.fork.number + 1 - self._overlap)
-        found = self._client.scan(self._events.wanted, first, head.number, span=self._span)
-        read = 0
-        async with aclosing(cast("AsyncGenerator[LogRange, None]", found)) as ranges:
-            async for piece in ranges:
+        first, news = max(0, look.fork.number + 1 - self._forks.overlap), 0
+        while first <= head.number and news < _RANGES_PER_PASS:
+            last = min(first + self._span - 1, head.number)
+            wanted = self._events.wanted
+            async for piece in self._client.scan(wanted, first, last, span=self._span):
                 await self._read(look, piece)
                 look.reached = max(look.reached, piece.last)
-                self._fit_span(piece, head)
-                read += 1
-                if read == _RANGES_PER_PASS:
-                    break
+                self._fit_span(piece, last - first + 1)
+            news += last > look.fork.number
+            first = last + 1
 
-    def _fit_span(self, piece: LogRange, head: Block) -> None:
-        """Ask for as many blocks as the node gave last, or a little more."""
-        if piece.last < head.number:
-            length = piece.last - piece.first + 1
-            self._span = min(WIDEST_LOG_RANGE, length + length // 4 + 1)
+    def _fit_span(self, piece: LogRange, asked: int) -> None:
+        """Ask for fewer blocks when the node refuses so many, or their events take long to read."""
+        given = piece.last - piece.first + 1
+        if len(piece.logs) > _MANY_EVENTS:
+            self._span = max(1, given // 2)
+        elif given < asked:
+            self._span = given
+        elif given == self._span:
+            self._span = min(2 * given, WIDEST_LOG_RANGE)
 
     async def _read(self, look: Look, piece: LogRange) -> None:
         """Find the transactions among a range's events that pay us, and place each new one."""
@@ -268,19 +213,22 @@ class EvmDepositScanner:
         placed = {(item.txid, item.block_hash) for item in known}
         for txid, block_hash in where.items():
             if (txid, block_hash) not in placed:
-                await self._place(look, txid)
+                await self._place(look, txid, listed=True)
 
     # --- where a transaction is ----------------------------------------------------------------
 
-    async def _place(self, look: Look, txid: str) -> None:
-        """Find out where a transaction is now, and what it pays to whom there."""
+    async def _place(self, look: Look, txid: str, *, listed: bool) -> None:
+        """Find out where a transaction is now, and what it pays to whom there.
+
+        ``listed``: the node has just given an event of it. If it contradicts itself, the chain
+        has changed between two questions, and the next pass asks again.
+        """
         receipt = await self._client.receipt(txid)
-        if receipt is None:
+        if receipt is None and not listed:
             self._note_gone(look, txid)
             return
-        block = await look.block(receipt.block_number)
-        if block is None or block.hash != receipt.block_hash:
-            # The node contradicts itself: the chain has changed between two questions.
+        block = await look.block(receipt.block_number) if receipt else None
+        if receipt is None or block is None or block.hash != receipt.block_hash:
             look.settled = False
             return
         self._note_found(look, txid, self._events.paid_by(receipt), block)
@@ -294,17 +242,15 @@ class EvmDepositScanner:
                 # operator's to sort out.
                 log.error("evm_deposit_changed", network=self._network.name, txid=txid)
             at = (block.number, block.hash) if same else (None, None)
-            look.deposits[item.key] = replace(item, block_number=at[0], block_hash=at[1])
+            look.put(replace(item, block_number=at[0], block_hash=at[1]))
         for position in paid.keys() - known.keys():
             what, seen_at = paid[position], min(look.now_ms, block.timestamp * 1000)
-            made = EvmDeposit(
-                self._network.name, txid, position, *what, seen_at, block.number, block.hash
-            )
-            look.deposits[made.key] = made
+            at = (block.number, block.hash)
+            look.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
 
     def _note_gone(self, look: Look, txid: str) -> None:
         for item in look.of(txid):
-            look.deposits[item.key] = replace(item, block_number=None, block_hash=None)
+            look.put(replace(item, block_number=None, block_hash=None))
             log.warning("evm_deposit_gone", network=self._network.name, txid=txid)
 
     async def _look_up_lost(self, look: Look) -> None:
@@ -317,9 +263,10 @@ class EvmDepositScanner:
             for item in look.deposits.values()
             if self._is_doubtful(item, look) and not await look.still_has(item)
         ]
-        for txid in dict.fromkeys(lost):
-            if look.settled:
-                await self._place(look, txid)
+        if lost and look.settled:
+            look.load(self._ledger.deposits_by(self._network.name, set(lost)))
+            for txid in dict.fromkeys(lost):
+                await self._place(look, txid, listed=False)
 
     def _is_doubtful(self, item: EvmDeposit, look: Look) -> bool:
         if item.block_number is None or item.block_number > look.reached:
@@ -330,12 +277,16 @@ class EvmDepositScanner:
     # --- states --------------------------------------------------------------------------------
 
     async def _rise(self, look: Look, head: Block) -> None:
-        """How high the chain is. It sinks only when blocks were replaced."""
-        self._height = max(self._height, head.number)
+        """How high the chain is, and how high its finalized part."""
+        self._height = head.number
         if self._network.confirmations is None and look.deposits:
             finalized = await self._client.block(Tag.FINALIZED)
-            if finalized is not None:
-                self._finalized = max(self._finalized, finalized.number)
+            if finalized is None:
+                raise Refused(
+                    f"the node of {self._network.name} names no finalized block: set how many"
+                    " confirmations make a deposit final there"
+                )
+            self._finalized = finalized.number
 
     def _is_deep(self, number: int) -> bool:
         if self._network.confirmations is None:
@@ -346,12 +297,11 @@ class EvmDepositScanner:
         """What the chain says of a deposit, as far as this pass got."""
         if item.block_number is None:
             return DepositState.REMOVED
-        if look.fork.number < item.block_number and look.reached < item.block_number:
-            return item.acknowledged or DepositState.SEEN
-        if not self._is_deep(item.block_number):
-            return DepositState.SEEN
-        # What is confirmed stays so: the blocks up to the fork are those of an earlier pass.
-        if item.acknowledged is DepositState.CONFIRMED or await look.still_has(item):
+        before = look.stored.get(item.key, item)
+        if item.acknowledged is DepositState.CONFIRMED and item.block_hash == before.block_hash:
+            # It stays so while its block stays, even if the node that answers now is late.
+            return DepositState.CONFIRMED
+        if self._is_deep(item.block_number) and await look.still_has(item):
             return DepositState.CONFIRMED
         return DepositState.SEEN
 

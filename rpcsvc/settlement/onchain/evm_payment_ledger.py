@@ -235,7 +235,7 @@ class EvmPaymentLedger(Protocol):
         ...
 
     def unswept(self, network: str, least: int) -> list[Unswept]:
-        """Addresses with at least so much to sweep and no sweep under way, oldest first."""
+        """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
         ...
 
     def unswept_of(self, network: str, address_index: int) -> int:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -26,14 +25,12 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
-from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import Tag
 from rpcsvc.settlement.onchain.evm_checks import EvmChecks
 from rpcsvc.settlement.onchain.evm_fees import GasPrice
 from rpcsvc.settlement.onchain.evm_gas import EvmGas, HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_payment_ledger import (
-    Attempt,
     EvmPayment,
     EvmPaymentLedger,
     EvmReceipt,
@@ -42,19 +39,20 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import (
     Purpose,
     Sweep,
 )
-from rpcsvc.settlement.onchain.evm_presence import EvmPresence
-from rpcsvc.settlement.onchain.keys import EvmSigner, TransactionPlan
+from rpcsvc.settlement.onchain.evm_publisher import EvmPublisher
+from rpcsvc.settlement.onchain.evm_upkeep import Conditions, EvmUpkeep
+from rpcsvc.settlement.onchain.keys import EvmSigner
 
 log = structlog.get_logger(__name__)
 
 _LONG_MS: Final = 10 * 60 * 1000
-_LIVE = (PaymentState.PREPARED, PaymentState.PUBLISHED)
 
 
 class EvmPayments:
     """Prepares, publishes and follows payments. All may raise RpcFailure and evm_link.Refused.
 
-    ``is_ours`` tells whether an address (EIP-55) belongs to the service.
+    ``is_ours`` tells whether an address (EIP-55) belongs to the service; ``hot_wallet`` is the one
+    that pays (EIP-55).
     """
 
     def __init__(
@@ -67,20 +65,16 @@ class EvmPayments:
     ) -> None:
         self._link = link
         self._network = link.network
-        self._signer = signer
         self._ledger = ledger
         self._clock = clock
-        self._presence = EvmPresence(link)
+        self.hot_wallet = signer.address
         self._gas = EvmGas(link, signer.address)
         self._checks = EvmChecks(link, self._gas, signer.address, is_ours)
         self._writer = asyncio.Lock()
         self._payouts_waiting = 0
-        self._conditions: dict[str, str] = {}
-
-    @property
-    def hot_wallet(self) -> str:
-        """The address that pays (EIP-55)."""
-        return self._signer.address
+        self._conditions = Conditions(link.network.name)
+        self._publisher = EvmPublisher(link, signer, ledger, clock)
+        self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
 
     # --- prepare -------------------------------------------------------------------------------
 
@@ -112,7 +106,7 @@ class EvmPayments:
 
     def _owed(self) -> int:
         """USDC units of payouts that wait to be mined: the chain's balance has them still."""
-        return sum(item.order.units for item in self._unmined() if _is_payout(item))
+        return sum(item.order.units for item in self._publisher.unmined() if _is_payout(item))
 
     async def estimate(self, data: bytes) -> int:
         """The gas limit for the hot wallet's call of the token. Raises Reverted."""
@@ -134,7 +128,7 @@ class EvmPayments:
 
     async def _require_ether(self, cost: int, purpose: Purpose) -> None:
         """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
-        spoken_for = sum(item.most_fee for item in self._unmined())
+        spoken_for = sum(item.most_fee for item in self._publisher.unmined())
         if purpose is Purpose.SWEEP:
             spoken_for += self._network.gas_reserve
         if await self._link.client.ether(self.hot_wallet) < spoken_for + cost:
@@ -144,7 +138,7 @@ class EvmPayments:
         pending = await self._link.client.nonce(self.hot_wallet, Tag.PENDING)
         own = self._ledger.next_nonce(self._network.name, self.hot_wallet)
         if pending > own > 0:
-            self._note(
+            self._conditions.set(
                 "nonce",
                 f"something else sends from the hot wallet on {self._network.name}: the network is"
                 f" at nonce {pending}, this service at {own}",
@@ -152,19 +146,10 @@ class EvmPayments:
         return max(pending, own)
 
     def _signed(self, order: PaymentOrder, nonce: int, price: GasPrice) -> EvmPayment:
-        attempt = self._attempt(order, nonce, price)
+        attempt = self._publisher.attempt(order, nonce, price)
         return EvmPayment(
             self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
         )
-
-    def _attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
-        plan = TransactionPlan(
-            chain_id=self._network.chain_id, nonce=nonce, to=order.contract, gas=order.gas,
-            max_fee=price.max_fee, tip=price.tip, data=order.data,
-        )  # fmt: skip
-        signed = self._signer.sign(plan)
-        now = self._clock.now_ms()
-        return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
 
     # --- what was signed earlier ---------------------------------------------------------------
 
@@ -173,11 +158,11 @@ class EvmPayments:
 
         A payout is published by the order layer alone, once it has committed its id.
         """
-        for earlier in self._own(PaymentState.PREPARED):
+        for earlier in self._publisher.own(PaymentState.PREPARED):
             if not _is_payout(earlier):
-                await self.advance(earlier.payment_id)
+                await self._publisher.advance(earlier.payment_id)
                 continue
-            verdict = await self._verdict(earlier)
+            verdict = await self._publisher.verdict(earlier)
             if verdict.outcome is not Outcome.ABSENT:
                 continue
             if not self._was_taken_back(earlier):
@@ -197,7 +182,7 @@ class EvmPayments:
         price = await self._gas.first_price(gas)
         await self._ledger.withdraw(payment, self._signed(order, payment.nonce, price))
         log.info("evm_nonce_filled", network=self._network.name, nonce=payment.nonce)
-        await self.advance(name)
+        await self._publisher.advance(name)
 
     # --- publish -------------------------------------------------------------------------------
 
@@ -205,88 +190,28 @@ class EvmPayments:
         """Hand the payment to the network, unless it has it already; then what it says of it."""
         payment = self._known(transfer)
         async with self._payout_turn():
-            return await self.advance(payment.payment_id)
+            return await self._publisher.advance(payment.payment_id)
 
     async def send(self, order: PaymentOrder, sweep: Sweep) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self._writer:
             payment = await self._sign(order, sweep)
-            return await self.advance(payment.payment_id)
-
-    async def advance(self, payment_id: str) -> Verdict:
-        """Look the payment up; publish the same bytes when it is absent; look again.
-
-        Only for who holds the writer: publish, send and maintain.
-        """
-        payment = self._recorded(payment_id)
-        verdict = await self._verdict(payment)
-        if verdict.outcome is not Outcome.ABSENT:
-            return verdict
-        payment = self._recorded(payment_id)
-        if payment.state.is_over:
-            return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
-        said = await self._hand_over(payment)
-        verdict = await self._verdict(self._recorded(payment_id))
-        if verdict.outcome is Outcome.ABSENT:
-            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
-        return verdict
-
-    async def _hand_over(self, payment: EvmPayment) -> str:
-        """Submit the latest attempt; what the node said, which proves nothing."""
-        if payment.state is PaymentState.PREPARED:
-            now = self._clock.now_ms()
-            marked = replace(payment, state=PaymentState.PUBLISHED, published_at=now)
-            await self._ledger.put_payment(marked)
-        try:
-            answer = await self._link.client.submit(bytes.fromhex(payment.latest.raw))
-        except RpcFailure as failure:
-            log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
-            return str(failure)
-        said = f"{answer.submission.value} {answer.text}".strip()
-        log.info("evm_submitted", txid=answer.txid, nonce=payment.nonce, answer=said)
-        return said
+            return await self._publisher.advance(payment.payment_id)
 
     # --- look up -------------------------------------------------------------------------------
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of a transfer's payment."""
-        return await self._verdict(self._known(transfer))
+        return await self._publisher.verdict(self._known(transfer))
 
     def _known(self, transfer: Transfer) -> EvmPayment:
         payment = self._ledger.payment(transfer.transfer_id)
-        signed = None if payment is None else payment.attempts[0]
-        if payment is None or signed is None or (signed.txid, signed.raw) != (
-            transfer.txid, transfer.raw
-        ):  # fmt: skip
+        first = None if payment is None else payment.attempts[0]
+        signed = None if first is None else (first.txid, first.raw)
+        if payment is None or signed != (transfer.txid, transfer.raw):
             # Only a database put together from two could bring this about: touch nothing.
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
         return payment
-
-    def _recorded(self, payment_id: str) -> EvmPayment:
-        payment = self._ledger.payment(payment_id)
-        if payment is None:
-            raise LookupError(f"no payment is recorded for {payment_id}")
-        return payment
-
-    async def _verdict(self, payment: EvmPayment) -> Verdict:
-        """Ask the node, record how far the payment is, and say it."""
-        judged = await self._presence.judge(payment)
-        if judged.payment == payment or payment.state.is_over:
-            return judged.verdict
-        if self._ledger.payment(payment.payment_id) == payment:
-            await self._ledger.put_payment(judged.payment)
-            return judged.verdict
-        # Something else was found out, and recorded, while the node was asked.
-        if judged.verdict.outcome is Outcome.FAILED:
-            return Verdict(Outcome.UNKNOWN, "the payment changed while it was looked up")
-        return judged.verdict
-
-    def _own(self, *states: PaymentState) -> list[EvmPayment]:
-        found = self._ledger.payments_in(self._network.name, *states)
-        return [item for item in found if item.sender == self.hot_wallet]
-
-    def _unmined(self) -> list[EvmPayment]:
-        return [item for item in self._own(*_LIVE) if item.inclusion is None]
 
     # --- afterwards ----------------------------------------------------------------------------
 
@@ -295,96 +220,36 @@ class EvmPayments:
         top = await self._link.check()
         async with self._writer:
             await self._finish_what_can_be()
-            for payment in self._own(PaymentState.PUBLISHED):
-                await self._follow(payment)
-            await self._watch_settled(top.number - self._network.tracked_blocks)
+        for payment in self._publisher.own(PaymentState.PUBLISHED):
+            # One at a time: a payout does not wait for all of them.
+            async with self._writer:
+                await self._upkeep.follow(payment.payment_id)
+        async with self._writer:
+            await self._upkeep.watch_settled(top)
 
     async def _finish_what_can_be(self) -> None:
+        problem = None
         try:
             await self._finish_earlier()
         except Unavailable as error:
-            self._note("earlier", f"a nonce can't be filled yet: {error.message}")
-        else:
-            self._conditions.pop("earlier", None)
-
-    async def _follow(self, payment: EvmPayment) -> None:
-        """Publish again what the network lost; replace what has waited too long."""
-        verdict = await self._verdict(payment)
-        was_lost = verdict.outcome is Outcome.ABSENT
-        if was_lost:
-            verdict = await self.advance(payment.payment_id)
-        payment = self._recorded(payment.payment_id)
-        key = f"bump-{payment.payment_id}"
-        if not _is_waiting(payment):
-            self._conditions.pop(key, None)
-        elif self._is_late(payment) and await self._needs_more(payment, verdict, was_lost):
-            await self._bump(payment, key)
-
-    def _is_late(self, payment: EvmPayment) -> bool:
-        return self._clock.now_ms() - payment.latest.made_at >= self._network.bump_after_ms
-
-    async def _needs_more(self, payment: EvmPayment, verdict: Verdict, was_lost: bool) -> bool:
-        """Its price is too low; or it is the next to be mined, and was there all the time.
-
-        Those behind the next wait for that one. One that a reorganisation took away comes back
-        with the bytes that it had.
-        """
-        if verdict.outcome is not Outcome.PENDING or await self._gas.is_too_low(payment):
-            return True
-        is_next = await self._link.client.nonce(self.hot_wallet, Tag.LATEST) >= payment.nonce
-        return is_next and not was_lost
-
-    async def _bump(self, payment: EvmPayment, key: str) -> None:
-        """Replace it at the same nonce. Committed first: either attempt may be mined."""
-        price = await self._gas.raised_price(payment)
-        if price is None:
-            self._note(
-                key,
-                f"payment {payment.payment_id} on {self._network.name} is not mined, and a higher"
-                " fee would cost more than highest_fee allows",
-            )
-            return
-        attempt = self._attempt(payment.order, payment.nonce, price)
-        await self._ledger.add_attempt(payment, attempt)
-        log.info("evm_payment_replaced", payment_id=payment.payment_id, txid=attempt.txid)
-        self._conditions.pop(key, None)
-        await self._hand_over(self._recorded(payment.payment_id))
-
-    async def _watch_settled(self, above: int) -> None:
-        """Publish again, with the same bytes, what a deep reorganisation took off the chain."""
-        for payment in self._ledger.settled_above(self._network.name, above):
-            verdict = await self._verdict(payment)
-            key = f"settled-{payment.payment_id}"
-            if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING):
-                self._conditions.pop(key, None)
-                continue
-            self._note(
-                key,
-                f"payment {payment.payment_id} was settled and a reorganisation of"
-                f" {self._network.name} took it away; it is published again ({verdict.reason})",
-            )
-            await self._hand_over(payment)
-
-    def _note(self, key: str, text: str) -> None:
-        if self._conditions.get(key) != text:
-            log.error("evm_payments_condition", network=self._network.name, condition=text)
-        self._conditions[key] = text
+            problem = f"a nonce on {self._network.name} can't be filled yet: {error.message}"
+        self._conditions.set("earlier", problem)
 
     # --- what is told --------------------------------------------------------------------------
 
     def conditions(self) -> list[str]:
         """What the operator should know, in words."""
-        return list(self._conditions.values())
+        return self._conditions.texts()
 
     def stuck(self) -> str | None:
         """The payment that is signed and has long not been mined."""
         since = self._clock.now_ms() - _LONG_MS
-        late = [item for item in self._unmined() if item.prepared_at < since]
+        late = [item for item in self._publisher.unmined() if item.prepared_at < since]
         return late[0].payment_id if late else None
 
     def payouts_first(self) -> bool:
         """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
-        return self._payouts_waiting > 0 or any(map(_is_payout, self._unmined()))
+        return self._payouts_waiting > 0 or any(map(_is_payout, self._publisher.unmined()))
 
     async def fee(self) -> None:
         """Look at fees and at the hot wallet's balances. To be called every few seconds."""
@@ -414,12 +279,6 @@ class EvmPayments:
             mined.txid, mined.log_position, mined.log_index, payment.order.recipient,
             payment.order.units, mined.block.number, mined.gas_used * mined.gas_price,
         )  # fmt: skip
-
-
-def _is_waiting(payment: EvmPayment) -> bool:
-    """Whether it is published, and neither it nor another has been mined for its nonce."""
-    is_published = payment.state is PaymentState.PUBLISHED
-    return is_published and payment.inclusion is None and payment.conflict is None
 
 
 def _is_payout(payment: EvmPayment) -> bool:

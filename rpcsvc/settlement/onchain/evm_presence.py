@@ -89,7 +89,9 @@ class EvmPresence:
         needed = self._network.failed_after
         mined = _inclusion(receipt, None)
         why = f"the token refused it in {receipt.txid}"
-        if depth < needed or payment.state is PaymentState.SETTLED:
+        if payment.state is PaymentState.SETTLED:
+            return _judged(payment, Outcome.UNKNOWN, why)
+        if depth < needed:
             reason = f"{why}, {depth} of {needed} confirmations ago"
             return _judged(payment, Outcome.PENDING, reason, mined)
         after = replace(_seen(payment, mined), state=PaymentState.FAILED)
@@ -98,8 +100,9 @@ class EvmPresence:
     def _event(self, payment: EvmPayment, receipt: Receipt) -> Log | None:
         """The token's event of what was to be moved from the hot wallet; None without one."""
         wanted = usdc.TransferEvent(payment.sender, payment.order.recipient, payment.order.units)
+        token = self._network.token.lower()
         for log in receipt.logs:
-            if log.address == self._network.token and _transfer_in(log) == wanted:
+            if log.address.lower() == token and _transfer_in(log) == wanted:
                 return log
         return None
 

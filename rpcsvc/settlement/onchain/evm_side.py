@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -34,10 +34,11 @@ from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm_gas import HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger, EvmReceipt
+from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm_payments import EvmPayments
 from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.settlement.onchain.receipts import evm_receipt
 
 log = structlog.get_logger(__name__)
 
@@ -267,9 +268,9 @@ class EvmSide:
         with branch.link.watched():
             return await branch.payments.look_up(transfer)
 
-    def receipt(self, transfer: Transfer) -> EvmReceipt:
-        """Proof of a settled payout. Raises errors.Unavailable."""
-        return self._branches[transfer.network].payments.receipt(transfer)
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """Proof of a settled transfer. Raises errors.Unavailable."""
+        return evm_receipt(self._branches[transfer.network].payments.receipt(transfer))
 
     # --- between passes ------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import (
     Unswept,
 )
 from rpcsvc.settlement.onchain.evm_payments import EvmPayments
+from rpcsvc.settlement.onchain.evm_upkeep import Conditions
 from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys
 
 log = structlog.get_logger(__name__)
@@ -76,12 +77,12 @@ class EvmSweeps:
         self._ledger = ledger
         self._keys = keys
         self._clock = clock
-        self._conditions: dict[str, str] = {}
-        self._not_before: dict[int, int] = {}
+        self._conditions = Conditions(link.network.name)
+        self._not_before: dict[str, int] = {}
 
     def conditions(self) -> list[str]:
         """What keeps deposits from being swept, in words for the operator."""
-        return list(self._conditions.values())
+        return self._conditions.texts()
 
     async def maintain(self) -> None:
         """Record what has ended, and begin what is due. To be called now and then."""
@@ -98,20 +99,22 @@ class EvmSweeps:
             problem = f"USDC on {self._network.name} is paused by its issuer: nothing is swept"
         elif await self._link.is_blacklisted(self._payments.hot_wallet):
             problem = f"the hot wallet is on the blacklist of USDC on {self._network.name}"
-        self._set(_ALL, problem)
+        self._conditions.set(_ALL, problem)
         return problem is None
 
     async def _begin(self, room: int) -> None:
         now = self._clock.now_ms()
-        for due in self._ledger.unswept(self._network.name, self._network.sweep_units):
+        unswept = self._ledger.unswept(self._network.name, self._network.sweep_units)
+        self._forget_all_but({due.address for due in unswept})
+        for due in unswept:
             if room <= 0 or self._payments.payouts_first():
                 return
-            if self._not_before.get(due.address_index, 0) > now:
+            if self._not_before.get(due.address, 0) > now:
                 continue
             try:
                 step = await self._step(due)
             except _PutOff as reason:
-                self._put_off(due.address_index, due.address, str(reason))
+                self._put_off(due.address, str(reason))
                 continue
             if step is None:
                 continue
@@ -133,10 +136,10 @@ class EvmSweeps:
         try:
             verdict = await self._payments.send(order, sweep)
         except Unavailable as error:
-            self._set(_GAS, f"nothing is swept on {self._network.name}: {error.message}")
+            self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {error.message}")
             return False
-        self._set(_GAS, None)
-        self._set(due.address, None)
+        self._conditions.set(_GAS, None)
+        self._forget(due.address)
         log.info("evm_sweep_sent", payment_id=name, method=step.method.value, units=step.units,
                  outcome=verdict.outcome.value)  # fmt: skip
         return True
@@ -243,20 +246,26 @@ class EvmSweeps:
     async def _end(self, sweep: Sweep) -> bool:
         """Record how a sweep ended; False while it has not."""
         payment = self._ledger.payment(sweep.payment_id or "")
-        if payment is not None and payment.state is PaymentState.SETTLED:
-            taken = 0 if sweep.method is SweepMethod.PERMIT else sweep.units
-            await self._ledger.put_sweep(replace(sweep, state=SweepState.DONE, taken=taken))
-            return True
-        if payment is None or payment.state is not PaymentState.FAILED:
+        if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
             return False
-        taken = await self._taken_all_the_same(sweep)
-        state = SweepState.DONE if taken else SweepState.VOID
+        settled = payment.state is PaymentState.SETTLED
+        taken = await (self._taken(sweep) if settled else self._taken_all_the_same(sweep))
+        is_done = taken > 0 or (settled and sweep.method is SweepMethod.PERMIT)
+        state = SweepState.DONE if is_done else SweepState.VOID
         await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
-        if not taken:
+        if not is_done:
             # Whatever it was, trying again at once would cost gas each time.
-            text = f"the sweep {sweep.payment_id} of {sweep.address} failed"
-            self._put_off(sweep.address_index, sweep.address, text)
+            self._put_off(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
         return True
+
+    async def _taken(self, sweep: Sweep) -> int:
+        """What a sweep took whose payment is settled."""
+        if sweep.method is SweepMethod.PERMIT:
+            return 0
+        if sweep.authorization is None:
+            return sweep.units
+        is_used = await self._is_used(sweep.address, bytes.fromhex(sweep.authorization))
+        return sweep.units if is_used else 0
 
     async def _taken_all_the_same(self, sweep: Sweep) -> int:
         """What left the address though the payment failed: the same keys may be used elsewhere."""
@@ -270,15 +279,15 @@ class EvmSweeps:
 
     # --- what is told --------------------------------------------------------------------------
 
-    def _put_off(self, index: int, address: str, text: str) -> None:
-        self._not_before[index] = self._clock.now_ms() + _RARELY_MS
-        self._set(address, f"{self._network.name}: {text}")
+    def _put_off(self, address: str, text: str) -> None:
+        self._not_before[address] = self._clock.now_ms() + _RARELY_MS
+        self._conditions.set(address, f"{self._network.name}: {text}")
 
-    def _set(self, key: str, text: str | None) -> None:
-        """Keep a condition, or drop it; said in the log when it is new."""
-        if text is None:
-            self._conditions.pop(key, None)
-            return
-        if self._conditions.get(key) != text:
-            log.error("evm_sweep_condition", network=self._network.name, condition=text)
-        self._conditions[key] = text
+    def _forget(self, address: str) -> None:
+        self._not_before.pop(address, None)
+        self._conditions.set(address, None)
+
+    def _forget_all_but(self, unswept: set[str]) -> None:
+        """What was noted of addresses that have nothing to sweep any more."""
+        for address in set(self._not_before) - unswept:
+            self._forget(address)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
@@ -28,9 +29,10 @@ from rpcsvc.settlement.onchain.monero import MonerodClient, NodeInfo, WalletClie
 from rpcsvc.settlement.onchain.monero_addresses import AddressPool
 from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero_inventory import Available, MoneroInventory
-from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger, MoneroOptions, Receipt
+from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
+from rpcsvc.settlement.onchain.receipts import monero_receipt
 
 log = structlog.get_logger(__name__)
 
@@ -165,11 +167,12 @@ class MoneroSide:
         with self._link.watched():
             return await self._payments.look_up(transfer)
 
-    async def receipt(self, transfer: Transfer) -> Receipt:
-        """Proof of a settled payout. Raises errors.Unavailable."""
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """Proof of a settled transfer. Raises errors.Unavailable."""
         with self._link.watched():
             await self._ready()
-            return await self._payments.receipt(transfer)
+            proof = await self._payments.receipt(transfer)
+        return monero_receipt(proof, self.names("").network)
 
     # --- between passes ------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ network it is about. What does not live here: the sides themselves (monero_side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
@@ -97,6 +97,13 @@ class Side(Protocol):
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of the transfer's transaction id."""
+        ...
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """What proves a settled transfer, as agents are told it (receipts.py).
+
+        Raises errors.Unavailable when it can't be made now.
+        """
         ...
 
     def confirmations(self, key: DepositKey) -> int:

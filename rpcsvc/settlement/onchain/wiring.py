@@ -49,9 +49,9 @@ class Parts:
 @asynccontextmanager
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
-    guard = PayoutGuard(PauseSwitch(parts.data_dir), _caps(settings), parts.sent_since, parts.clock)
+    guard = PayoutGuard(PauseSwitch(parts.data_dir), caps(settings), parts.sent_since, parts.clock)
     sides = (_monero_side(settings, parts), _evm_side(settings, parts))
-    engine = OnchainEngine(sides, guard, floors=_floors(settings), poll_ms=settings.poll_ms)
+    engine = OnchainEngine(sides, guard, floors=floors(settings), poll_ms=settings.poll_ms)
     try:
         yield engine
     finally:
@@ -185,7 +185,9 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
 # --- both ------------------------------------------------------------------------------------
 
 
-def _caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
+def caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
+    """The most that goes out, by asset. Raises errors.InputError."""
+
     def units(text: str, asset: Asset) -> int:
         return parse_amount(text, asset).units
 
@@ -195,7 +197,8 @@ def _caps(settings: OnchainSettings) -> Mapping[Asset, Caps]:
     }
 
 
-def _floors(settings: OnchainSettings) -> Mapping[Asset, int]:
+def floors(settings: OnchainSettings) -> Mapping[Asset, int]:
+    """What the wallets should hold at least, by asset. Raises errors.InputError."""
     given = {XMR: settings.xmr_floor, USDC: settings.usdc_floor}
     return {
         asset: parse_amount(text, asset).units if text.strip("0.") else 0

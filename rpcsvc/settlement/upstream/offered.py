@@ -10,9 +10,11 @@ chain that is not on offer (operations/).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -23,13 +25,14 @@ from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import Timing
-from rpcsvc.settlement.upstream.models import UpstreamError
+from rpcsvc.settlement.upstream.models import UpstreamChain, UpstreamError
 
 log = structlog.get_logger(__name__)
 
 # A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
 _LOOK_AGAIN_MS: Final = 1_000
 _MOST_SHOWN: Final = 20
+_MOST_DOLLARS: Final = Decimal(10**12)
 
 
 class OfferedChains(ChainRegistry):
@@ -58,13 +61,17 @@ class OfferedChains(ChainRegistry):
             # The same refusal, in which no chain is named that is not on offer.
             return self._on_offer.resolve(value, field=field)
 
-    def offer(self, listed: Iterable[int]) -> tuple[Chain, ...]:
-        """Offer the configured chains of these numbers, and no others.
+    def offer(self, listed: Iterable[UpstreamChain]) -> tuple[Chain, ...]:
+        """Offer the configured chains that are listed, and no others, with the upstream's minimum.
 
         Returns them; when there are none, what was on offer stays.
         """
-        numbers = frozenset(listed)
-        kept = tuple(chain for chain in super().all() if chain.chain_id in numbers)
+        least = {chain.chain_id: _dollars(chain.min_swap_usd) for chain in listed}
+        kept = tuple(
+            replace(chain, min_swap_usd=least[chain.chain_id])
+            for chain in super().all()
+            if chain.chain_id in least
+        )
         if kept:
             self._on_offer = ChainRegistry(kept)
         return kept
@@ -113,10 +120,10 @@ class ChainWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Ask once, without waiting long: the upstream may be down. Then now and then."""
+        """Ask, without waiting long: the upstream may be down. Then ask again now and then."""
         try:
             async with asyncio.timeout(self._pace.start / 1000):
-                await self.ask(Urgency.WATCHED, patience_ms=0)
+                await self.ask(Urgency.WATCHED, patience_ms=self._pace.start // 2)
         except TimeoutError:
             self._failed(f"no answer within {self._pace.start} ms")
         self._task = asyncio.create_task(self._run(), name="upstream chains")
@@ -125,8 +132,7 @@ class ChainWatch:
         """Ask no more."""
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
 
     @property
     def learned_at(self) -> int | None:
@@ -160,12 +166,10 @@ class ChainWatch:
         except UpstreamError as error:
             self._failed(error.reason)
             return
-        numbers = [chain.chain_id for chain in told.chains]
-        before, kept = self._chains.all(), self._chains.offer(numbers)
+        before, kept = self._chains.all(), self._chains.offer(told.chains)
         if not kept:
-            self._failed(
-                f"none of the configured chains is among those it lists: {_shown(numbers)}"
-            )
+            listed = _shown(told.chains)
+            self._failed(f"none of the configured chains is among those it lists: {listed}")
             return
         self._learned_at = self._timing.now_ms()
         self._due_at = self._learned_at + self._pace.usual
@@ -190,6 +194,12 @@ class ChainWatch:
                 self._failed("the call broke; see upstream_chains_failed in the log")
 
 
-def _shown(numbers: list[int]) -> str:
-    told = [str(number) for number in numbers if number != MONERO_CHAIN_ID][:_MOST_SHOWN]
+def _dollars(minimum: Decimal) -> int:
+    """Whole dollars, rounded up; what is beyond any swap is told as the most that is sane."""
+    return math.ceil(min(minimum, _MOST_DOLLARS))
+
+
+def _shown(listed: Iterable[UpstreamChain]) -> str:
+    numbers = (chain.chain_id for chain in listed if chain.chain_id != MONERO_CHAIN_ID)
+    told = list(map(str, islice(numbers, _MOST_SHOWN)))
     return ", ".join(told) or "none"

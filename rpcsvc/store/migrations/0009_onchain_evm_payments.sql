@@ -121,3 +121,54 @@ BEGIN SELECT RAISE(ABORT, 'a sweep keeps what it is, and ends once'); END;
 
 CREATE TRIGGER evm_sweeps_are_never_deleted BEFORE DELETE ON evm_sweeps
 BEGIN SELECT RAISE(ABORT, 'a sweep stays'); END;
+
+-- Sums for each address, kept by the triggers below: confirmed deposits, and what sweeps took.
+-- Adding them up anew takes a fifth of a second for 100,000 deposits.
+CREATE TABLE evm_holdings (
+    network       TEXT    NOT NULL,
+    address_index INTEGER NOT NULL REFERENCES evm_addresses (address_index),
+    confirmed     INTEGER NOT NULL,
+    taken         INTEGER NOT NULL,
+    PRIMARY KEY (network, address_index)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX evm_holdings_unswept ON evm_holdings (network, address_index)
+    WHERE confirmed > taken;
+
+INSERT INTO evm_holdings (network, address_index, confirmed, taken)
+    SELECT network, address_index, SUM(units), 0 FROM evm_deposits
+    WHERE acknowledged = 'confirmed' GROUP BY network, address_index;
+
+CREATE TRIGGER evm_deposits_are_added_up AFTER INSERT ON evm_deposits
+WHEN NEW.acknowledged = 'confirmed'
+BEGIN
+    INSERT INTO evm_holdings (network, address_index, confirmed, taken)
+        VALUES (NEW.network, NEW.address_index, NEW.units, 0)
+        ON CONFLICT (network, address_index) DO UPDATE SET
+            confirmed = confirmed + excluded.confirmed;
+END;
+
+CREATE TRIGGER evm_deposits_are_added_up_again AFTER UPDATE OF acknowledged ON evm_deposits
+WHEN (OLD.acknowledged IS 'confirmed') <> (NEW.acknowledged IS 'confirmed')
+BEGIN
+    INSERT INTO evm_holdings (network, address_index, confirmed, taken)
+        VALUES (NEW.network, NEW.address_index,
+            iif(NEW.acknowledged IS 'confirmed', NEW.units, -NEW.units), 0)
+        ON CONFLICT (network, address_index) DO UPDATE SET
+            confirmed = confirmed + excluded.confirmed;
+END;
+
+CREATE TRIGGER evm_sweeps_are_added_up AFTER INSERT ON evm_sweeps WHEN NEW.taken > 0
+BEGIN
+    INSERT INTO evm_holdings (network, address_index, confirmed, taken)
+        VALUES (NEW.network, NEW.address_index, 0, NEW.taken)
+        ON CONFLICT (network, address_index) DO UPDATE SET taken = taken + excluded.taken;
+END;
+
+CREATE TRIGGER evm_sweeps_are_added_up_again AFTER UPDATE OF taken ON evm_sweeps
+WHEN OLD.taken <> NEW.taken
+BEGIN
+    INSERT INTO evm_holdings (network, address_index, confirmed, taken)
+        VALUES (NEW.network, NEW.address_index, 0, NEW.taken - OLD.taken)
+        ON CONFLICT (network, address_index) DO UPDATE SET taken = taken + excluded.taken;
+END;

@@ -1,0 +1,243 @@
+"""What the operator asks of the books: transfers and how far they are, and sums over the wallets.
+
+Read-only, over a snapshot. Amounts are atomic units, times ms since the epoch, gas is in wei.
+What does not live here: what the chains say (settlement/onchain/inspection.py), words and tables
+(transport/cli_payouts.py, transport/cli_treasury.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rpcsvc.domain.order import REFUND_ADDRESS, Order
+from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
+from rpcsvc.orders.promises import claims_of
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.snapshot import Snapshot
+
+PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)
+
+
+class BookedTransfer(NamedTuple):
+    """A payout or refund with what its order says about it.
+
+    ``since``: when its state was reached. ``reason``: the last that was said of it.
+    """
+
+    transfer_id: str
+    order_id: str
+    kind: str
+    state: TransferState
+    asset: str
+    network: str
+    address: str
+    units: int
+    txid: str | None
+    reason: str | None
+    since: int
+    order_status: OrderStatus
+    deadline_at: int | None
+    on_deadline: OnDeadline | None
+    action_required: str | None
+
+
+class Signed(NamedTuple):
+    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
+
+    txid: str
+    made_at: int
+    wallet_state: str
+    block: int | None
+
+
+class Unswept(NamedTuple):
+    """USDC on deposit addresses of a network. ``arriving`` is not confirmed yet."""
+
+    units: int
+    addresses: int
+    arriving: int
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What has to go back. ``waiting`` units of ``waiting_orders`` have nowhere to go yet."""
+
+    refunds: int = 0
+    units: int = 0
+    waiting: int = 0
+    waiting_orders: int = 0
+
+
+_FOR = "json_extract(e.details, '$.transfer_id') = t.transfer_id"
+# A planned transfer has no event of its own: the order's status came with it.
+_SELECT: Final = f"""
+    SELECT t.transfer_id, t.order_id, t.kind, t.state, t.asset, t.network, t.address, t.units,
+        t.txid,
+        coalesce(t.reason, (SELECT json_extract(e.details, '$.reason') FROM event_log e
+            WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1)),
+        coalesce((SELECT e.at FROM event_log e
+            WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1), o.status_at),
+        o.status, o.deadline_at, o.on_deadline, o.action_required
+    FROM transfers t JOIN orders o USING (order_id)
+"""  # noqa: S608 - constants
+_ATTEMPTS: Final = """
+    SELECT a.txid, a.made_at, p.state, iif(p.mined_txid = a.txid, p.block_number, NULL)
+    FROM evm_attempts a JOIN evm_payments p USING (payment_id)
+    WHERE a.payment_id = ? ORDER BY a.number
+"""
+_MONERO: Final = (
+    "SELECT txid, prepared_at, state, height FROM monero_payments WHERE transfer_id = ?"
+)
+_OPEN_ORDERS: Final = """
+    SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
+    UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
+"""
+
+
+class OperatorBooks:
+    """Reads over one snapshot. Everything may raise errors.Unavailable."""
+
+    def __init__(self, taken: Snapshot) -> None:
+        self._db = taken
+        self._orders = SqliteOrderStore(taken, lambda: "")
+
+    def order(self, order_id: str) -> Order | None:
+        """An order as it was committed."""
+        return self._orders.order(order_id)
+
+    # --- transfers -----------------------------------------------------------------------------
+
+    def transfers(self, states: tuple[TransferState, ...], limit: int) -> list[BookedTransfer]:
+        """The newest transfers in these states, newest first."""
+        marks = ", ".join("?" * len(states))
+        where = f"WHERE t.state IN ({marks}) ORDER BY t.rowid DESC LIMIT ?"
+        return self._booked(where, *states, limit)
+
+    def transfer(self, transfer_id: str) -> BookedTransfer | None:
+        """One transfer."""
+        return next(iter(self._booked("WHERE t.transfer_id = ?", transfer_id)), None)
+
+    def signed(self, transfer_id: str) -> list[Signed]:
+        """Every transaction that was signed for a transfer, oldest first, as its wallet has it."""
+        rows = self._db.read(_ATTEMPTS, (transfer_id,)) or self._db.read(_MONERO, (transfer_id,))
+        return [Signed(*row) for row in rows]
+
+    def _booked(self, where: str, *values: Any) -> list[BookedTransfer]:
+        return [_booked(row) for row in self._db.read(f"{_SELECT} {where}", values)]
+
+    # --- own addresses -------------------------------------------------------------------------
+
+    def is_own_address(self, address: str) -> bool:
+        """Whether an address is a deposit address, or one of the service's wallets."""
+        return self._orders.is_deposit_address(address) or any(
+            self._db.read_one(sql, (address,)) is not None for sql in _OWN_ADDRESSES
+        )
+
+    # --- sums ----------------------------------------------------------------------------------
+
+    def open_orders(self) -> list[Order]:
+        """Orders that are not over, and those that are and still have money to send."""
+        found = (self._orders.order(row[0]) for row in self._db.read(_OPEN_ORDERS))
+        return [order for order in found if order is not None]
+
+    def unswept(self) -> dict[str, Unswept]:
+        """By network."""
+        arriving = dict(
+            self._db.read(
+                "SELECT network, sum(units) FROM evm_deposits WHERE watched = 1"
+                " AND block_number IS NOT NULL AND acknowledged IS NOT 'confirmed' GROUP BY network"
+            )
+        )
+        held = {
+            network: (units, count)
+            for network, units, count in self._db.read(
+                "SELECT network, sum(confirmed - taken), count(*) FROM evm_holdings"
+                " WHERE confirmed > taken GROUP BY network"
+            )
+        }
+        return {
+            name: Unswept(*held.get(name, (0, 0)), arriving.get(name, 0))
+            for name in sorted({*held, *arriving})
+        }
+
+    def swept(self) -> dict[str, int]:
+        """USDC brought from deposit addresses to the hot wallet so far, by network."""
+        sql = "SELECT network, sum(taken) FROM evm_sweeps GROUP BY network ORDER BY network"
+        return {network: units for network, units in self._db.read(sql) if units}
+
+    def monero_fees(self) -> dict[str, int]:
+        """Piconero that the Monero network took so far, by purpose of the payment."""
+        sql = (
+            "SELECT purpose, sum(fee) FROM monero_payments"
+            " WHERE state IN ('published', 'settled') GROUP BY purpose ORDER BY purpose"
+        )
+        return dict(self._db.read(sql))
+
+    def gas_fees(self) -> dict[str, dict[str, int]]:
+        """Wei that gas took so far, by network and purpose of the payment."""
+        found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        # The products need not fit an integer of SQLite once they are added up.
+        rows = self._db.read(
+            "SELECT network, purpose, gas_used, gas_price FROM evm_payments"
+            " WHERE mined_txid IS NOT NULL"
+        )
+        for network, purpose, used, price in rows:
+            found[network][purpose] += used * price
+        return {network: dict(sorted(found[network].items())) for network in sorted(found)}
+
+
+_OWN_ADDRESSES: Final = (
+    "SELECT 1 FROM monero_addresses WHERE address = ?",
+    "SELECT 1 FROM monero_wallet WHERE primary_address = ?",
+    "SELECT 1 FROM evm_addresses WHERE address = ?",
+    "SELECT 1 FROM evm_wallet WHERE hot_address = ? COLLATE NOCASE",
+)
+
+
+def reserved(orders: list[Order]) -> dict[str, int]:
+    """What open orders may still take out of the wallets, by network (orders/promises.py)."""
+    total: dict[str, int] = defaultdict(int)
+    for order in orders:
+        for network, units in claims_of(order).items():
+            total[network] += units
+    return dict(sorted(total.items()))
+
+
+def owed(orders: list[Order]) -> dict[str, Owed]:
+    """What depositors have to get back, by network."""
+    found: dict[str, Owed] = {}
+    for order in orders:
+        network = order.terms.deposit_network
+        before, own = found.get(network, Owed()), _owed(order)
+        if own != Owed():
+            found[network] = Owed(
+                before.refunds + own.refunds,
+                before.units + own.units,
+                before.waiting + own.waiting,
+                before.waiting_orders + own.waiting_orders,
+            )
+    return dict(sorted(found.items()))
+
+
+def _owed(order: Order) -> Owed:
+    refunds = [item for item in order.refunds if not item.state.is_final]
+    waits = order.action_required == REFUND_ADDRESS
+    units = waiting_units(order) if waits else 0
+    return Owed(len(refunds), sum(item.units for item in refunds), units, int(waits))
+
+
+def waiting_units(order: Order) -> int:
+    """Deposit units of an order that wait for a refund address, its fee not taken off."""
+    return sum(deposit.units for deposit in order.unspent) + order.leftover
+
+
+def _booked(row: tuple[Any, ...]) -> BookedTransfer:
+    as_stored = BookedTransfer(*row)
+    on_deadline = as_stored.on_deadline
+    return as_stored._replace(
+        state=TransferState(as_stored.state),
+        order_status=OrderStatus(as_stored.order_status),
+        on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
+    )

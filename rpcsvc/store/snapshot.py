@@ -1,0 +1,71 @@
+"""The database as it was at one moment, for commands beside a running service: nothing is written.
+
+What does not live here: the rows that are asked for (orders.py, operator_books.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.migrations import migrate, scripts
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, open_reader
+
+
+class Snapshot(Database):
+    """One read transaction under the interface that the stores and ledgers are made over.
+
+    While it is open the log of the running service can't begin anew: read, and let go.
+    """
+
+    def __init__(self, reader: sqlite3.Connection) -> None:
+        # Not the writer, its thread and its task: a snapshot has none of them.
+        self._reader = reader
+        self._is_writing = False
+        self._failure = None
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Refused. Raises errors.Unavailable."""
+        raise Unavailable(f"A snapshot is only read, and {len(statements)} statements came.")
+
+    async def close(self) -> None:
+        """Let go of the database."""
+        self._reader.close()
+
+
+@contextmanager
+def snapshot(data_dir: Path) -> Iterator[Snapshot]:
+    """What is committed now, while the block lasts. Raises BooksUnreadable."""
+    path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise BooksUnreadable(f"There is no database at {path}.")
+    try:
+        with closing(open_reader(path)) as reader:
+            _require_known_schema(path, reader)
+            yield Snapshot(reader)
+    except (sqlite3.Error, Unavailable) as error:
+        reason = error.__cause__ or error
+        raise BooksUnreadable(f"{path} can't be read: {reason}.") from error
+
+
+@contextmanager
+def empty_snapshot() -> Iterator[Snapshot]:
+    """A database in which nothing ever happened, for use before the first start."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection)
+        yield Snapshot(connection)
+
+
+def _require_known_schema(path: Path, reader: sqlite3.Connection) -> None:
+    (version,) = reader.execute("PRAGMA user_version").fetchone()
+    newest = scripts()[-1][0]
+    if version != newest:
+        raise BooksUnreadable(
+            f"The database {path} is at schema {version}, and this version of rpcsvc knows"
+            f" {newest}. Use the version that the service runs; a start of the service brings an"
+            " older database up to date."
+        )

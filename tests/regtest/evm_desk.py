@@ -1,0 +1,234 @@
+"""The reader of USDC deposits on a node of the test's own, which may be killed and may lie.
+
+And what its users do. What does not live here: the node (daemons.py), the token (token.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import ClientSession, web
+
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.evm import EvmClient, Submission
+from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.keys import HdKeys, SignedTransaction, TransactionPlan
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+from tests.regtest.daemons import mined
+from tests.regtest.token import Token, contract_address
+
+SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
+KEYS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+USERS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
+USER = USERS.signer(0)
+STRANGER = USERS.address(1)
+OPTIONS = EvmOptions(pool_target=8, pool_low=4)
+ETHER, USDC, SECOND = 10**18, 10**6, 1000
+States = dict[DepositKey, DepositState]
+
+
+@dataclass
+class Hands:
+    """A clock that moves when told; ahead of every block."""
+
+    now: int = 4_000_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+@dataclass
+class Desk:
+    """The reader of deposits as a service runs it. ``calls``: what it asked of its node."""
+
+    token: Token
+    endpoint: Endpoint
+    network: EvmNetwork
+    data_dir: Path
+    clock: Hands
+    database: Database
+    ledger: SqliteEvmDepositLedger
+    pool: EvmAddressPool
+    link: EvmLink
+    scanner: EvmDepositScanner
+    calls: list[str] = field(default_factory=list)
+    is_open: bool = True
+
+    async def look(self) -> dict[DepositKey, DepositSighting]:
+        """One pass; nothing is committed."""
+        return {item.key: item for item in await self.scanner.observe()}
+
+    async def reconcile(self) -> States:
+        """One pass, committed; what it showed."""
+        seen = await self.look()
+        await self.scanner.acknowledge(list(seen.values()))
+        return {key: item.state for key, item in seen.items()}
+
+    def key(self, txid: str, position: int = 0) -> DepositKey:
+        return DepositKey(self.network.name, txid, position)
+
+    async def kill(self) -> None:
+        """End it: nothing is given back or finished."""
+        if self.is_open:
+            self.is_open = False
+            await self.link.client.rpc.close()
+            await self.database.close()
+
+    @asynccontextmanager
+    async def again(self, **options: Any) -> AsyncIterator[Desk]:
+        """Kill this one, and start another on its database."""
+        await self.kill()
+        network = replace(self.network, **options)
+        async with desk_on(self.token, self.endpoint, network, self.data_dir, self.clock) as later:
+            yield later
+
+
+@asynccontextmanager
+async def desk_on(
+    token: Token, endpoint: Endpoint, network: EvmNetwork, data_dir: Path, clock: Hands
+) -> AsyncIterator[Desk]:
+    await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
+    database = await Database.open(data_dir)
+    ledger = SqliteEvmDepositLedger(database)
+    pool = EvmAddressPool(KEYS, ledger, OPTIONS)
+    await pool.load()
+    await pool.refill()
+    client = EvmClient(endpoint)
+    client.rpc.open()
+    link = EvmLink(client, network)
+    scanner = EvmDepositScanner(link, ledger, clock)
+    desk = Desk(
+        token, endpoint, network, data_dir, clock, database, ledger, pool, link, scanner
+    )  # fmt: skip
+    record(client.rpc, desk.calls)
+    try:
+        yield desk
+    finally:
+        await desk.kill()
+
+
+def record(rpc: Any, calls: list[str]) -> None:
+    send = rpc._send
+
+    async def counted(path: str, method: str, *rest: Any) -> Any:
+        calls.append(method)
+        return await send(path, method, *rest)
+
+    rpc._send = counted
+
+
+def network_of(token: Token, **options: Any) -> EvmNetwork:
+    made = EvmNetwork(
+        "arbitrum", 42161, token.address, confirmations=3, tracked_blocks=30, block_seconds=10
+    )  # fmt: skip
+    return replace(made, **options)
+
+
+# --- what users do -----------------------------------------------------------------------------
+
+
+async def sent(token: Token, data: bytes) -> SignedTransaction:
+    """A call of the token from the user, in the pool or mined."""
+    plan = TransactionPlan(
+        chain_id=42161, nonce=await token.client.nonce(USER.address), to=token.address,
+        gas=500_000, max_fee=5 * 10**9, tip=10**8, data=data,
+    )  # fmt: skip
+    signed = USER.sign(plan)
+    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    return signed
+
+
+async def pay(token: Token, address: str, units: int = USDC) -> SignedTransaction:
+    """A payment from the user, mined."""
+    signed = await sent(token, usdc.transfer(address, units))
+    assert (await mined(token.client, signed.txid)).ok
+    return signed
+
+
+async def resubmit(token: Token, signed: SignedTransaction) -> None:
+    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    assert (await mined(token.client, signed.txid)).ok
+
+
+async def pay_in_a_row(token: Token, *transfers: tuple[str, int]) -> str:
+    """One transaction that makes several transfers: a contract that does so when it is made."""
+    payer = (await token.controls.accounts())[1]
+    await token.mint(payer, sum(units for _, units in transfers))
+    contract = contract_address(payer, await token.client.nonce(payer) + 1)
+    allow = usdc.selector("approve(address,uint256)") + usdc.address_word(contract)
+    allow += usdc.uint_word(10**12)
+    # Without it the calls fail, and the gas that Anvil reckons is for failing.
+    await mined(token.client, await token.controls.send_from(payer, token.address, allow))
+    calls = [usdc.transfer_from(payer, to, units) for to, units in transfers]
+    txid = await token.controls.send_from(payer, None, making(token.address, calls))
+    assert (await mined(token.client, txid)).ok
+    return txid
+
+
+def making(target: str, calls: list[bytes]) -> bytes:
+    """The creation code of a contract that makes these calls."""
+    step, code, at = 44, b"", 44 * len(calls) + 1
+    for call in calls:
+        size, start = (b"\x61" + number.to_bytes(2, "big") for number in (len(call), at))
+        # CODECOPY the call to memory, CALL with it, POP the outcome.
+        code += size + start + b"\x60\x00\x39"
+        code += b"\x60\x00\x60\x00" + size + b"\x60\x00\x60\x00"
+        code += b"\x73" + bytes.fromhex(target[2:]) + b"\x5a\xf1\x50"
+        at += len(call)
+    assert len(code) == step * len(calls)
+    return code + b"\x00" + b"".join(calls)
+
+
+# --- a node that lies ------------------------------------------------------------------------
+
+
+class Crooked:
+    """Stands before a node, and may change what it answers. ``twist`` gets method and answer."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.twist: Callable[[str, Any], Any] = lambda _, answer: answer
+
+    async def handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        headers = {"content-type": "application/json"}
+        async with (
+            ClientSession() as session,
+            session.post(self._url, data=body, headers=headers) as response,
+        ):
+            answer = await response.json()
+        if "result" in answer:
+            answer["result"] = self.twist(orjson.loads(body)["method"], answer["result"])
+        return web.Response(body=orjson.dumps(answer), content_type="application/json")
+
+
+@asynccontextmanager
+async def crooked(desk: Desk) -> AsyncIterator[tuple[Crooked, Desk]]:
+    """The desk's service, started again behind a node that may lie."""
+    node, app = Crooked(desk.endpoint.url), web.Application()
+    app.router.add_post("/", node.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    await desk.kill()
+    endpoint = Endpoint("crooked", f"http://127.0.0.1:{port}")
+    try:
+        async with desk_on(desk.token, endpoint, desk.network, desk.data_dir, desk.clock) as behind:
+            yield node, behind
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,381 @@
+"""Deposits of USDC on a real node: seen, confirmed, moved, gone, back; over every absence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain import evm_deposits, usdc
+from rpcsvc.settlement.onchain.evm import Submission
+from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.keys import SignedTransaction
+from tests.regtest.daemons import Anvil, mined
+from tests.regtest.evm_desk import (
+    CONFIRMED,
+    ETHER,
+    KEYS,
+    REMOVED,
+    SECOND,
+    SEEN,
+    STRANGER,
+    USDC,
+    USER,
+    USERS,
+    Desk,
+    Hands,
+    States,
+    crooked,
+    desk_on,
+    network_of,
+    pay,
+    pay_in_a_row,
+    resubmit,
+)
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def desk(token: Token, tmp_path: Path) -> AsyncIterator[Desk]:
+    await token.controls.set_ether(USER.address, ETHER)
+    await token.mint(USER.address, 10_000 * USDC)
+    await token.controls.mine(40)
+    endpoint, network = token.client.rpc.endpoint, network_of(token)
+    async with desk_on(token, endpoint, network, tmp_path / "data", Hands()) as made:
+        assert await made.reconcile() == {}
+        yield made
+
+
+# --- deposits ----------------------------------------------------------------------------------
+
+
+async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(desk: Desk) -> None:
+    address = desk.pool.take()
+    signed = await pay(desk.token, address, 25 * USDC)
+    receipt = await mined(desk.token.client, signed.txid)
+    block = await desk.token.client.block(receipt.block_number)
+    assert block is not None
+    (sighting,) = (await desk.look()).values()
+    assert sighting == DepositSighting(
+        desk.key(signed.txid), address, 25 * USDC, USER.address, block.timestamp * SECOND, SEEN
+    )
+    await desk.token.controls.mine(1)
+    assert await desk.reconcile() == {desk.key(signed.txid): SEEN}
+    assert desk.scanner.confirmations(desk.key(signed.txid)) == 2
+    await desk.token.controls.mine(1)
+    assert await desk.reconcile() == {desk.key(signed.txid): CONFIRMED}
+    assert desk.scanner.confirmations(desk.key(signed.txid)) == 3
+    assert await desk.reconcile() == {}
+    await desk.pool.close()
+
+
+async def test_several_deposits_in_one_transaction_are_told_apart_by_their_place(
+    desk: Desk,
+) -> None:
+    first, second = desk.pool.take(), desk.pool.take()
+    await pay(desk.token, STRANGER)
+    txid = await pay_in_a_row(
+        desk.token, (STRANGER, 9), (first, 1), (second, 2), (first, 3), (first, 0)
+    )
+    desk.calls.clear()
+    seen = await desk.look()
+    assert {(key.output_index, item.address, item.units) for key, item in seen.items()} == {
+        (1, first, 1), (2, second, 2), (3, first, 3),
+    }  # fmt: skip
+    assert {key.txid for key in seen} == {txid}
+    assert desk.calls.count("eth_getTransactionReceipt") == 1
+
+
+async def test_our_own_transfers_and_those_of_others_are_no_deposits(desk: Desk) -> None:
+    hot, address = KEYS.address(0), desk.pool.take()
+    await desk.token.controls._rpc.act("anvil_impersonateAccount", [hot])
+    await desk.token.controls.set_ether(hot, ETHER)
+    await desk.token.mint(hot, 50 * USDC)
+    txid = await desk.token.controls.send_from(
+        hot, desk.token.address, usdc.transfer(address, USDC)
+    )
+    await mined(desk.token.client, txid)
+    await pay(desk.token, STRANGER)
+    await pay(desk.token, address, 0)
+    assert await desk.reconcile() == {}
+    minted = await desk.token.mint(address, USDC)
+    (sighting,) = (await desk.look()).values()
+    assert (sighting.key, sighting.sender) == (desk.key(minted), None)
+
+
+# --- blocks that are replaced --------------------------------------------------------------------
+
+
+async def test_a_reorganised_deposit_is_removed_and_comes_back_when_it_is_sent_again(
+    desk: Desk,
+) -> None:
+    address = desk.pool.take()
+    signed = await pay(desk.token, address)
+    key, controls = desk.key(signed.txid), desk.token.controls
+    assert await desk.reconcile() == {key: SEEN}
+    await controls.reorganise(1)
+    assert await desk.reconcile() == {key: REMOVED}
+    assert desk.scanner.confirmations(key) == 0
+    await controls.mine(5)
+    assert await desk.reconcile() == {}
+    first_seen = desk.ledger.deposit(key)
+    await resubmit(desk.token, signed)
+    seen = await desk.look()
+    assert first_seen is not None
+    assert (seen[key].state, seen[key].first_seen_at) == (SEEN, first_seen.first_seen_at)
+    await controls.mine(2)
+    assert await desk.reconcile() == {key: CONFIRMED}
+
+
+async def test_a_confirmed_deposit_that_moves_to_another_block_is_confirmed_anew(
+    desk: Desk,
+) -> None:
+    signed = await pay(desk.token, desk.pool.take())
+    key, controls = desk.key(signed.txid), desk.token.controls
+    await controls.mine(3)
+    assert await desk.reconcile() == {key: CONFIRMED}
+    before = desk.ledger.deposit(key)
+    await controls.reorganise(4)
+    await controls.automine(enabled=False)
+    await sent_again_after_another(desk, signed)
+    assert await desk.reconcile() == {key: SEEN}
+    after = desk.ledger.deposit(key)
+    assert before is not None
+    assert after is not None
+    assert after.block_hash != before.block_hash
+    receipt = await mined(desk.token.client, signed.txid)
+    assert receipt.logs[0].log_index == 1
+    assert (after.block_number, after.block_hash) == (receipt.block_number, receipt.block_hash)
+    await controls.mine(2)
+    assert await desk.reconcile() == {key: CONFIRMED}
+
+
+async def sent_again_after_another(desk: Desk, signed: SignedTransaction) -> None:
+    """Both into one block, another's transfer first: the event's number in its block changes."""
+    token = desk.token
+    whale = (await token.controls.accounts())[0]
+    plan = usdc.selector("mint(address,uint256)") + usdc.address_word(STRANGER) + usdc.uint_word(1)
+    params = {"from": whale, "to": token.address, "data": "0x" + plan.hex(),
+              "maxPriorityFeePerGas": hex(2 * 10**9), "maxFeePerGas": hex(9 * 10**9)}  # fmt: skip
+    await token.client.rpc.act("eth_sendTransaction", [params])
+    assert (await token.client.submit(signed.raw)).submission is Submission.ACCEPTED
+    await token.controls.mine()
+    await mined(token.client, signed.txid)
+
+
+async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(desk: Desk) -> None:
+    signed = await pay(desk.token, desk.pool.take())
+    key = desk.key(signed.txid)
+    await desk.token.controls.mine(3)
+    assert await desk.reconcile() == {key: CONFIRMED}
+    await desk.kill()
+    await desk.token.controls.reorganise(6)
+    await desk.token.controls.mine(50)
+    async with desk.again() as later:
+        assert await later.reconcile() == {key: REMOVED}
+        assert await later.reconcile() == {}
+
+
+# --- the service stops -----------------------------------------------------------------------
+
+
+async def test_killed_between_looking_and_committing_nothing_is_lost_or_doubled(
+    desk: Desk,
+) -> None:
+    first = await pay(desk.token, desk.pool.take())
+    shown = await desk.look()
+    desk.clock.now += 10**9
+    async with desk.again() as later:
+        assert await later.look() == shown
+        second = await pay(later.token, later.pool.take())
+        assert await later.reconcile() == {
+            later.key(first.txid): SEEN, later.key(second.txid): SEEN,
+        }  # fmt: skip
+        async with later.again() as last:
+            assert await last.reconcile() == {}
+            await last.token.controls.mine(2)
+            confirmed = dict.fromkeys((last.key(first.txid), last.key(second.txid)), CONFIRMED)
+            assert set(await last.look()) == set(confirmed)
+            async with last.again() as very_last:
+                assert await very_last.reconcile() == confirmed
+                assert await very_last.reconcile() == {}
+
+
+async def test_a_long_absence_is_made_up_for_range_by_range(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As many ranges as some 20,000 blocks have, which take Anvil a minute to make.
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 50)
+    address, controls = desk.pool.take(), desk.token.controls
+    await desk.kill()
+    paid = []
+    for _ in range(6):
+        paid.append((await pay(desk.token, address)).txid)
+        await controls.mine(100)
+    async with desk.again() as later:
+        found, passes = States(), 0
+        while len(found) < len(paid):
+            found |= await later.reconcile()
+            passes += 1
+        assert passes == 2
+        assert found == {later.key(txid): CONFIRMED for txid in paid}
+        ranges = later.calls.count("eth_getLogs")
+        assert 12 <= ranges <= 16
+        for txid in paid:
+            item = later.ledger.deposit(later.key(txid))
+            assert item is not None
+            assert item.first_seen_at < later.clock.now
+
+
+async def test_a_first_start_may_begin_at_an_older_block(desk: Desk, tmp_path: Path) -> None:
+    signed = await pay(desk.token, desk.pool.take())
+    number = (await mined(desk.token.client, signed.txid)).block_number
+    await desk.token.controls.mine(20)
+    for start, expected in ((number, {desk.key(signed.txid): CONFIRMED}), (number + 9, {})):
+        network = network_of(desk.token, start_block=start)
+        data_dir = tmp_path / str(start)
+        async with desk_on(desk.token, desk.endpoint, network, data_dir, desk.clock) as fresh:
+            assert await fresh.reconcile() == expected
+    network = network_of(desk.token, start_block=10**6)
+    async with desk_on(desk.token, desk.endpoint, network, tmp_path / "x", desk.clock) as fresh:
+        with pytest.raises(Unavailable):
+            await fresh.reconcile()
+        assert "no block 999999 to begin at" in str(fresh.scanner.problem)
+
+
+# --- the node fails ----------------------------------------------------------------------------
+
+
+async def test_a_node_that_hangs_is_reported_and_its_return_loses_nothing(
+    desk: Desk, anvil: Anvil
+) -> None:
+    await desk.kill()
+    quick = replace(desk.endpoint, total_seconds=0.3)
+    async with desk_on(desk.token, quick, desk.network, desk.data_dir, desk.clock) as hasty:
+        signed = await pay(desk.token, hasty.pool.take())
+        anvil.freeze()
+        with pytest.raises(Unavailable):
+            await hasty.reconcile()
+        assert "is down" in str(hasty.scanner.problem)
+        anvil.thaw()
+        assert await hasty.reconcile() == {hasty.key(signed.txid): SEEN}
+        assert hasty.scanner.problem is None
+
+
+async def test_a_node_of_another_chain_after_a_restart_is_refused(desk: Desk, anvil: Anvil) -> None:
+    signed = await pay(desk.token, desk.pool.take())
+    await desk.reconcile()
+    await asyncio.to_thread(anvil.kill)
+    with pytest.raises(Unavailable):
+        await desk.reconcile()
+    anvil.chain_id = 1
+    await asyncio.to_thread(anvil.start)
+    with pytest.raises(Unavailable):
+        await desk.reconcile()
+    assert "is on chain 1, not on 42161" in str(desk.scanner.problem)
+    stored = desk.ledger.deposit(desk.key(signed.txid))
+    assert stored is not None
+    assert (stored.acknowledged, stored.block_number is None) == (SEEN, False)
+
+
+def broken_logs(change: dict[str, Any]) -> Callable[[str, Any], Any]:
+    def twist(method: str, answer: Any) -> Any:
+        return [{**item, **change} for item in answer] if method == "eth_getLogs" else answer
+
+    return twist
+
+
+def instead(of: str, answer: Any) -> Callable[[str, Any], Any]:
+    return lambda method, real: answer if method == of else real
+
+
+@pytest.mark.parametrize(
+    "twist",
+    [
+        instead("eth_getLogs", "nonsense"), instead("eth_getLogs", [7]),
+        broken_logs({"address": STRANGER}), broken_logs({"blockNumber": "0x1"}),
+        broken_logs({"topics": []}), broken_logs({"data": "0x"}), broken_logs({"data": None}),
+        broken_logs({"topics": ["0x" + usdc.TRANSFER_TOPIC.hex()]}),
+        instead("eth_getBlockByNumber", {"number": "0x1"}),
+        instead("eth_getTransactionReceipt", {"status": "0x1"}),
+    ],
+)  # fmt: skip
+async def test_garbage_is_reported_and_moves_nothing(
+    desk: Desk, twist: Callable[[str, Any], Any]
+) -> None:
+    signed = await pay(desk.token, desk.pool.take())
+    before = desk.ledger.cursors("arbitrum")
+    async with crooked(desk) as (node, behind):
+        await behind.link.check()
+        node.twist = twist
+        with pytest.raises(Unavailable):
+            await behind.reconcile()
+        assert "is down" in str(behind.scanner.problem)
+        assert behind.ledger.cursors("arbitrum") == before
+        node.twist = lambda _, answer: answer
+        assert await behind.reconcile() == {behind.key(signed.txid): SEEN}
+
+
+async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(desk: Desk) -> None:
+    """As an address does behind which two nodes are, of which one is on a fork."""
+    signed = await pay(desk.token, desk.pool.take())
+    key = desk.key(signed.txid)
+    assert await desk.reconcile() == {key: SEEN}
+    await desk.token.controls.mine(5)
+    number = (await mined(desk.token.client, signed.txid)).block_number
+
+    def fork(method: str, answer: Any) -> Any:
+        if method == "eth_getBlockByNumber" and answer and answer["number"] == hex(number):
+            return {**answer, "hash": "0x" + "ab" * 32}
+        return answer
+
+    async with crooked(desk) as (node, behind):
+        node.twist = fork
+        before = behind.ledger.cursors("arbitrum")[1:]
+        for _ in range(3):
+            assert CONFIRMED not in (await behind.reconcile()).values()
+            assert REMOVED not in (await behind.reconcile()).values()
+        assert set(before) <= set(behind.ledger.cursors("arbitrum"))
+        node.twist = lambda _, answer: answer
+        assert await behind.reconcile() == {key: CONFIRMED}
+
+
+# --- what it costs ---------------------------------------------------------------------------
+
+
+async def test_watching_ten_thousand_addresses_costs_no_more_calls_than_a_hundred(
+    desk: Desk,
+) -> None:
+    address = desk.pool.take()
+
+    async def cost() -> list[str]:
+        """Three blocks with a stranger's transfer, one with a deposit."""
+        calls: list[str] = []
+        for to in (STRANGER, STRANGER, STRANGER, address):
+            await pay(desk.token, to)
+            desk.calls.clear()
+            await desk.reconcile()
+            calls += desk.calls
+        return sorted(calls)
+
+    made = [EvmAddress(index, USERS.address(index)) for index in range(1, 11)]
+    few = [replace(item, index=item.index + 100) for item in made] + [
+        EvmAddress(200 + n, f"0x{n:040x}") for n in range(90)
+    ]
+    await desk.ledger.add_addresses(few[1:])
+    await cost()
+    with_few = await cost()
+    await desk.ledger.add_addresses(
+        [EvmAddress(1000 + n, f"0x{2**64 + n:040x}") for n in range(9900)]
+    )
+    assert await cost() == with_few
+    assert with_few.count("eth_getLogs") == 4
+    assert with_few.count("eth_getTransactionReceipt") == 1

@@ -1,0 +1,136 @@
+"""Deposits of USDC on a made-up chain where everything happens, in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain import evm_deposits
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+from tests.unit.evm_chain import (
+    CONFIRMED,
+    HOT,
+    OURS,
+    SEEN,
+    STRANGER,
+    USER,
+    Event,
+    Reader,
+    digest,
+    pays,
+)
+
+
+@pytest.fixture
+async def reader(tmp_path: Path) -> AsyncIterator[Reader]:
+    database = await Database.open(tmp_path)
+    ledger = SqliteEvmDepositLedger(database)
+    await ledger.adopt_wallet(HOT)
+    await ledger.add_addresses(OURS)
+    made = Reader(ledger)
+    made.chain.mine(count=50)
+    assert await made.look() == {}
+    yield made
+    await database.close()
+
+
+class Storm:
+    """Blocks, payments, forks, late nodes, restarts and lost acknowledgements, in any order."""
+
+    def __init__(self, reader: Reader, seed: int) -> None:
+        self.reader = reader
+        self.dice = random.Random(seed)
+        self.lost: list[tuple[str, list[Event]]] = []
+        self.made = 0
+
+    def payments(self) -> Iterator[tuple[str, list[Event]]]:
+        for _ in range(self.dice.choice([0, 0, 1, 1, 2])):
+            self.made += 1
+            units = [self.dice.randint(1, 9) for _ in range(self.dice.randint(1, 3))]
+            yield f"tx{self.made}", pays(*units, to=self.dice.randrange(20))
+        if self.lost and self.dice.random() < 0.5:
+            yield self.lost.pop(self.dice.randrange(len(self.lost)))
+
+    def blow(self) -> None:
+        chain, dice = self.reader.chain, self.dice
+        if dice.random() < 0.25:
+            depth = dice.randint(1, 12)
+            number = max(45, len(chain.blocks) - depth)
+            height = len(chain.blocks)
+            self.lost += chain.replace_from(number, salt=dice.randint(1, 10**9))
+            # A fork is longer than what it replaces, sooner or later.
+            for _ in range(dice.randint(0, height - len(chain.blocks) + 1)):
+                chain.mine(*self.payments())
+        for _ in range(dice.randint(0, 4)):
+            chain.mine(*self.payments())
+        chain.lag, chain.blind = dice.choice([0, 0, 0, 1, 2]), dice.choice([0, 0, 0, 1, 2])
+
+    async def pass_(self) -> None:
+        if self.dice.random() < 0.2:
+            self.reader.restart()
+        with suppress(Unavailable):  # the fork is too short as yet
+            await self.reader.look(acknowledge=self.dice.random() < 0.8)
+
+    async def calm(self) -> None:
+        self.reader.chain.lag = self.reader.chain.blind = 0
+        self.reader.chain.mine(count=40)
+        for _ in range(30):
+            await self.reader.look()
+
+
+async def test_ranges_smaller_than_what_is_read_again_still_make_progress(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 1)
+    monkeypatch.setattr(evm_deposits, "_RANGES_PER_PASS", 1)
+    reader.restart()
+    reader.chain.mine(("a", pays(5)), count=5)
+    shown: list[DepositState] = []
+    for _ in range(5):
+        shown += (await reader.look()).values()
+    assert shown == [SEEN]
+
+
+async def test_ranges_full_of_events_are_made_smaller_and_then_larger_again(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evm_deposits, "_MANY_EVENTS", 10)
+    reader.chain.mine(*[(f"tx{n}", [(USER, STRANGER, 1)]) for n in range(11)], count=40)
+    await reader.look()
+    crowded = reader.scanner._span
+    reader.chain.mine(count=200)
+    await reader.look()
+    assert (crowded, reader.scanner._span) == (21, 160)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_after_any_weather_the_books_are_what_the_chain_is(
+    reader: Reader, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed % 2:
+        monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 2)
+        monkeypatch.setattr(evm_deposits, "_RANGES_PER_PASS", 3)
+        reader.restart()
+    storm = Storm(reader, seed)
+    for _ in range(60):
+        storm.blow()
+        await storm.pass_()
+    await storm.calm()
+    held = {item.key: item.units for item in reader.book.values() if item.state is CONFIRMED}
+    events = [
+        (DepositKey("arbitrum", digest(name), position), units)
+        for block in reader.chain.blocks
+        for name, paid in block
+        for position, (_, _, units) in enumerate(paid)
+    ]
+    assert held == dict(events)
+    assert len(events) == len(held) > 30
+    assert all(item.state is not SEEN for item in reader.book.values())

@@ -1,0 +1,406 @@
+"""Payments on EVM networks without a node: fees, and what the database itself refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.settlement.onchain.evm import FeeData
+from rpcsvc.settlement.onchain.evm_fees import (
+    GasPrice,
+    first_price,
+    is_too_low,
+    raised_price,
+    with_margin,
+)
+from rpcsvc.settlement.onchain.evm_payment_ledger import (
+    LARGEST_STORED,
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    EvmPaymentLedger,
+    Inclusion,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Sweep,
+    SweepMethod,
+    SweepState,
+    Unswept,
+)
+from rpcsvc.settlement.onchain.evm_upkeep import Conditions
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
+
+GWEI = 10**9
+NET = "arbitrum"
+HOT = "0xHot"
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    made = await Database.open(tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def ledger(database: Database) -> SqliteEvmPaymentLedger:
+    return SqliteEvmPaymentLedger(database)
+
+
+def port(made: SqliteEvmPaymentLedger) -> EvmPaymentLedger:
+    """For the type checker: the port is implemented."""
+    return made
+
+
+def attempt(txid: str, gwei: int = 5) -> Attempt:
+    return Attempt(txid, f"02{txid}", gwei * GWEI, gwei * GWEI // 10, 1000 + gwei)
+
+
+def payment(
+    name: str, nonce: int, *, purpose: Purpose = Purpose.TRANSFER, network: str = NET
+) -> EvmPayment:
+    order = PaymentOrder(name, purpose, "0xUser", 7, "0xToken", b"\xa9\x05", 65_000)
+    return EvmPayment(network, HOT, nonce, order, (attempt(f"{network}-{name}"),), 1000)
+
+
+def published(made: EvmPayment) -> EvmPayment:
+    return replace(made, state=PaymentState.PUBLISHED, published_at=2000)
+
+
+def mined(made: EvmPayment, number: int = 9) -> Inclusion:
+    return Inclusion(made.latest.txid, BlockPoint(number, f"0x{number}"), 45_000, 2 * GWEI, 0, 3)
+
+
+def sweep(index: int, serial: int, payment_id: str | None = None, **more: Any) -> Sweep:
+    given: dict[str, Any] = {"units": 5, "authorization": "aa", **more}
+    return Sweep(
+        NET, index, serial, f"0x{index}", given.pop("method", SweepMethod.RECEIVE),
+        given.pop("units"), given.pop("authorization"), payment_id, **given,
+    )  # fmt: skip
+
+
+async def deposit(
+    database: Database, index: int, units: int, state: str | None = "confirmed", network: str = NET
+) -> None:
+    place = "(SELECT COUNT(*) FROM evm_deposits)"
+    await database.write(
+        [
+            Statement(
+                "INSERT OR IGNORE INTO evm_addresses (address_index, address) VALUES (?, ?)",
+                (index, f"0x{index}"),
+                first=True,
+            ),
+            Statement(
+                "INSERT INTO evm_deposits (network, txid, position, address_index, units, sender,"
+                " first_seen_at, block_number, block_hash, acknowledged, watched)"
+                f" VALUES (?, '0xd', {place}, ?, ?, '0x1', 1000 - ?, 1, '0x', ?, 0)",
+                (network, index, units, index, state),
+            ),
+        ]
+    )
+
+
+# --- fees --------------------------------------------------------------------------------------
+
+
+def test_a_first_price_leaves_room_for_the_base_fee_to_double() -> None:
+    price = first_price(FeeData(10 * GWEI, GWEI), 50_000, 10**18)
+    assert price == GasPrice(21 * GWEI, GWEI)
+
+
+def test_the_room_is_given_up_before_the_bound_is() -> None:
+    moment, gas = FeeData(10 * GWEI, GWEI), 50_000
+    assert first_price(moment, gas, 15 * GWEI * gas) == GasPrice(15 * GWEI, GWEI)
+    assert first_price(moment, gas, 11 * GWEI * gas) == GasPrice(11 * GWEI, GWEI)
+    assert first_price(moment, gas, 11 * GWEI * gas - 1) is None
+
+
+def test_a_network_without_fees_is_offered_one_wei() -> None:
+    assert first_price(FeeData(0, 0), 50_000, 10**18) == GasPrice(1, 0)
+
+
+@pytest.mark.parametrize("old", [GasPrice(1, 0), GasPrice(7, 1), GasPrice(3 * GWEI, GWEI)])
+def test_a_replacement_raises_both_fees_by_the_percentage_rounded_up(old: GasPrice) -> None:
+    new = raised_price(old, FeeData(0, 0), 25, 50_000, 10**18)
+    assert new is not None
+    for before, after in ((old.max_fee, new.max_fee), (old.tip, new.tip)):
+        assert after > before
+        assert after * 100 >= before * 125
+
+
+def test_a_replacement_offers_at_least_the_moment() -> None:
+    moment = FeeData(50 * GWEI, 3 * GWEI)
+    new = raised_price(GasPrice(5 * GWEI, GWEI), moment, 25, 50_000, 10**18)
+    assert new == GasPrice(103 * GWEI, 3 * GWEI)
+
+
+def test_a_replacement_beyond_the_bound_is_none() -> None:
+    gas, old = 50_000, GasPrice(8 * GWEI, GWEI)
+    assert raised_price(old, FeeData(GWEI, 0), 25, gas, 10 * GWEI * gas) is not None
+    assert raised_price(old, FeeData(GWEI, 0), 25, gas, 10 * GWEI * gas - 1) is None
+    assert raised_price(old, FeeData(20 * GWEI, 0), 25, gas, 10 * GWEI * gas) is None
+
+
+def test_a_price_fits_the_database_whatever_the_bound() -> None:
+    price = first_price(FeeData(LARGEST_STORED // 2 + 1, 0), 21_000, 2**200)
+    assert price is not None
+    assert price.max_fee == LARGEST_STORED
+
+
+def test_a_price_is_too_low_when_the_next_block_would_not_take_it() -> None:
+    price = GasPrice(10 * GWEI, GWEI)
+    assert not is_too_low(price, FeeData(9 * GWEI, GWEI))
+    assert not is_too_low(price, FeeData(9 * GWEI, 5 * GWEI))
+    assert is_too_low(price, FeeData(9 * GWEI + 1, GWEI))
+
+
+def test_a_gas_limit_has_a_quarter_to_spare() -> None:
+    assert with_margin(40_001) == 50_001
+
+
+# --- payments in the database -------------------------------------------------------------------
+
+
+async def test_a_payment_is_read_as_it_was_written(ledger: SqliteEvmPaymentLedger) -> None:
+    first = payment("tr_1", 0)
+    await ledger.add_payment(first)
+    assert ledger.payment("tr_1") == first
+    changed = replace(published(first), inclusion=mined(first))
+    await ledger.put_payment(changed)
+    assert ledger.payment("tr_1") == changed
+    gone = replace(changed, inclusion=None, conflict=BlockPoint(4, "0x4"))
+    await ledger.put_payment(gone)
+    assert ledger.payment("tr_1") == gone
+    assert ledger.payment("tr_2") is None
+
+
+async def test_a_nonce_is_given_once_for_each_network(ledger: SqliteEvmPaymentLedger) -> None:
+    await ledger.add_payment(payment("tr_1", 0))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("tr_2", 0))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("tr_1", 1))
+    await ledger.add_payment(payment("tr_3", 0, network="base"))
+    assert ledger.next_nonce(NET, HOT) == ledger.next_nonce("base", HOT) == 1
+    assert ledger.next_nonce("optimism", HOT) == 0
+    assert ledger.payment("tr_2") is None
+
+
+async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) -> None:
+    failed = replace(published(payment("tr_1", 0)), state=PaymentState.FAILED)
+    await ledger.add_payment(payment("tr_1", 0))
+    await ledger.put_payment(failed)
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("tr_2", 0))
+    assert ledger.next_nonce(NET, HOT) == 1
+
+
+async def test_a_withdrawn_payment_leaves_its_nonce_to_the_one_that_fills_it(
+    ledger: SqliteEvmPaymentLedger,
+) -> None:
+    first, fill = payment("tr_1", 0), payment("fill-0", 0, purpose=Purpose.FILL)
+    await ledger.add_payment(first)
+    await ledger.withdraw(first, fill)
+    assert ledger.payments_in(NET, PaymentState.PREPARED) == [fill]
+    assert [item.payment_id for item in ledger.payments_in(NET, PaymentState.WITHDRAWN)] == ["tr_1"]
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("tr_2", 0))
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(published(first))
+
+
+async def test_what_may_have_been_published_is_not_withdrawn(
+    ledger: SqliteEvmPaymentLedger,
+) -> None:
+    first = payment("tr_1", 0)
+    await ledger.add_payment(first)
+    await ledger.put_payment(published(first))
+    with pytest.raises(StoreConflict):
+        await ledger.withdraw(first, payment("fill-0", 0, purpose=Purpose.FILL))
+    assert ledger.payments_in(NET, PaymentState.PUBLISHED) == [published(first)]
+    assert ledger.payment("fill-0") is None
+
+
+async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
+    first = payment("tr_1", 0)
+    await ledger.add_payment(first)
+    with pytest.raises(StoreConflict):
+        await ledger.add_attempt(first, attempt("same-fees", 5))
+    await ledger.add_attempt(first, attempt("more", 7))
+    found = ledger.payment("tr_1")
+    assert found is not None
+    assert [item.txid for item in found.attempts] == [f"{NET}-tr_1", "more"]
+    assert found.most_fee == 65_000 * 7 * GWEI
+    with pytest.raises(StoreConflict):
+        await ledger.add_attempt(first, attempt("second-again", 9))
+    await ledger.put_payment(replace(published(found), state=PaymentState.SETTLED))
+    with pytest.raises(StoreConflict):
+        await ledger.add_attempt(found, attempt("after-the-end", 9))
+
+
+@pytest.mark.parametrize("over", [PaymentState.FAILED, PaymentState.SETTLED])
+async def test_an_end_is_final(ledger: SqliteEvmPaymentLedger, over: PaymentState) -> None:
+    first = payment("tr_1", 0)
+    await ledger.add_payment(first)
+    await ledger.put_payment(replace(published(first), state=over))
+    for state in set(PaymentState) - {over}:
+        published_at = None if state in (PaymentState.PREPARED, PaymentState.WITHDRAWN) else 2000
+        with pytest.raises(StoreConflict):
+            await ledger.put_payment(replace(first, state=state, published_at=published_at))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "nonce = 5", "recipient = '0xThief'", "units = 8", "contract = '0xThief'", "data = ''",
+        "gas = 1", "sender = '0xThief'", "network = 'base'", "purpose = 'sweep'",
+        "payment_id = 'tr_9'", "prepared_at = 0",
+    ],
+)  # fmt: skip
+async def test_what_is_signed_never_changes(
+    ledger: SqliteEvmPaymentLedger, tmp_path: Path, change: str
+) -> None:
+    await ledger.add_payment(payment("tr_1", 0))
+    _refused(tmp_path, f"UPDATE evm_payments SET {change}", "keeps what it is")
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("DELETE FROM evm_payments", "a prepared payment stays"),
+        ("UPDATE evm_attempts SET raw = '00'", "never changes"),
+        ("DELETE FROM evm_attempts", "what is signed stays"),
+        ("UPDATE evm_sweeps SET units = 9", "a sweep keeps what it is"),
+        ("DELETE FROM evm_sweeps", "a sweep stays"),
+    ],
+)
+async def test_nothing_is_deleted_or_signed_over(
+    ledger: SqliteEvmPaymentLedger, tmp_path: Path, sql: str, said: str
+) -> None:
+    await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s"))
+    _refused(tmp_path, sql, said)
+
+
+def _refused(directory: Path, sql: str, said: str) -> None:
+    connection = sqlite3.connect(directory / DATABASE_NAME)
+    with pytest.raises(sqlite3.IntegrityError, match=said):
+        connection.execute(sql)
+    connection.close()
+
+
+async def test_settled_payments_are_found_by_block_or_while_they_have_none(
+    ledger: SqliteEvmPaymentLedger,
+) -> None:
+    for nonce, number in enumerate((5, 9, None)):
+        made = payment(f"tr_{nonce}", nonce)
+        await ledger.add_payment(made)
+        where = None if number is None else mined(made, number)
+        over = replace(published(made), state=PaymentState.SETTLED, inclusion=where)
+        await ledger.put_payment(over)
+    assert [item.nonce for item in ledger.settled_above(NET, 5)] == [1, 2]
+    assert [item.nonce for item in ledger.settled_above(NET, 4)] == [0, 1, 2]
+    assert ledger.settled_above("base", 0) == []
+
+
+async def test_payments_are_listed_by_nonce(ledger: SqliteEvmPaymentLedger) -> None:
+    for nonce in (2, 0, 1):
+        await ledger.add_payment(payment(f"tr_{nonce}", nonce))
+    found = ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED)
+    assert [item.nonce for item in found] == [0, 1, 2]
+
+
+# --- sweeps in the database ---------------------------------------------------------------------
+
+
+async def test_unswept_is_what_was_confirmed_less_what_was_taken(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 30)
+    await deposit(database, 2, 12)
+    await deposit(database, 2, 100, "seen")
+    await deposit(database, 3, 9)
+    await deposit(database, 3, 50, "confirmed", "base")
+    assert ledger.unswept(NET, 10) == [Unswept(2, "0x2", 42, 1)]
+    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 42, 1), Unswept(3, "0x3", 9, 1)]
+    await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s", units=30))
+    assert ledger.unswept(NET, 10) == []
+    assert ledger.unswept_of(NET, 2) == 42
+    under_way = ledger.sweeps_under_way(NET)
+    assert under_way == [sweep(2, 1, "s", units=30)]
+    await ledger.put_sweep(replace(under_way[0], state=SweepState.DONE, taken=30))
+    assert ledger.unswept(NET, 10) == [Unswept(2, "0x2", 12, 2)]
+    assert ledger.unswept_of(NET, 2) == 12
+    assert ledger.unswept_of("base", 3) == 50
+
+
+async def test_unswept_follows_what_becomes_of_a_deposit(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 30, None)
+    for state, units in (
+        ("seen", 0), ("confirmed", 30), ("confirmed", 30), ("removed", 0), ("confirmed", 30),
+        ("seen", 0),
+    ):  # fmt: skip
+        change = "UPDATE evm_deposits SET acknowledged = ? WHERE address_index = 2"
+        await database.write([Statement(change, (state,))])
+        assert ledger.unswept_of(NET, 2) == units
+    assert ledger.unswept(NET, 1) == []
+
+
+async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 30)
+    await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
+    change = "UPDATE evm_deposits SET acknowledged = 'removed' WHERE address_index = 2"
+    await database.write([Statement(change, ())])
+    assert ledger.unswept_of(NET, 2) == -30
+    await deposit(database, 2, 31)
+    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 1, 2)]
+
+
+async def test_an_address_has_one_sweep_under_way(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 9)
+    await ledger.add_payment(payment("a", 0, purpose=Purpose.SWEEP), sweep(2, 1, "a"))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
+    assert ledger.payment("b") is None
+    await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.VOID))
+    with pytest.raises(StoreConflict):
+        await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.DONE, taken=5))
+    await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
+    assert [item.serial for item in ledger.sweeps_under_way(NET)] == [2]
+
+
+async def test_a_sweep_found_done_has_no_payment(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 9)
+    with pytest.raises(StoreConflict):
+        await ledger.add_sweep(sweep(2, 1))
+    await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=4))
+    assert ledger.sweeps_under_way(NET) == []
+    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 5, 2)]
+
+
+# --- conditions --------------------------------------------------------------------------------
+
+
+def test_a_condition_holds_until_it_is_dropped() -> None:
+    conditions = Conditions(NET)
+    conditions.set("a", "first")
+    conditions.set("b", "second")
+    conditions.set("a", "first, changed")
+    assert conditions.texts() == ["first, changed", "second"]
+    conditions.set("a", None)
+    conditions.set("c", None)
+    assert conditions.texts() == ["second"]
