@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install run demo test check bench generate crash regtest spectral clean
+.PHONY: help install run demo test check bench generate crash regtest regtest-demo spectral clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rpcsvc needs Python 3.11 or newer")'
@@ -33,6 +33,10 @@ crash: install ## the long tests: kill -9 under load, many times
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
 	REGTEST_REQUIRED=1 $(BIN)/python -m pytest tests/regtest -n 2 --dist loadfile
+
+regtest-demo: install ## the whole stack on regtest chains, and a swap each way
+	tools/regtest/install
+	$(BIN)/python -m tests.regtest.demo
 
 spectral: install ## lint the OpenAPI document (needs Node)
 	tools/spectral/run.sh docs/generated/openapi.json

@@ -253,12 +253,12 @@ class Miner:
 
     def __init__(self, monerod: Monerod, bank: WalletRpc) -> None:
         self.monerod = monerod
-        self._bank = bank
+        self.bank = bank
         self._address = ""
 
     async def begin(self) -> None:
         """Make the bank's wallet and mine until it can pay."""
-        async with WalletClient(self._bank.endpoint) as bank:
+        async with WalletClient(self.bank.endpoint) as bank:
             await bank.create("bank", WALLET_PASSWORD)
             self._address = await bank.primary_address()
         await self.mine(self.PREMINED)
@@ -280,7 +280,7 @@ class Miner:
 
     async def pay(self, address: str, *amounts: int) -> str:
         """Pay one output for each amount, up to 15, and leave it in the pool; its id."""
-        async with WalletClient(self._bank.endpoint) as bank:
+        async with WalletClient(self.bank.endpoint) as bank:
             await bank.refresh()
             payment = await bank.prepare([Destination(address, amount) for amount in amounts])
             txid = await bank.relay(payment.metadata)

@@ -104,6 +104,16 @@ class Exchange:
         async with server(self.data_dir, crash=crash, environ=self.environ()) as running:
             yield running
 
+    @asynccontextmanager
+    async def starting(self) -> AsyncIterator[Server]:
+        """The service as it comes up; it may not be fit to take orders."""
+        running = Server(self.data_dir, environ=self.environ())
+        try:
+            yield running
+        finally:
+            if not running.is_dead:
+                running.kill()
+
     async def mine(self, blocks: int = 1) -> None:
         """A few blocks on both chains."""
         await self.miner.mine(blocks)
@@ -188,9 +198,14 @@ async def create(at: Server, **params: Any) -> dict[str, Any]:
 
 async def status(at: Server, order_id: str) -> dict[str, Any]:
     """The order as status tells it."""
+    return dict((await details(at, order_id))["order"])
+
+
+async def details(at: Server, order_id: str) -> dict[str, Any]:
+    """All that status tells of an order: deposits, transfers and receipt, too."""
     envelope = await call(at, "service.swap.status", {"orderId": order_id})
     assert envelope["ok"], envelope
-    return dict(envelope["data"]["order"])
+    return dict(envelope["data"])
 
 
 async def reaches(

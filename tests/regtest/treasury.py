@@ -194,7 +194,7 @@ async def sign(wallet: WalletClient, to: Mapping[str, int]) -> PreparedPayment:
 @asynccontextmanager
 async def bank_of(miner: Miner) -> AsyncIterator[WalletClient]:
     """The wallet that the blocks pay."""
-    async with WalletClient(miner._bank.endpoint) as bank:
+    async with WalletClient(miner.bank.endpoint) as bank:
         yield bank
 
 

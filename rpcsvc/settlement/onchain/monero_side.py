@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -37,6 +37,13 @@ from rpcsvc.settlement.onchain.receipts import monero_receipt
 log = structlog.get_logger(__name__)
 
 _BLOCK_SECONDS = 120
+# What the daemons call a regtest chain is fakechain.
+_NAMES: Final = {
+    "mainnet": NETWORK,
+    "stagenet": "monero-stagenet",
+    "testnet": "monero-testnet",
+    "fakechain": "monero-regtest",
+}
 
 
 class MoneroSide:
@@ -116,7 +123,7 @@ class MoneroSide:
     def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
         """Monero, and which of its networks when it is not the main one."""
         nettype = self._options.nettype
-        return NetworkNames(NETWORK if nettype == "mainnet" else f"monero-{nettype}", 0, None)
+        return NetworkNames(_NAMES[nettype], 0, None)
 
     def seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
         """How long a small deposit takes to be confirmed, typically."""
