@@ -19,6 +19,8 @@ from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
 
+TRIES = 3
+
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 
 
@@ -74,15 +76,23 @@ class DepositWatcher:
         return count
 
     async def _reconcile_one(self, order_id: str, sighting: DepositSighting) -> int:
-        order = self._store.order(order_id)
-        if order is None:
-            raise LookupError(f"order {order_id} has an address, but is not in the store")
-        events = events_of(order, sighting)
-        for event in events:
+        """Bring the order up to what the chain shows; how many events that took.
+
+        Raises ImpossibleTransition when it can't be: then the engine shows it again.
+        """
+        for remaining in reversed(range(TRIES)):
+            order = self._store.order(order_id)
+            if order is None:
+                raise LookupError(f"order {order_id} has an address, but is not in the store")
+            events = events_of(order, sighting)
             try:
-                await self._processor.apply(order.order_id, event)
+                for event in events:
+                    await self._processor.apply(order_id, event)
             except ImpossibleTransition as refused:
-                # Another event came between; the next pass looks again with fresh eyes.
-                log.warning("deposit_not_applied", order_id=order.order_id, reason=str(refused))
+                if not remaining:
+                    raise
+                # Something else happened to the order in between: look with fresh eyes.
+                log.info("deposit_looked_at_again", order_id=order_id, reason=str(refused))
+            else:
                 break
         return len(events)

@@ -84,6 +84,20 @@ class EffectRunner:
             started += 1
         return started
 
+    def hurry(self, transfer_id: str) -> bool:
+        """Have a transfer go on at the next beat instead of after its pause; whether it waited.
+
+        One that is being worked on is left alone: nothing ever runs twice at a time.
+        """
+        for place, (_, number, pending) in enumerate(self._due):
+            effect = pending.effect
+            if isinstance(effect, AdvanceTransfer) and effect.transfer_id == transfer_id:
+                self._due[place] = (self._clock.now_ms(), number, pending)
+                heapq.heapify(self._due)
+                self._attempts.pop(pending, None)
+                return True
+        return False
+
     async def drain(self) -> None:
         """Wait until no effect is running."""
         while self._running:

@@ -23,7 +23,7 @@ from rpcsvc.domain.events import (
     TransferUnknown,
 )
 from rpcsvc.domain.order import Order, Transfer
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
@@ -81,6 +81,9 @@ class Payouts:
         self, order: Order, transfer: Transfer, effect: AdvanceTransfer
     ) -> Transfer | None:
         """Sign and commit; None when the transfer could not be, or may no longer be, prepared."""
+        if not _is_agreed(order, transfer):
+            log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
+            return None
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
                 signed = await self._engine.prepare(transfer)
@@ -126,6 +129,20 @@ class Payouts:
             log.warning("transfer_outcome_unknown", transfer_id=transfer.transfer_id, exc_info=True)
             return Verdict(Outcome.UNKNOWN, type(error).__name__)
         return verdict
+
+
+def _is_agreed(order: Order, transfer: Transfer) -> bool:
+    """Whether the recipient is one whom the order's own record names: the last look before signing.
+
+    Nothing in the service can bring another about; a database that was tampered with could.
+    """
+    terms = order.terms
+    if transfer.kind is TransferKind.PAYOUT:
+        agreed = (terms.payout_network, terms.payout_asset, terms.to_address)
+        return (transfer.network, transfer.asset, transfer.address) == agreed
+    recipients = {order.refund_address, *(deposit.sender for deposit in order.deposits)}
+    where = (terms.deposit_network, terms.deposit_asset)
+    return (transfer.network, transfer.asset) == where and transfer.address in recipients
 
 
 def _event_of(transfer: Transfer, verdict: Verdict) -> Event | None:

@@ -30,10 +30,13 @@ _SELECT_DEPOSIT = (
     " d.first_seen_at, d.block_number, d.block_hash, d.acknowledged, d.watched"
     " FROM evm_deposits d JOIN evm_addresses a ON a.address_index = d.address_index"
 )
-# With OR it would read all deposits that there ever were.
+# SQLite by itself would read all deposits that there ever were.
+_WATCHED = _SELECT_DEPOSIT.replace(
+    "evm_deposits d", "evm_deposits d INDEXED BY evm_deposits_watched"
+)
 _TO_WATCH = (
-    f"{_SELECT_DEPOSIT} WHERE d.network = ? AND d.watched = 1"
-    f" UNION {_SELECT_DEPOSIT} WHERE d.network = ? AND d.block_number > ?"
+    f"{_WATCHED} WHERE d.network = ? AND d.watched = 1"
+    f" UNION ALL {_SELECT_DEPOSIT} WHERE d.network = ? AND d.block_number > ? AND d.watched = 0"
 )
 # A trigger refuses a known deposit with another recipient, amount, sender or time.
 _PUT_DEPOSIT = (

@@ -37,7 +37,7 @@ _PUT_DEPOSIT = (
     "INSERT INTO monero_deposits"
     " (txid, minor, units, unlock_time, first_seen_at, height, acknowledged, watched)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (txid, minor) DO UPDATE SET"
-    " height = excluded.height, watched = excluded.watched"
+    " height = excluded.height, watched = excluded.watched, acknowledged = excluded.acknowledged"
 )
 _ACKNOWLEDGE = "UPDATE monero_deposits SET acknowledged = ? WHERE txid = ? AND minor = ?"
 _VOID_CURSORS = "DELETE FROM monero_cursor WHERE height > ? OR height < ?"
@@ -124,7 +124,7 @@ class SqliteMoneroLedger:
         return [_deposit(row) for row in self._db.read(f"{_SELECT_DEPOSIT} {where}", (above,))]
 
     async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
-        """Add deposits, or change height and watch of known ones."""
+        """Add deposits, or change height, watch and acknowledgement of known ones."""
         await self._db.write([Statement(_PUT_DEPOSIT, _deposit_row(item)) for item in records])
 
     async def acknowledge(

@@ -7,9 +7,9 @@ What does not live here: what the node is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -22,6 +22,8 @@ from rpcsvc.settlement.onchain.evm_options import EvmNetwork
 log = structlog.get_logger(__name__)
 
 _DECIMALS: Final = 6
+
+T = TypeVar("T")
 
 
 class Refused(Exception):
@@ -70,7 +72,7 @@ class EvmLink:
         block = await self.client.block()
         if block is None:
             raise Refused(f"the node of {self.network.name} has no block")
-        self.paused = usdc.read_bool(await self._ask(usdc.PAUSED))
+        self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self.problem is not None:
             log.info("evm_ready", network=self.network.name, block=block.number)
         self.problem = None
@@ -78,11 +80,11 @@ class EvmLink:
 
     async def is_blacklisted(self, account: str) -> bool:
         """Whether the token refuses this account, as sender and as recipient."""
-        return usdc.read_bool(await self._ask(usdc.is_blacklisted(account)))
+        return await self._ask(usdc.is_blacklisted(account), usdc.read_bool)
 
     async def balance(self, account: str) -> int:
         """The account's USDC units in the newest block."""
-        return usdc.read_uint(await self._ask(usdc.balance_of(account)))
+        return await self._ask(usdc.balance_of(account), usdc.read_uint)
 
     async def _check_network(self) -> None:
         found = await self.client.chain_id()
@@ -97,28 +99,29 @@ class EvmLink:
         token = self.network.token
         if not await self.client.code(token):
             raise Refused(f"there is no contract at {token} on {self.network.name}")
-        decimals = usdc.read_uint(await self._ask(usdc.DECIMALS))
+        decimals = await self._ask(usdc.DECIMALS, usdc.read_uint)
         if decimals != _DECIMALS:
             raise Refused(f"the token on {self.network.name} has {decimals} decimals, USDC has 6")
-        name = usdc.read_string(await self._ask(usdc.NAME))
-        version = usdc.read_string(await self._ask(usdc.VERSION))
+        name = await self._ask(usdc.NAME, usdc.read_string)
+        version = await self._ask(usdc.VERSION, usdc.read_string)
         domain = usdc.Domain(name, version, self.network.chain_id, token)
-        if domain.separator() != usdc.read_bytes32(await self._ask(usdc.DOMAIN_SEPARATOR)):
+        if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
             raise Refused(
                 f"the token on {self.network.name} signs in another domain than its name, version,"
                 " chain and address say: it is not the USDC that is meant"
             )
         return domain
 
-    async def _ask(self, data: bytes) -> bytes:
+    async def _ask(self, data: bytes, read: Callable[[bytes], T]) -> T:
         """A call of the token. Raises RpcFailure; Refused when it has no such function."""
         try:
-            answer = await self.client.call(Call(self.network.token, data))
+            return read(await self.client.call(Call(self.network.token, data)))
         except Reverted as error:
             raise Refused(f"the token on {self.network.name} refuses a call of USDC") from error
-        if not answer:
-            raise Refused(f"the token on {self.network.name} lacks a function of USDC")
-        return answer
+        except ValueError as error:
+            raise Refused(
+                f"the token on {self.network.name} answers unlike USDC, or lacks a function of it"
+            ) from error
 
     def _unavailable(self) -> Unavailable:
         return Unavailable(

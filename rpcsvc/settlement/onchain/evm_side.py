@@ -79,16 +79,44 @@ class _Branch:
         )
         self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
 
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the node, or with what it tells; None: nothing."""
+        return self.link.problem or self.deposits.problem
+
     def require_up(self) -> None:
         """Raise errors.Unavailable when the node can't be relied on, or moves no token."""
-        if self.link.problem is not None or self.link.paused:
+        if self.problem is not None or self.link.paused:
             raise Unavailable(
                 f"USDC on {self.network.name} can't be settled right now. Try again later."
             )
 
     def fee(self) -> int:
-        """What a transfer costs, in USDC units, rounded up."""
+        """What a transfer costs, in USDC units, rounded up. Raises Unavailable if none is sent."""
+        if (why := self._why_nothing_is_sent()) is not None:
+            log.debug("evm_fee_refused", network=self.network.name, reason=why)
+            raise Unavailable(
+                f"USDC on {self.network.name} can't be sent right now. Try again later."
+            )
         return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
+
+    def _why_nothing_is_sent(self) -> str | None:
+        """Gas that nobody would pay, or too little ether for one transfer; None: neither.
+
+        An order taken now would wait for its payout, or for its refund.
+        """
+        hot = self.payments.hot()
+        if hot is None:
+            return None
+        cost, name = self.payments.gas_fee(), self.network.name
+        if cost > self.network.highest_fee:
+            return (
+                f"gas on {name} is too dear: a transfer may cost {cost} wei, and highest_gas_usd"
+                f" allows {self.network.highest_fee}"
+            )
+        if hot.ether < cost:
+            return f"the hot wallet on {name} has {hot.ether} wei, and a transfer may cost {cost}"
+        return None
 
     async def look(self) -> None:
         """Check the node, then note fees and balances."""
@@ -112,13 +140,15 @@ class _Branch:
     def problems(self) -> list[str]:
         """What is wrong, in words for the operator."""
         name, found = self.network.name, []
-        if self.link.problem is not None:
-            found.append(self.link.problem)
+        if self.problem is not None:
+            found.append(self.problem)
         if self.link.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()
         if hot is not None and hot.ether < self.network.gas_reserve:
             found.append(f"the hot wallet on {name} is short of ether for gas")
+        if (why := self._why_nothing_is_sent()) is not None:
+            found.append(why)
         if stuck := self.payments.stuck():
             found.append(f"payment {stuck} on {name} is signed and not mined for long")
         return found + self.payments.conditions()
@@ -178,7 +208,7 @@ class EvmSide:
 
     def require_ready(self) -> None:
         """Raise errors.Unavailable when no order can be taken on any network."""
-        if all(branch.link.problem is not None for branch in self._branches.values()):
+        if all(branch.problem is not None for branch in self._branches.values()):
             raise Unavailable("USDC can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")

@@ -81,7 +81,7 @@ class DepositScanner:
         listed = await self._link.wallet.transfers(self._fork + 1)
         records = self._records(listed)
         view = await self._view(before, listed, records)
-        records = [item for item in records if item.acknowledged or item.txid in view.chain]
+        records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
         states = self._judge(records, view)
         await self._remember(records, view, states)
         self._height = view.info.height
@@ -136,6 +136,9 @@ class DepositScanner:
                 )  # fmt: skip
         return list(records.values())
 
+    def _is_on_record(self, item: DepositRecord) -> bool:
+        return self._ledger.deposit(item.txid, item.minor) is not None
+
     def _is_ours(self, item: WalletTransfer) -> bool:
         """Whether it pays an address made for orders; the wallet has others."""
         ours = self._ledger.address_minor(item.address) == item.index.minor
@@ -184,12 +187,21 @@ class DepositScanner:
     async def _remember(
         self, records: Sequence[DepositRecord], view: View, states: Sequence[DepositState]
     ) -> None:
-        """Commit what is new before it is shown: the time of first sight must outlive a crash."""
+        """Commit what is new before it is shown: the time of first sight must outlive a crash.
+
+        What is shown is unacknowledged from here on: whoever crashes between committing it and
+        acknowledging it is shown what the chain says then, even if that is what it was before.
+        """
         changed = []
         for item, state in zip(records, states, strict=True):
             found = view.chain.get(item.txid)
             height = found.height if found else None
-            now = replace(item, height=height, watched=self._is_watched(item, state, height, view))
+            now = replace(
+                item,
+                height=height,
+                acknowledged=state if item.acknowledged is state else None,
+                watched=self._is_watched(item, state, height, view),
+            )
             if now != item or self._ledger.deposit(item.txid, item.minor) is None:
                 changed.append(now)
         if changed:

@@ -120,7 +120,8 @@ class Cursor:
 class DepositRecord:
     """What one transaction paid to one subaddress (``minor``), summed over its outputs.
 
-    ``acknowledged``: the state that the order layer committed last. ``watched``: the chain may
+    ``acknowledged``: the state that the order layer committed last; None while another one is
+    shown and not acknowledged. ``watched``: the chain may
     still change what it says. ``unlock_time`` as the transaction has it: a height or seconds.
     """
 
@@ -265,7 +266,7 @@ class MoneroLedger(Protocol):
         ...
 
     async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
-        """Add deposits, or change height and watch of known ones."""
+        """Add deposits, or change height, watch and acknowledgement of known ones."""
         ...
 
     async def acknowledge(

@@ -59,7 +59,7 @@ CREATE TABLE evm_deposits (
     CHECK ((block_number IS NULL) = (block_hash IS NULL))
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX evm_deposits_watched ON evm_deposits (network, watched) WHERE watched = 1;
+CREATE INDEX evm_deposits_watched ON evm_deposits (network) WHERE watched = 1;
 CREATE INDEX evm_deposits_by_block ON evm_deposits (network, block_number);
 CREATE INDEX evm_deposits_by_address ON evm_deposits (address_index);
 

@@ -1,0 +1,78 @@
+"""What the operator's wallet can't pay is refused when it is quoted, with what can be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Holdings
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from tests.contract.serving import SWAP, Served
+
+USDC = 10**6
+QUOTE = {key: SWAP[key] for key in ("direction", "chain", "amount")}
+
+
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the wallet hold so much on every network."""
+
+    def holding(held: Holdings | Unavailable) -> None:
+        def holdings(_engine: SandboxEngine, _network: str) -> Holdings:
+            if isinstance(held, Unavailable):
+                raise held
+            return held
+
+        monkeypatch.setattr(SandboxEngine, "holdings", holdings)
+
+    return holding
+
+
+async def test_an_amount_that_the_wallet_can_pay_is_quoted(served: Served, hold: Any) -> None:
+    hold(Holdings(free=200 * USDC, locked=0, seconds_to_unlock=0))
+    assert (await served.post("/agent/swap/quote", QUOTE)).status == 200
+
+
+@pytest.mark.parametrize("path", ["/agent/swap/quote", "/agent/swap/create"])
+async def test_more_than_the_wallet_holds_is_refused_with_the_most(
+    served: Served, hold: Any, path: str
+) -> None:
+    hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
+    wish = SWAP if path.endswith("create") else QUOTE
+
+    answer = await served.post(path, wish)
+
+    assert answer.status == 400
+    error = answer.body["error"]
+    assert (error["code"], error["details"]["maxNow"]) == ("amount_above_maximum", "0.4")
+    again = await served.post(path, {**wish, "amount": error["details"]["maxNow"]})
+    assert again.status == 200
+    assert served.count("orders") == int(path.endswith("create"))
+
+
+async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Any) -> None:
+    hold(Holdings(free=66 * USDC, locked=500 * USDC, seconds_to_unlock=840))
+
+    answer = await served.post("/agent/swap/quote", QUOTE)
+
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "840")
+    error = answer.body["error"]
+    assert (error["code"], error["details"]["secondsToUnlock"]) == ("unavailable", 840)
+
+
+async def test_capabilities_tell_what_can_be_paid_for_now(served: Served, hold: Any) -> None:
+    unlimited = await served.http("GET", "/agent/capabilities")
+    assert {row["maxNow"] for row in unlimited.body["data"]["limits"]} == {None}
+    hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
+    answer = await served.http("GET", "/agent/capabilities")
+    row = next(r for r in answer.body["data"]["limits"] if r["direction"] == "x2u")
+    assert row["maxNow"] == "0.4"
+
+
+async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: Any) -> None:
+    hold(Unavailable("What can be paid is not known yet."))
+    assert (await served.post("/agent/swap/quote", QUOTE)).status == 503
+    answer = await served.http("GET", "/agent/capabilities")
+    assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {"0"}

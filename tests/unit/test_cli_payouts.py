@@ -1,0 +1,329 @@
+"""``rpcsvc payouts`` and ``rpcsvc refund``: what they print, over a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.app import local_service
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
+from rpcsvc.operations.local import LocalService
+from rpcsvc.orders.retries import DIRECTORY, RetryRequests
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.transport import cli_payouts
+from rpcsvc.transport.cli import run
+from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
+
+Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
+
+
+class Cli:
+    """The command line on a data directory, of one engine or another."""
+
+    def __init__(self, data_dir: Path, output: pytest.CaptureFixture[str]) -> None:
+        self.data_dir = data_dir
+        self.engine = "sandbox"
+        self.out, self.err = "", ""
+        self._output = output
+
+    def __call__(self, *arguments: str, local: Local | None = None) -> int:
+        environ = {"RPCSVC_DATA_DIR": str(self.data_dir), "RPCSVC_ENGINE": self.engine}
+        self._output.readouterr()
+        try:
+            return run(arguments, environ, serve=_never, local=local or _never)
+        except SystemExit as usage:
+            assert isinstance(usage.code, int)
+            return usage.code
+        finally:
+            self.out, self.err = self._output.readouterr()
+
+    def json(self, *arguments: str) -> Any:
+        assert self(*arguments) == 0, self.err
+        return json.loads(self.out)
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("no service is needed")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys)
+
+
+@contextmanager
+def listening(data_dir: Path) -> Iterator[None]:
+    """What a running service looks like from outside."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(data_dir / "rpcsvc.sock"))
+        made.listen()
+        yield
+
+
+async def settled(box: Sandbox, direction: str = "x2u") -> Placed:
+    placed = await box.order(direction)
+    await placed.fund()
+    await box.settle(8)
+    return placed
+
+
+# --- list and show -----------------------------------------------------------------------------
+
+
+async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await settled(box)
+        assert cli.json("payouts", "list", "--json")["transfers"] == []
+        assert cli("payouts", "list") == 0
+        assert cli.out == "none\n"
+        for state in ("settled", "all"):
+            (found,) = cli.json("payouts", "list", "--state", state, "--json")["transfers"]
+            assert found["transferId"] == f"{placed.order_id}/payout/1"
+        order = box.up.service.store.order(placed.order_id)
+    assert order is not None
+    assert order.payout is not None
+    assert found["amount"] == f"{order.payout.units / 10**6:.6f}".rstrip("0") + " USDC"
+    assert (found["state"], found["txid"]) == ("settled", order.payout.txid)
+    assert "nothing" in found["next"]
+
+
+async def test_addresses_are_shortened_unless_asked_for_in_full(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await settled(box)
+        transfer = f"{placed.order_id}/payout/1"
+        short, full = (
+            cli.json("payouts", "show", transfer),
+            cli.json("payouts", "show", transfer, "--full"),
+        )
+    assert full["address"] == EVM
+    assert EVM not in json.dumps(short)
+    assert short["address"].startswith(EVM[:6])
+    assert short["address"].endswith(EVM[-4:])
+
+
+async def test_a_transfer_says_since_when_and_why(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _executing(box)
+        transfer = f"{placed.order_id}/payout/1"
+        apply = box.up.service.processor.apply
+        await apply(placed.order_id, TransferPrepared(transfer, "aa" * 32, "00"))
+        box.clock.now += 5_000
+        await apply(placed.order_id, TransferUnknown(transfer, "the node is deaf"))
+        at = box.up.service.clock.now_ms()
+        box.clock.now += 5_000
+        (found,) = cli.json("payouts", "list", "--json")["transfers"]
+    assert (found["state"], found["reason"]) == ("unknown", "the node is deaf")
+    assert found["since"] == iso8601(at)
+    assert "same bytes" in found["next"]
+
+
+async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _executing(box)
+        order = box.up.service.store.order(placed.order_id)
+        (found,) = cli.json("payouts", "list", "--state", "planned", "--json")["transfers"]
+    assert order is not None
+    assert order.deadline_at is not None
+    assert iso8601(order.deadline_at) in found["next"]
+    assert found["reason"] is None
+
+
+async def test_an_unknown_transfer_and_an_order_s_id_are_told_apart(
+    tmp_path: Path, cli: Cli
+) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await settled(box)
+        assert cli("payouts", "show", "ord_nothing") == 2
+        assert "There is no transfer" in cli.err
+        assert cli("payouts", "show", placed.order_id) == 2
+        assert f"{placed.order_id}/payout/1" in cli.err
+
+
+async def test_a_list_has_its_limit(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        first, second = await settled(box), await settled(box, "u2x")
+        found = cli.json("payouts", "list", "--state", "all", "--limit", "1", "--json")
+        assert [each["orderId"] for each in found["transfers"]] == [second.order_id]
+        assert first.order_id != second.order_id
+    for bad in ("0", "-1", "many", "10001"):
+        assert cli("payouts", "list", "--limit", bad) == 2
+
+
+def test_without_a_database_every_reading_command_says_so(cli: Cli) -> None:
+    for arguments in (
+        ("payouts", "list"),
+        ("payouts", "show", "x"),
+        ("payouts", "retry", "x"),
+        ("refund", "x", "--to", EVM),
+    ):
+        assert cli(*arguments) == 2
+        assert "no database" in cli.err
+
+
+# --- the switch --------------------------------------------------------------------------------
+
+
+def test_payouts_are_paused_with_a_reason_and_resumed(cli: Cli) -> None:
+    cli.engine = "onchain"
+    switch = PauseSwitch(cli.data_dir)
+    assert cli("payouts", "pause", "--reason", "odd\n numbers") == 0
+    assert switch.reason() == "odd numbers"
+    assert cli("payouts", "resume") == 0
+    assert "odd numbers" in cli.out
+    assert switch.reason() is None
+    assert cli("payouts", "resume") == 0
+    assert "not paused" in cli.out
+
+
+def test_a_pause_needs_a_reason_and_the_engine_onchain(cli: Cli) -> None:
+    assert cli("payouts", "pause") == 2
+    assert cli("payouts", "pause", "--reason", " ") == 2
+    assert cli("payouts", "pause", "--reason", "why") == 2
+    assert "onchain" in cli.err
+
+
+def test_a_switch_that_can_t_be_thrown_is_shouted(cli: Cli) -> None:
+    cli.engine, cli.data_dir = "onchain", cli.data_dir / "nowhere"
+    assert cli("payouts", "pause", "--reason", "why") == 2
+    assert "PAYOUTS GO ON" in cli.err
+
+
+# --- retry -------------------------------------------------------------------------------------
+
+
+async def test_a_final_transfer_is_not_retried_and_says_what_instead(
+    tmp_path: Path, cli: Cli
+) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await settled(box)
+        assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 1
+        assert "settled, which is final" in cli.err
+        failed = await _executing(box)
+        transfer = f"{failed.order_id}/payout/1"
+        await box.up.service.processor.apply(failed.order_id, TransferFailed(transfer, "no"))
+        assert cli("payouts", "retry", transfer) == 1
+    assert f"rpcsvc refund {failed.order_id}" in cli.err
+
+
+async def test_a_retry_without_a_service_leaves_no_request(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _executing(box)
+        assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 3
+    assert "No service runs" in cli.err
+    assert not (tmp_path / DIRECTORY).exists()
+
+
+async def test_a_retry_that_nobody_takes_is_withdrawn(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_payouts, "TAKEN_SECONDS", 0.05)
+    async with sandbox(tmp_path) as box:
+        placed = await _executing(box)
+        with listening(tmp_path):
+            assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 3
+    assert RetryRequests(tmp_path).take() == []
+
+
+# --- refund ------------------------------------------------------------------------------------
+
+
+async def _executing(box: Sandbox) -> Placed:
+    """An order whose payout is planned, and nobody has begun with it."""
+    placed = await box.order("x2u")
+    await placed.fund()
+    for _ in range(20):
+        box.clock.now += 500
+        await box.up.service.engine.observe()
+        order = box.up.service.store.order(placed.order_id)
+        assert order is not None
+        if order.transfers:
+            return placed
+        await _reconcile_only(box)
+    raise AssertionError("no payout was planned")
+
+
+async def _reconcile_only(box: Sandbox) -> None:
+    await box.up.worker._watcher.reconcile()
+
+
+async def _waiting(box: Sandbox) -> Placed:
+    """An order whose XMR has to go back to an address that nobody has named."""
+    placed = await box.order("x2u")
+    await placed.fund("0.01")
+    await box.settle(4)
+    await box.jump(3_600_000)
+    await box.settle(4)
+    order = box.up.service.store.order(placed.order_id)
+    assert order is not None
+    assert order.action_required == "refund_address"
+    return placed
+
+
+async def test_only_an_order_that_waits_takes_an_address(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await settled(box)
+        assert cli("refund", "ord_nothing", "--to", MONERO, "--yes") == 2
+        assert cli("refund", placed.order_id, "--to", MONERO, "--yes") == 2
+    assert "does not wait" in cli.err
+
+
+async def test_an_address_of_the_wrong_network_and_our_own_are_refused(
+    tmp_path: Path, cli: Cli
+) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _waiting(box)
+        order = box.up.service.store.order(placed.order_id)
+        assert order is not None
+        for bad in (EVM, MONERO[:-1], order.terms.deposit_address):
+            assert cli("refund", placed.order_id, "--to", bad, "--yes") == 2
+            assert cli.err.startswith("rpcsvc: --to")
+
+
+async def test_off_a_terminal_a_refund_needs_yes(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _waiting(box)
+        assert cli("refund", placed.order_id, "--to", MONERO) == 2
+    assert "0.01 XMR" in cli.err
+    assert "--yes" in cli.err
+
+
+@pytest.mark.parametrize(("typed", "status"), [("yes\n", 0), ("y\n", 2), ("", 2)])
+async def test_on_a_terminal_a_refund_is_asked_about(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, status: int
+) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _waiting(box)
+    monkeypatch.setattr("sys.stdin", _Terminal(typed))
+    given = await asyncio.to_thread(
+        cli, "refund", placed.order_id, "--to", MONERO, local=local_service
+    )
+    assert given == status, cli.err
+    async with sandbox(tmp_path) as box:
+        order = box.up.service.store.order(placed.order_id)
+    assert order is not None
+    assert order.refund_address == (MONERO if status == 0 else None)
+
+
+async def test_an_address_that_was_given_is_not_changed(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await _waiting(box)
+        await placed.give_refund_address(MONERO)
+        assert cli("refund", placed.order_id, "--to", MONERO, "--yes") == 2
+    assert "does not wait" in cli.err
+
+
+class _Terminal(io.StringIO):
+    """Somebody types."""
+
+    def isatty(self) -> bool:
+        return True

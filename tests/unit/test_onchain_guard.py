@@ -1,0 +1,88 @@
+"""The brakes on outgoing money: the switch and the caps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferKind
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.guard import PAUSE_FILE, Caps, PauseSwitch, PayoutGuard
+
+CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
+DAY = 24 * 3600 * 1000
+
+
+@dataclass
+class Clock:
+    now: int = 10 * DAY
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+def transfer(units: int, asset: Asset = XMR) -> Transfer:
+    return Transfer("ord_1/payout/1", TransferKind.PAYOUT, "monero", asset, "to", units, 0)
+
+
+def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
+    def sent_since(_asset: Asset, at: int) -> int:
+        assert at == 9 * DAY
+        return sent
+
+    return PayoutGuard(PauseSwitch(data_dir), CAPS, sent_since, Clock())
+
+
+def test_a_thrown_switch_holds_over_a_restart_until_it_is_thrown_back(tmp_path: Path) -> None:
+    PauseSwitch(tmp_path).pause("a key may be known")
+    held = guard(tmp_path)
+    assert held.health().detail == "paused: a key may be known"
+    with pytest.raises(Unavailable, match="paused"):
+        held.require_open()
+    PauseSwitch(tmp_path).resume()
+    held.require_open()
+    assert held.health().ok
+
+
+def test_a_switch_thrown_by_hand_needs_no_reason(tmp_path: Path) -> None:
+    (tmp_path / PAUSE_FILE).touch()
+    assert guard(tmp_path).paused() == "no reason given"
+
+
+def test_a_switch_that_can_not_be_read_counts_as_thrown(tmp_path: Path) -> None:
+    (tmp_path / PAUSE_FILE).mkdir()
+    with pytest.raises(Unavailable):
+        guard(tmp_path).require_open()
+
+
+def test_a_transfer_at_its_cap_passes_and_one_unit_more_waits(tmp_path: Path) -> None:
+    held = guard(tmp_path)
+    held.require_within_caps(transfer(10))
+    with pytest.raises(Unavailable, match="cap per transfer"):
+        held.require_within_caps(transfer(11))
+    assert "ord_1/payout/1 waits" in (held.health().detail or "")
+
+
+def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) -> None:
+    guard(tmp_path, sent=90).require_within_caps(transfer(10))
+    with pytest.raises(Unavailable, match="cap per day"):
+        guard(tmp_path, sent=91).require_within_caps(transfer(10))
+    guard(tmp_path, sent=91).require_within_caps(transfer(10, USDC))
+
+
+def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
+    sent = 95
+
+    def sent_since(_asset: Asset, _at: int) -> int:
+        return sent
+
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, sent_since, Clock())
+    with pytest.raises(Unavailable):
+        held.require_within_caps(transfer(10))
+    sent = 0
+    held.require_within_caps(transfer(10))
+    assert held.health().ok

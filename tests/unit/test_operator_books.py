@@ -1,0 +1,194 @@
+"""Sums over the wallets' books, and the snapshot that they are read from."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, Unswept, owed, reserved
+from rpcsvc.store.snapshot import empty_snapshot, snapshot
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement
+from tests.sandbox import sandbox
+
+WEI = 10**18
+_DEPOSIT = "INSERT INTO evm_deposits VALUES ('arbitrum', ?, 0, ?, ?, '0xUser', 1000, 7, 'h', ?, ?)"
+_PAYMENT = (
+    "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient, units,"
+    " contract, data, gas, prepared_at, state, published_at, mined_txid, block_number, block_hash,"
+    " gas_used, gas_price) VALUES (?, 'arbitrum', '0xHot', ?, ?, '0xUser', 7, '0xToken', '00', 1,"
+    " 1000, 'settled', 2000, ?, 9, 'h', ?, ?)"
+)
+_ATTEMPT = "INSERT INTO evm_attempts VALUES (?, ?, ?, '00', ?, ?, ?)"
+_MONERO = (
+    "INSERT INTO monero_payments (transfer_id, purpose, address, units, fee, txid, raw, metadata,"
+    " tx_key, prepared_at, state, relayed_at, height)"
+    " VALUES (?, ?, '4User', 5, ?, ?, '00', '', 'key', 1000, ?, ?, ?)"
+)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+async def fill(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
+    await database.write([Statement(sql, values) for sql, values in rows])
+
+
+async def addresses(database: Database) -> None:
+    for index in (1, 2, 3):
+        await fill(database, ("INSERT INTO evm_addresses VALUES (?, ?)", (index, f"0x{index}")))
+
+
+# --- sums --------------------------------------------------------------------------------------
+
+
+async def test_deposit_addresses_are_summed_with_what_arrives(
+    tmp_path: Path, database: Database
+) -> None:
+    await addresses(database)
+    await fill(
+        database,
+        (_DEPOSIT, ("a", 1, 5, "confirmed", 0)),
+        (_DEPOSIT, ("b", 2, 7, "confirmed", 1)),
+        (_DEPOSIT, ("c", 2, 11, "seen", 1)),
+        (_DEPOSIT, ("d", 3, 13, None, 1)),
+    )
+    await fill(
+        database,
+        (
+            "INSERT INTO evm_sweeps VALUES"
+            " ('arbitrum', 1, 1, '0x1', 'receive', 5, 'aa', NULL, 'done', 5)",
+            (),
+        ),
+    )
+    with snapshot(tmp_path) as taken:
+        books = OperatorBooks(taken)
+        assert books.unswept() == {"arbitrum": Unswept(7, 1, 24)}
+        assert books.swept() == {"arbitrum": 5}
+
+
+async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
+    tmp_path: Path, database: Database
+) -> None:
+    price = 2**62
+    await fill(
+        database,
+        (_PAYMENT, ("t1", 0, "transfer", "x1", 3, price)),
+        (_ATTEMPT, ("t1", 1, "x1", 9, 1, 10)),
+        (_PAYMENT, ("t2", 1, "transfer", "x2", 5, price)),
+        (_ATTEMPT, ("t2", 1, "x2", 9, 1, 10)),
+        (_PAYMENT, ("s1", 2, "sweep", "x3", 1, 4)),
+        (_ATTEMPT, ("s1", 1, "x3", 9, 1, 10)),
+        (_MONERO, ("m1", "transfer", 3, "m1", "settled", 1, 9)),
+        (_MONERO, ("m2", "transfer", 4, "m2", "failed", 1, None)),
+        (_MONERO, ("m3", "upkeep", 5, "m3", "published", 1, None)),
+    )
+    with snapshot(tmp_path) as taken:
+        books = OperatorBooks(taken)
+        assert books.gas_fees() == {"arbitrum": {"sweep": 4, "transfer": 8 * price}}
+        assert books.monero_fees() == {"transfer": 3, "upkeep": 5}
+
+
+async def test_all_transactions_signed_for_a_transfer_are_known_and_which_was_mined(
+    tmp_path: Path, database: Database
+) -> None:
+    await fill(
+        database,
+        (_PAYMENT, ("t1", 0, "transfer", "x1", 3, 4)),
+        (_ATTEMPT, ("t1", 1, "x1", 9, 1, 10)),
+        (_MONERO, ("m1", "transfer", 3, "mm", "settled", 1, 12)),
+    )
+    with snapshot(tmp_path) as taken:
+        books = OperatorBooks(taken)
+        assert books.signed("t1") == [Signed("x1", 10, "settled", 9)]
+        assert books.signed("m1") == [Signed("mm", 1000, "settled", 12)]
+        assert books.signed("t2") == []
+
+
+async def test_own_addresses_are_known_on_both_sides(tmp_path: Path, database: Database) -> None:
+    await addresses(database)
+    await fill(
+        database,
+        ("INSERT INTO evm_wallet VALUES (1, '0xHot', 0)", ()),
+        ("INSERT INTO monero_wallet VALUES (1, 'fakechain', '4Primary', 0)", ()),
+        ("INSERT INTO monero_addresses VALUES (1, '8Sub')", ()),
+    )
+    with snapshot(tmp_path) as taken:
+        books = OperatorBooks(taken)
+        for ours in ("0x2", "0X2", "0xhot", "4Primary", "8Sub"):
+            assert books.is_own_address(ours), ours
+        assert not books.is_own_address("0x4")
+
+
+async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
+    async with sandbox(tmp_path) as box:
+        open_one = await box.order("x2u")
+        waiting = await box.order("x2u")
+        await waiting.fund("0.01")
+        await box.settle(4)
+        done = await box.order("u2x")
+        await done.fund()
+        await box.settle(4)
+        for _ in range(2):  # the order's hour, and the time in which late deposits are watched for
+            await box.jump(3_600_000)
+        await box.settle(4)
+        fresh = await box.order("u2x")
+        with snapshot(tmp_path) as taken:
+            orders = OperatorBooks(taken).open_orders()
+        order = box.up.service.store.order(fresh.order_id)
+    assert {each.order_id for each in orders} == {waiting.order_id, fresh.order_id}
+    assert open_one.order_id not in {each.order_id for each in orders}
+    assert owed(orders) == {"monero": Owed(0, 0, 10**10, 1)}
+    assert order is not None
+    promised = order.terms.expected_output + order.terms.price.payout_fee
+    assert reserved(orders)["monero"] >= promised + 10**10
+
+
+# --- the snapshot ------------------------------------------------------------------------------
+
+
+async def test_a_snapshot_stands_still_and_is_not_written_to(
+    tmp_path: Path, database: Database
+) -> None:
+    count = "SELECT count(*) FROM evm_addresses"
+    with snapshot(tmp_path) as taken:
+        assert taken.read_one(count) == (0,)
+        await addresses(database)
+        assert taken.read_one(count) == (0,)
+        with pytest.raises(Unavailable):
+            await taken.write([Statement("DELETE FROM evm_addresses", ())])
+    with snapshot(tmp_path) as taken:
+        assert taken.read_one(count) == (3,)
+
+
+async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path)
+    await database.close()
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+        connection.commit()
+    with pytest.raises(BooksUnreadable, match="schema 1"), snapshot(tmp_path):
+        pass
+
+
+def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(BooksUnreadable, match="no database"), snapshot(tmp_path):
+        pass
+    (tmp_path / DATABASE_NAME).write_text("a letter to the operator")
+    with pytest.raises(BooksUnreadable, match="can't be read"), snapshot(tmp_path):
+        pass
+
+
+def test_before_the_first_start_nothing_has_happened() -> None:
+    with empty_snapshot() as taken:
+        books = OperatorBooks(taken)
+        assert (books.unswept(), books.swept(), books.open_orders()) == ({}, {}, [])

@@ -1,0 +1,73 @@
+"""The last look before signing: money goes to whom the order names, and to nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.ports import PreparedTransfer
+from tests.unit.test_transition import NOW, key, terms
+
+
+class Desk:
+    """A store with one order, and an engine that notes for whom it signs."""
+
+    def __init__(self, order: Order) -> None:
+        self.held = order
+        self.signed_for: list[str] = []
+
+    def order(self, _order_id: str) -> Order:
+        return self.held
+
+    async def prepare(self, transfer: Any) -> PreparedTransfer:
+        self.signed_for.append(transfer.address)
+        raise TimeoutError  # nothing of what follows is wanted here
+
+
+def paying(direction: Direction) -> Order:
+    order = open_order(terms(direction))
+    amount = order.terms.deposit_amount
+    order = transition(order, ev.DepositSeen(key(1), amount, "sender", NOW), NOW).order
+    return transition(order, ev.DepositConfirmed(key(1)), NOW).order
+
+
+def refunding() -> Order:
+    order = open_order(terms(Direction.USDC_TO_XMR))
+    small = order.terms.min_deposit // 2
+    order = transition(order, ev.DepositSeen(key(1), small, "sender", NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    assert order.deadline_at is not None
+    return transition(order, ev.DeadlinePassed(), order.deadline_at).order
+
+
+async def sign(order: Order) -> list[str]:
+    """Advance the order's only transfer; the addresses that were signed for."""
+    desk = Desk(order)
+    anything = cast("Any", desk)
+    payouts = Payouts(anything, anything, anything)
+    await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
+    return desk.signed_for
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_a_payout_is_signed_for_the_orders_destination(direction: Direction) -> None:
+    assert await sign(paying(direction)) == ["pay here"]
+
+
+async def test_a_refund_is_signed_for_the_sender() -> None:
+    assert await sign(refunding()) == ["sender"]
+
+
+@pytest.mark.parametrize("order", [paying(Direction.XMR_TO_USDC), refunding()])
+@pytest.mark.parametrize("change", [{"address": "thief"}, {"network": "elsewhere"}])
+async def test_nothing_is_signed_for_a_stranger(order: Order, change: dict[str, Any]) -> None:
+    swapped = replace(order.transfers[0], **change)
+    assert await sign(replace(order, transfers=(swapped,))) == []
