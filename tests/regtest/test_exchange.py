@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rpcsvc.settlement.onchain.monero import WalletClient
+from tests.e2e.processes import Server
 from tests.regtest.daemons import Anvil, Miner, WalletRpc
-from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches
+from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, exchange, reaches
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow
@@ -28,25 +35,81 @@ async def stack(
         yield running
 
 
-async def test_xmr_becomes_usdc(stack: Exchange) -> None:
+def verify(stack: Exchange, data: dict[str, Any], *options: str) -> tuple[int, dict[str, Any]]:
+    """``rpcsvc receipt verify`` as a user runs it: exit status and what it says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rpcsvc", "receipt", "verify", "-", *options],
+        input=json.dumps({"data": data}), capture_output=True, text=True, check=False,
+        env={**os.environ, "RPCSVC_CHAINS_FILE": str(stack.data_dir / "chains.toml")},
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout or "{}")
+
+
+async def test_xmr_becomes_usdc_and_the_receipt_proves_it(stack: Exchange) -> None:
+    to = stack.user.address
     async with stack.serving() as at:
-        made = await create(at, direction="x2u", amount="1", to=stack.user.address)
+        made = await create(at, direction="x2u", amount="1", to=to)
         order = made["data"]["order"]
         await stack.pay_xmr(order["depositAddress"], XMR)
         done = await reaches(stack, at, order["orderId"], "completed")
+        data = await details(at, order["orderId"])
 
-    assert await stack.token.balance(stack.user.address) == int(done["actualOutput"])
+    assert await stack.token.balance(to) == int(done["actualOutput"])
     assert done["actualOutput"] == order["expectedOutput"]
+    node = ("--node", stack.anvil.url)
+    status, said = await asyncio.to_thread(verify, stack, data, *node, "--to", to)
+    assert (status, said["proven"], said["txid"]) == (0, True, data["receipt"]["txid"])
+    more = {**data["receipt"], "amount": "163.166506"}
+    status, said = await asyncio.to_thread(verify, stack, {**data, "receipt": more}, *node)
+    assert (status, said["proven"]) == (1, False)
+    other = ("--to", stack.token.owner)
+    assert (await asyncio.to_thread(verify, stack, data, *node, *other))[0] == 1
 
 
-async def test_usdc_becomes_xmr(stack: Exchange, wallet: WalletClient) -> None:
+async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
+    stack: Exchange, wallet: WalletClient, shared_wallet_rpc: WalletRpc, tmp_path: Path
+) -> None:
     to = await wallet.primary_address()
+    secret = tmp_path / "secret"
+    secret.write_text(shared_wallet_rpc.SECRET)
     async with stack.serving() as at:
         made = await create(at, direction="u2x", amount="165", to=to)
         order = made["data"]["order"]
         await stack.pay_usdc(order["depositAddress"], 165 * USDC)
         done = await reaches(stack, at, order["orderId"], "completed")
+        data = await details(at, order["orderId"])
 
     await wallet.refresh()
     assert sum(output.amount for output in await wallet.outputs()) == int(done["actualOutput"])
     assert done["actualOutput"] == order["expectedOutput"]
+    rpc = ("--wallet-rpc", shared_wallet_rpc.url, "--username", shared_wallet_rpc.USERNAME)
+    login = (*rpc, "--password-file", str(secret))
+    status, said = await asyncio.to_thread(verify, stack, data, *login, "--amount", "0.97")
+    assert (status, said["proven"], said["address"]) == (0, True, to)
+    receipt = {**data["receipt"], "transactionProof": None, "amount": "0.97"}
+    status, said = await asyncio.to_thread(verify, stack, {"receipt": receipt}, *login)
+    assert (status, said["proven"]) == (1, False)
+
+
+async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None:
+    """The hot wallet holds 20,000 USDC: one order takes most of it, no second one gets it too."""
+    wish = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}
+    async with stack.serving() as at:
+        quote = await call(
+            at, "service.swap.quote", {k: wish[k] for k in ("direction", "chain", "amount")}
+        )
+        assert quote["ok"], quote
+        assert float(quote["data"]["quote"]["fees"]["network"]) > 0
+        before = await most_now(at, "x2u")
+        await create(at, **wish)
+        assert await most_now(at, "x2u") < before - 80
+        refused = await call(at, "service.swap.create", wish)
+        assert refused["error"]["code"] == "amount_above_maximum"
+        least = {**wish, "amount": refused["error"]["details"]["maxNow"]}
+        assert (await call(at, "service.swap.create", least))["ok"]
+
+
+async def most_now(at: Server, direction: str) -> float:
+    """What capabilities say can be paid for now, in deposit units."""
+    rows = (await call(at, "service.capabilities", {}))["data"]["limits"]
+    return next(float(row["maxNow"]) for row in rows if row["direction"] == direction)
