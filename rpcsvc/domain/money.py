@@ -7,7 +7,9 @@ What does not live here: rates and fees (pricing.py).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
 
@@ -15,6 +17,9 @@ from rpcsvc.errors import AmountAboveMaximum, InputError, InvalidInput
 MAX_UNITS = 2**63 - 1
 LONGEST_AMOUNT = 40
 
+# Which details of a refusal are amounts.
+_LIMITS = ("minimum", "maximum", "maxNow")
+_UNITS = re.compile(r"[0-9]{1,30}", re.ASCII)
 _AMOUNT = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?", re.ASCII)
 
 
@@ -70,6 +75,26 @@ class Money:
             raise TypeError(f"money can't be combined with {type(other).__name__}")
         if other.asset != self.asset:
             raise ValueError(f"{self.asset.symbol} can't be combined with {other.asset.symbol}")
+
+
+def limits_told(details: Mapping[str, Any], tell: Callable[[str, Asset], str]) -> dict[str, Any]:
+    """Details of a refusal with its limits told another way: ``as_units`` or ``as_decimal``."""
+    asset = next((a for a in (XMR, USDC) if a.symbol == details.get("asset")), None)
+    return {
+        name: tell(value, asset) if asset and name in _LIMITS and isinstance(value, str) else value
+        for name, value in details.items()
+    }
+
+
+def as_units(text: str, asset: Asset) -> str:
+    """A decimal string such as ``0.8`` as a number of atomic units."""
+    whole, _, fraction = text.partition(".")
+    return str(int(whole + fraction.ljust(asset.decimals, "0")))
+
+
+def as_decimal(text: str, asset: Asset) -> str:
+    """A number of atomic units as a decimal string; any other text as it is."""
+    return format_units(int(text), asset) if _UNITS.fullmatch(text) else text
 
 
 def parse_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:

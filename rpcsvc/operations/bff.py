@@ -16,12 +16,22 @@ import orjson
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.addresses import parse_evm_address, same_address
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money, format_units
+from rpcsvc.domain.money import (
+    MAX_UNITS,
+    USDC,
+    XMR,
+    Asset,
+    Money,
+    as_units,
+    format_units,
+    limits_told,
+)
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.pricing import convert_floor, deposit_asset, payout_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import (
     AmountAboveMaximum,
+    AmountBelowMinimum,
     InputError,
     InvalidInput,
     UnsupportedChain,
@@ -92,7 +102,7 @@ def _chain_view(chain: Chain) -> Json:
 async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     """A price for the amount at the current rate."""
     pair = _pair(service, params)
-    with _chains_by_number(service, params):
+    with _in_bff_terms(service, params):
         found = await make_quote(service, *pair, _amount(params.from_amount, pair), call.integrator)
     return Flat(_quote_view(service, found, call))
 
@@ -103,7 +113,7 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
     claim = None
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(wish))
-    with _chains_by_number(service, params):
+    with _in_bff_terms(service, params):
         return await place(service, wish, claim, _new_order)
 
 
@@ -170,8 +180,8 @@ def _no_chain(field: str, number: int, allowed: list[int]) -> UnsupportedChain:
 
 
 @contextmanager
-def _chains_by_number(service: Service, params: BffQuoteParams) -> Iterator[None]:
-    """A chain that can't be used now is refused by the field and the numbers of this surface."""
+def _in_bff_terms(service: Service, params: BffQuoteParams) -> Iterator[None]:
+    """Refusals that all surfaces share, by the fields, numbers and units of this one."""
     try:
         yield
     except UnsupportedChain as refusal:
@@ -179,6 +189,13 @@ def _chains_by_number(service: Service, params: BffQuoteParams) -> Iterator[None
         side, number = ("to", params.to_chain_id) if to_usdc else ("from", params.from_chain_id)
         others = [other for other in _chain_ids(service) if other != number]
         raise _no_chain(f"{side}ChainId", number, others) from refusal
+    except (AmountBelowMinimum, AmountAboveMaximum) as refusal:
+        raise _amount_refused(refusal, params.from_amount) from refusal
+
+
+def _amount_refused(refusal: InputError, received: str) -> InputError:
+    details = limits_told(refusal.details or {}, as_units)
+    return type(refusal)(refusal.message, field="fromAmount", received=received, details=details)
 
 
 def _require_tokens(params: BffQuoteParams, chain: Chain, *, to_usdc: bool) -> None:

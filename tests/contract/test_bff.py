@@ -156,7 +156,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"fromAmount": "-5"}, "invalid_input", "fromAmount"),
     ({"fromAmount": 800000000000}, "invalid_input", "fromAmount"),
     ({"fromAmount": "9" * 30}, "amount_above_maximum", "fromAmount"),
-    ({"fromAmount": "1"}, "amount_below_minimum", "amount"),
+    ({"fromAmount": "1"}, "amount_below_minimum", "fromAmount"),
     ({"toAddress": MONERO}, "invalid_destination", "toAddress"),
     ({"toAddress": USDC}, "invalid_destination", "toAddress"),
     ({"sessionId": "mine"}, "invalid_input", "sessionId"),
@@ -183,6 +183,17 @@ async def test_what_is_wrong_is_named_and_what_is_supported_is_told(
     if code.startswith("unsupported"):
         assert error["details"]["allowed"]
     assert served.count("orders") == 0
+
+
+async def test_a_limit_is_told_in_the_smallest_unit_and_can_be_sent_as_it_stands(
+    served: Served,
+) -> None:
+    refused = await post(served, "/quote", {**TO_USDC, "fromAmount": "1"})
+    limits = refused.body["error"]["details"]
+    assert limits["asset"] == "XMR"
+    assert int(limits["maximum"]) > int(limits["minimum"]) > 10**9
+    at_least = await post(served, "/quote", {**TO_USDC, "fromAmount": limits["minimum"]})
+    assert at_least.status == 200
 
 
 async def test_a_missing_field_is_named(served: Served) -> None:

@@ -102,7 +102,15 @@ async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
 async def test_what_the_upstream_refuses_is_told_in_its_words(sidecar: Served) -> None:
     small = {**SWAPS["x2u"], "amount": "0.00001"}
     answer = (await sidecar.rpc("swap.execute", small)).body["result"]
-    assert answer["error"]["code"] == "amount_below_minimum"
+    error = answer["error"]
+    assert error["code"] == "amount_below_minimum"
+    # Each surface names its own field and unit, whichever the upstream spoke of.
+    limit = error["details"]["minimum"]
+    assert [problem["field"] for problem in answer["validationErrors"]] == ["amount"]
+    flat = await post(sidecar, "/orders", {**ORDER, "fromAmount": "10000000"})
+    told = flat.body["error"]["details"]
+    assert told["problems"][0]["field"] == "fromAmount"
+    assert int(told["minimum"]) == int(float(limit) * 10**12) > 10**9
     assert sidecar.count("relays") == 0
     assert sidecar.count("orders") == 0
 

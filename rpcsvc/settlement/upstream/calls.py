@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from yarl import URL
 
+from rpcsvc.domain.money import as_decimal, limits_told
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -280,17 +281,21 @@ _WORDS: Final = {
 CALLER_CODES: Final = frozenset(_WORDS)
 
 
+_TOLD_APART: Final = ("field", "received", "allowed")
+
+
 def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceError:
     if code == "order_not_found":
         return OrderNotFound(words)
     if code == "verification_failed":
         return VerificationFailed(words)
     kind, field = _INPUT_ERRORS[code]
-    rest = {k: v for k, v in details.items() if k not in ("field", "received", "allowed")}
+    # Its problems name the fields of its own surface.
+    rest = {k: v for k, v in details.items() if k not in (*_TOLD_APART, "problems")}
     return kind(
         words,
         field=str(details.get("field", field)),
         received=details.get("received"),
         allowed=details.get("allowed"),
-        details=rest,
+        details=limits_told(rest, as_decimal),
     )
