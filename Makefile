@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install run demo test check bench generate crash regtest regtest-demo spectral clean
+.PHONY: help install run demo test check bench generate crash regtest regtest-demo regtest-soak spectral clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,10 @@ regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, 
 regtest-demo: install ## the whole stack on regtest chains, and a swap each way
 	tools/regtest/install
 	$(BIN)/python -m tests.regtest.demo
+
+regtest-soak: install ## orders, faults and reorganisations at random on the whole stack, then an audit
+	tools/regtest/install
+	$(BIN)/python -m tests.regtest.soak
 
 spectral: install ## lint the OpenAPI document (needs Node)
 	tools/spectral/run.sh docs/generated/openapi.json
