@@ -1,0 +1,146 @@
+"""Both sides as one engine: who is asked, what is let out, what health says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.states import DepositState, TransferKind
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import DepositSighting, Health, Holdings, Outcome, Verdict
+from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard
+from tests.sandbox import ManualClock
+
+CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
+FLOORS = {XMR: 50, USDC: 0}
+
+
+class FakeSide:
+    """One asset on one network; what it is asked, it notes."""
+
+    def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
+        self.asset, self.network, self.verdict = asset, network, verdict
+        self.asked: list[str] = []
+        self.acknowledged: list[DepositSighting] = []
+        self.well = Health(True)
+        self.held = 60
+
+    def serves(self, network: str) -> bool:
+        return network == self.network
+
+    def require_ready(self) -> None:
+        if not self.well.ok:
+            raise Unavailable("not ready")
+
+    def fee(self, chain: str) -> int:
+        return len(chain) if self.asset is USDC else 1
+
+    def holdings(self, _network: str) -> Holdings:
+        return Holdings(self.held, 0, 0)
+
+    def total(self) -> int:
+        return self.held
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        key = DepositKey(self.network, "tx", 0)
+        return [DepositSighting(key, "a", 1, None, 0, DepositState.SEEN)]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        self.acknowledged += sightings
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        self.asked.append(f"look_up {transfer.transfer_id}")
+        return self.verdict
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        self.asked.append(f"publish {transfer.transfer_id}")
+        return self.verdict
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        self.asked.append(f"receipt {transfer.transfer_id}")
+        return {"txid": "mined"}
+
+    def health(self) -> Health:
+        return self.well
+
+
+class Stand:
+    """An engine of two fake sides."""
+
+    def __init__(self, data_dir: Path, outcome: Outcome = Outcome.PENDING) -> None:
+        self.xmr = FakeSide(XMR, "monero", Verdict(outcome))
+        self.usdc = FakeSide(USDC, "arbitrum", Verdict(outcome))
+        self.switch = PauseSwitch(data_dir)
+        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at: 0, ManualClock())
+        sides = cast("Any", (self.xmr, self.usdc))
+        self.engine = OnchainEngine(sides, guard, floors=FLOORS, poll_ms=10)
+
+
+def transfer(network: str = "arbitrum") -> Transfer:
+    asset = XMR if network == "monero" else USDC
+    return Transfer("t", TransferKind.PAYOUT, network, asset, "to", 5, 1)
+
+
+def test_the_payouts_fee_is_of_its_asset_and_the_refunds_of_the_deposits(tmp_path: Path) -> None:
+    engine = Stand(tmp_path).engine
+    fees = engine.fees(XMR, USDC, "arbitrum")
+    assert (fees.payout, fees.refund) == (len("arbitrum"), 1)
+    back = engine.fees(USDC, XMR, "arbitrum")
+    assert (back.payout, back.refund) == (1, len("arbitrum"))
+
+
+async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    await stand.engine.acknowledge(await stand.engine.observe())
+    assert [s.key.network for s in stand.xmr.acknowledged] == ["monero"]
+    assert [s.key.network for s in stand.usdc.acknowledged] == ["arbitrum"]
+
+
+def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.engine.require_ready()
+    stand.xmr.well = Health(False, "the wallet is locked")
+    with pytest.raises(Unavailable):
+        stand.engine.require_ready()
+    assert stand.engine.health().detail == "XMR: the wallet is locked"
+
+
+def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    assert stand.engine.health().ok
+    stand.xmr.held = 49
+    assert "0.000000000049, below the floor of 0.00000000005" in str(stand.engine.health().detail)
+
+
+async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.switch.pause("look into it")
+    with pytest.raises(Unavailable, match="paused"):
+        await stand.engine.prepare(transfer())
+    assert await stand.engine.publish(transfer()) == Verdict(Outcome.ABSENT, "payouts are paused")
+    assert stand.usdc.asked == []
+    with pytest.raises(Unavailable, match="paused"):
+        stand.engine.require_ready()
+    assert stand.engine.health().detail == "payouts: paused: look into it"
+    # What is published already is followed to its end.
+    assert (await stand.engine.look_up(transfer())).outcome is Outcome.PENDING
+
+
+async def test_a_settled_transfer_comes_with_what_proves_it_and_no_other(tmp_path: Path) -> None:
+    settled = await Stand(tmp_path, Outcome.SETTLED).engine.look_up(transfer("monero"))
+    assert orjson.loads(settled.receipt or "") == {"txid": "mined"}
+    stand = Stand(tmp_path)
+    assert (await stand.engine.look_up(transfer("monero"))).receipt is None
+    assert stand.xmr.asked == ["look_up t"]
+
+
+def test_a_network_that_nobody_serves_is_a_bug(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="polygon"):
+        Stand(tmp_path).engine.holdings("polygon")
