@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import structlog
 from aiohttp import web
 
+from rpcsvc.chains_file import chains_toml
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry, load_chains
@@ -48,6 +48,7 @@ from rpcsvc.orders.ports import RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.promises import Promises
 from rpcsvc.orders.relay import Relay, UpstreamVenue
+from rpcsvc.orders.retries import RetryRequests, follow_requests
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
 from rpcsvc.settlement.sandbox.controls import SandboxControls
@@ -115,7 +116,7 @@ async def running(
         try:
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
-            chains = load_chains(_chains_toml(settings.chains_file))
+            chains = load_chains(chains_toml(settings.chains_file))
             async with _backend(settings, database, chains, base, random) as backend:
                 yield await _compose(settings, database, chains, backend, random, signer)
         finally:
@@ -187,6 +188,7 @@ async def _onchain(
     settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
 ) -> AsyncIterator[Backend]:
     # Its packages are an extra, and only this engine needs them.
+    from rpcsvc.audit.auditor import audit_loop  # noqa: PLC0415
     from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
     from rpcsvc.settlement.onchain import wiring  # noqa: PLC0415
     from rpcsvc.settlement.onchain.evm_link import Refused  # noqa: PLC0415
@@ -209,8 +211,11 @@ async def _onchain(
     name = settings.onchain.monero_network
     # Addresses of a regtest chain are those of mainnet.
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
-    async with wiring.onchain_engine(settings.onchain, parts) as engine:
-        beside = (engine.run, *((rates.run,) if rates.run else ()))
+    async with (
+        wiring.onchain_engine(settings.onchain, parts) as engine,
+        audit_loop(settings.onchain, served, settings.data_dir) as audits,
+    ):
+        beside = (engine.run, audits.run, *((rates.run,) if rates.run else ()))
         try:
             yield Backend(
                 engine,
@@ -250,6 +255,7 @@ async def _compose(
     relay = Relay(store, processor, backend.venue, clock) if backend.venue else None
     if relay is not None:
         await relay.recover()
+    retries = partial(follow_requests, RetryRequests(settings.data_dir), effects.hurry)
     worker = Worker(
         store,
         processor,
@@ -258,7 +264,7 @@ async def _compose(
         clock,
         tick_ms=TICK_MS,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
-        beside=(*backend.beside, *((relay.run,) if relay else ())),
+        beside=(*backend.beside, retries, *((relay.run,) if relay else ())),
     )
     service = Service(
         venue=venue,
@@ -286,17 +292,6 @@ def _view_key(
     """Under which key status answers hold now: after a rotation they are attested anew."""
     rendering = view_key(replace(venue, attest=None), [chain.name for chain in chains.all()])
     return lambda: rendering if signer is None else f"{rendering}-{signer.kid[:16]}"
-
-
-def _chains_toml(configured: Path | None) -> str:
-    if configured is not None:
-        return configured.read_text(encoding="utf-8")
-    packaged = resources.files("rpcsvc") / "config" / "chains.toml"
-    if packaged.is_file():
-        return packaged.read_text(encoding="utf-8")
-    # An editable install keeps the file where it is edited.
-    checkout = Path(__file__).parent.parent / "config" / "chains.toml"
-    return checkout.read_text(encoding="utf-8")
 
 
 def _sandbox_options(sandbox: SandboxSettings) -> SandboxOptions:

@@ -44,8 +44,8 @@ class OnchainSettings(Group):
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
-    ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_floor``: below it the service is
-    degraded.
+    ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit addresses are made
+    ahead, so that orders do not wait for the wallet. ``*_floor``: below it the service is degraded.
     """
 
     monero_network: Literal["mainnet", "stagenet", "testnet", "regtest"] = "mainnet"
@@ -67,6 +67,8 @@ class OnchainSettings(Group):
     xmr_outputs: Annotated[int, whole(0, 500)] = 16
     xmr_output: Xmr = "0.5"
     sweep_usdc: Usdc = "1"
+    xmr_addresses: Annotated[int, whole(64, 100_000)] = 1_024
+    usdc_addresses: Annotated[int, whole(64, 100_000)] = 256
     poll_ms: Annotated[int, whole(10, 60_000)] = 1_000
     xmr_per_transfer: Xmr = "500"
     xmr_per_day: Xmr = "5000"

@@ -25,6 +25,7 @@ from rpcsvc.domain.events import (
 from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
     OrderStore,
@@ -90,6 +91,11 @@ class Payouts:
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
+            return None
+        except Unavailable as reason:
+            log.warning(
+                "transfer_not_prepared", transfer_id=transfer.transfer_id, reason=reason.message
+            )
             return None
         except Exception:
             log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)

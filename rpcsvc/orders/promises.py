@@ -61,8 +61,9 @@ class Promises:
         self._total: Claims = defaultdict(int)
 
     def load(self, store: OrderStore) -> None:
-        """Count what is open in the store."""
-        for order_id in store.overdue(_EVER, _ALL):
+        """Count what is open in the store, orders that are over and still owe a refund included."""
+        pending = {order_id for order_id, _effect in store.pending_effects()}
+        for order_id in pending.union(store.overdue(_EVER, _ALL)):
             order = store.order(order_id)
             if order is not None:
                 self.note(order)

@@ -23,7 +23,8 @@ PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TR
 class BookedTransfer(NamedTuple):
     """A payout or refund with what its order says about it.
 
-    ``since``: when its state was reached. ``reason``: the last that was said of it.
+    ``since``: when its state was reached. ``reason``: the last that was said of it. ``receipt``
+    is JSON that proves it.
     """
 
     transfer_id: str
@@ -41,6 +42,7 @@ class BookedTransfer(NamedTuple):
     deadline_at: int | None
     on_deadline: OnDeadline | None
     action_required: str | None
+    receipt: str | None
 
 
 class Signed(NamedTuple):
@@ -79,7 +81,7 @@ _SELECT: Final = f"""
             WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1)),
         coalesce((SELECT e.at FROM event_log e
             WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1), o.status_at),
-        o.status, o.deadline_at, o.on_deadline, o.action_required
+        o.status, o.deadline_at, o.on_deadline, o.action_required, t.receipt
     FROM transfers t JOIN orders o USING (order_id)
 """  # noqa: S608 - constants
 _ATTEMPTS: Final = """

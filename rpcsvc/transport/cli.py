@@ -22,6 +22,7 @@ from rpcsvc import __version__
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import SettingsError
+from rpcsvc.transport.cli_audit import add_audit
 from rpcsvc.transport.cli_books import add_books
 from rpcsvc.transport.cli_call import FIELD, run_operation
 from rpcsvc.transport.cli_client import BadUrl, Unreachable, find_endpoint
@@ -41,7 +42,12 @@ from rpcsvc.transport.cli_context import (
 )
 from rpcsvc.transport.cli_health import add_health
 from rpcsvc.transport.cli_keys import add_keys
+from rpcsvc.transport.cli_onchain import add_onchain
+from rpcsvc.transport.cli_payouts import add_payouts
+from rpcsvc.transport.cli_receipt import add_receipt
+from rpcsvc.transport.cli_refund import add_refund
 from rpcsvc.transport.cli_state import BrokenState
+from rpcsvc.transport.cli_treasury import add_treasury
 from rpcsvc.transport.cli_verify import add_verify
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
@@ -105,6 +111,12 @@ def build_parser() -> argparse.ArgumentParser:
     add_keys(commands, _common)
     add_verify(commands, _Once)
     add_books(commands, _common)
+    add_audit(commands, _common)
+    add_onchain(commands, _common)
+    add_treasury(commands, _common)
+    add_payouts(commands, _common)
+    add_refund(commands, _common)
+    add_receipt(commands, _common)
     _add_demo(commands)
     add_health(commands, _common, _add_target)
     for operation in OPERATIONS:

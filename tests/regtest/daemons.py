@@ -15,11 +15,18 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from rpcsvc.settlement.onchain.daemon_rpc import DaemonRpc, Endpoint, NotSent, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    DaemonRpc,
+    Endpoint,
+    NodeError,
+    NotSent,
+    RpcFailure,
+)
 from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
 from rpcsvc.settlement.onchain.monero import (
     Destination,
@@ -192,7 +199,7 @@ class Monerod(Daemon):
 
     def command(self) -> Sequence[str | Path]:
         return [
-            "monerod", "--regtest", "--offline", "--fixed-difficulty", "1",
+            "monerod", "--regtest", "--offline", "--fixed-difficulty", "1", "--keep-fakechain",
             "--data-dir", self.directory, "--rpc-bind-port", str(self.port),
             "--rpc-restricted-bind-port", str(self._restricted_port), "--no-zmq",
             "--rpc-ssl", "disabled", "--check-updates", "disabled", "--no-igd",
@@ -286,6 +293,18 @@ class Miner:
             txid = await bank.relay(payment.metadata)
             await bank.store()
             return txid
+
+    async def reconnect(self) -> None:
+        """To be called after the node was killed: the bank's connection to it is dead."""
+        async with WalletClient(self.bank.endpoint) as bank:
+
+            async def refreshed() -> bool:
+                with suppress(NodeError):
+                    await bank.refresh()
+                    return True
+                return False
+
+            await until(refreshed)
 
     async def fund(self, address: str, *amounts: int) -> str:
         """Pay, and mine until it can be spent; the transaction id."""

@@ -81,7 +81,7 @@ async def test_a_side_starts_ready_with_addresses_and_fees(side: Treasury) -> No
     assert side.side.health().ok, side.side.health()
     side.side.require_ready()
     assert side.side.fee("arbitrum") > 0
-    assert side.side.names("arbitrum").network == "monero-fakechain"
+    assert side.side.names("arbitrum").network == "monero-regtest"
 
 
 async def test_a_node_on_another_network_is_refused(side: Treasury) -> None:

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Database, OwnerLock, Statement
 from rpcsvc.transport.cli import run
 
 NOWHERE = "http://127.0.0.1:9"
@@ -110,8 +110,8 @@ def test_what_is_down_is_named_with_its_setting(cli: Cli) -> None:
     assert "onchain.nodes" in found["arbitrum node"]["do"]
     assert found["rates"]["ok"]
     assert cli("onchain", "init") == 1
-    assert cli.out.count("MISSING") == 2
-    assert cli.out.endswith("2 things are missing.\n")
+    assert cli.out.count("MISSING ") == 2
+    assert cli.out.endswith("Missing: 2\n")
 
 
 def test_lost_keys_are_not_replaced_by_new_ones(cli: Cli) -> None:
@@ -134,7 +134,12 @@ def test_beside_a_running_service_no_keys_are_made(cli: Cli) -> None:
     cli.data_dir.mkdir()
     with listening(cli.data_dir):
         assert not cli.checks()["keys"]["ok"]
+    lock = OwnerLock(cli.data_dir)
+    lock.acquire()
+    assert not cli.checks()["keys"]["ok"]
+    lock.release()
     assert not (cli.data_dir / KEY_FILE).exists()
+    assert cli.checks()["keys"]["ok"]
 
 
 def test_keys_that_others_may_read_are_refused(cli: Cli) -> None:
@@ -151,6 +156,18 @@ def test_another_engine_and_wrong_settings_are_usage_errors(cli: Cli) -> None:
         cli.environ = {**SETTINGS, name: value}
         assert cli("onchain", "init") == 2
         assert says in cli.err
+
+
+def test_the_settings_of_a_regtest_stack_are_good(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    cli.environ = {
+        name: value for name, value in SETTINGS.items() if "URL" in name or "NODES" in name
+    }
+    assert cli("onchain", "init", "--config", "config/regtest.toml", "--json") == 1, cli.err
+    found = {check["name"]: check["ok"] for check in json.loads(cli.out)["checks"]}
+    assert found == {"keys": True, "monero node": False, "arbitrum node": False, "rates": True}
 
 
 # --- treasury ----------------------------------------------------------------------------------
@@ -184,3 +201,10 @@ def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Cli) ->
     assert cli.out.startswith("payouts: PAUSED: odd numbers\n")
     assert "not known" in cli.out
     assert cli.out.count("not asked: ") == 2
+
+
+def test_a_data_directory_that_can_t_be_made_is_a_usage_error(cli: Cli) -> None:
+    cli.data_dir.parent.joinpath("file").write_text("")
+    cli.data_dir = cli.data_dir.parent / "file" / "data"
+    assert cli("onchain", "init") == 2
+    assert "can't be used" in cli.err

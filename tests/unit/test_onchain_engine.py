@@ -31,6 +31,7 @@ class FakeSide:
         self.acknowledged: list[DepositSighting] = []
         self.well = Health(True)
         self.held = 60
+        self.to_see_to: list[str] = []
 
     def serves(self, network: str) -> bool:
         return network == self.network
@@ -69,6 +70,9 @@ class FakeSide:
 
     def health(self) -> Health:
         return self.well
+
+    def notes(self) -> list[str]:
+        return self.to_see_to
 
 
 class Stand:
@@ -117,6 +121,21 @@ def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None
     assert stand.engine.health().ok
     stand.xmr.held = 49
     assert "0.000000000049, below the floor of 0.00000000005" in str(stand.engine.health().detail)
+
+
+def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    assert stand.engine.holdings("monero") == Holdings(60, 0, 0)
+    stand.xmr.held = 49
+    with pytest.raises(Unavailable, match="short of XMR"):
+        stand.engine.holdings("monero")
+    assert stand.engine.holdings("arbitrum") is not None
+
+
+def test_what_can_wait_is_told_without_alarm(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.usdc.to_see_to = ["a deposit address is on the blacklist"]
+    assert stand.engine.health() == Health(True, "a deposit address is on the blacklist")
 
 
 async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path: Path) -> None:

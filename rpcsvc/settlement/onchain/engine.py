@@ -30,6 +30,7 @@ from rpcsvc.orders.ports import (
 )
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.side import Side
+from rpcsvc.settlement.onchain.side_watch import SideWatch
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,7 @@ class OnchainEngine:
         poll_ms: int,
     ) -> None:
         self._sides = {side.asset: side for side in sides}
+        self._watches = {side.asset: SideWatch(side) for side in sides}
         self._guard = guard
         self._floors = floors
         self.poll_ms = poll_ms
@@ -61,13 +63,16 @@ class OnchainEngine:
 
     async def close(self) -> None:
         """Let go of connections."""
+        await asyncio.gather(*(watch.close() for watch in self._watches.values()))
         await asyncio.gather(*(side.close() for side in self._sides.values()))
 
     async def run(self, pause: Pause = asyncio.sleep) -> None:
-        """Look after both sides between passes, until cancelled."""
+        """Look after both sides between passes, until cancelled. Neither waits for the other."""
+        await asyncio.gather(*(self._look_after(side, pause) for side in self._sides.values()))
+
+    async def _look_after(self, side: Side, pause: Pause) -> None:
         while True:
-            for side in self._sides.values():
-                await _maintain(side)
+            await _maintain(side)
             await pause(self.poll_ms / 1000)
 
     # --- taking orders -------------------------------------------------------------------------
@@ -75,8 +80,10 @@ class OnchainEngine:
     def require_ready(self) -> None:
         """Raise errors.Unavailable when either side can't settle: a swap needs both."""
         self._guard.require_open()
-        for side in self._sides.values():
+        for asset, side in self._sides.items():
             side.require_ready()
+            if self._watches[asset].hangs():
+                raise Unavailable(f"{asset.symbol} can't be settled right now. Try again later.")
 
     def deposit_address(self, asset: Asset) -> str:
         """A fresh deposit address. Raises errors.Unavailable when none is left."""
@@ -87,8 +94,17 @@ class OnchainEngine:
         return Fees(self._sides[payout].fee(chain), self._sides[deposit].fee(chain))
 
     def holdings(self, network: str) -> Holdings | None:
-        """What the wallet on a network can pay. Raises errors.Unavailable while not known."""
-        return self._of(network).holdings(network)
+        """What the wallet on a network can pay. Raises errors.Unavailable while it is not known,
+        and while the operator's inventory is below its floor.
+        """
+        side = self._of(network)
+        held = side.holdings(network)
+        if not self._above_floor(side).ok:
+            raise Unavailable(
+                f"The service is short of {side.asset.symbol} and takes no new orders for it."
+                " Try again later."
+            )
+        return held
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """What to call the network that a deposit of ``asset`` is made on."""
@@ -102,14 +118,16 @@ class OnchainEngine:
     # --- deposits ------------------------------------------------------------------------------
 
     async def observe(self) -> Sequence[DepositSighting]:
-        """Deposits on all networks that may have changed."""
-        found = await asyncio.gather(*(side.observe() for side in self._sides.values()))
+        """Deposits on all networks that may have changed, of the sides that answer in time."""
+        found = await asyncio.gather(*(watch.observe() for watch in self._watches.values()))
         return [sighting for part in found for sighting in part]
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: each side moves its cursors."""
-        for side in self._sides.values():
-            await side.acknowledge([item for item in sightings if side.serves(item.key.network)])
+        for asset, side in self._sides.items():
+            if self._watches[asset].has_looked:
+                mine = [item for item in sightings if side.serves(item.key.network)]
+                await side.acknowledge(mine)
 
     def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
@@ -143,9 +161,11 @@ class OnchainEngine:
         """Whether everything can be settled, and if not, what is wrong."""
         checks = [("payouts", self._guard.health())]
         checks += [(side.asset.symbol, side.health()) for side in self._sides.values()]
+        checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
-        return Health(not wrong, "; ".join(wrong) or None)
+        notes = [text for side in self._sides.values() for text in side.notes()]
+        return Health(not wrong, "; ".join(wrong + notes) or None)
 
     def _above_floor(self, side: Side) -> Health:
         """Whether the wallet holds what the operator wants it to hold at least."""

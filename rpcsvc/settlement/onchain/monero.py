@@ -614,7 +614,9 @@ class WalletClient:
 
     async def primary_address(self) -> str:
         """The account's own address (index 0). Change goes there."""
-        return (await self._read("get_address", {"account_index": self.account})).text("address")
+        # Without an index it would give all that there are.
+        params = {"account_index": self.account, "address_index": [0]}
+        return (await self._read("get_address", params)).text("address")
 
     async def create_account(self) -> int:
         """Make another account; its number. ``store`` before it is used."""

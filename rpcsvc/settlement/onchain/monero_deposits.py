@@ -81,6 +81,8 @@ class DepositScanner:
         listed = await self._link.wallet.transfers(self._fork + 1)
         records = self._records(listed)
         view = await self._view(before, listed, records)
+        # What another wallet has not received says nothing; the cursor must not move by it.
+        await self._link.require_wallet()
         records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
         states = self._judge(records, view)
         await self._remember(records, view, states)

@@ -93,6 +93,13 @@ class MoneroLink:
         await self._recognise(address)
         self.primary_address = address
 
+    async def require_wallet(self) -> None:
+        """The wallet that was checked is still the one that is open. Raises RpcFailure and Refused.
+
+        Another may have been opened in its daemon without any call having failed.
+        """
+        await self._recognise(await self.wallet.primary_address())
+
     async def prepare_wallet(self) -> None:
         """Check the wallet anew and stop it from refreshing by itself."""
         await self.check_wallet()

@@ -202,10 +202,12 @@ class MoneroSide:
             await self._inventory.look(info)
 
     async def _ready(self) -> NodeInfo:
-        """Check the node, and the wallet anew after each failure."""
+        """Check the node, which wallet is open, and all of the wallet anew after each failure."""
         info = await self._link.check_node()
         async with self._connecting:
-            if not self._link.wallet_checked:
+            if self._link.wallet_checked:
+                await self._link.require_wallet()
+            else:
                 await self._link.prepare_wallet()
                 await self._addresses.reconcile()
             self._link.connected()
@@ -222,3 +224,7 @@ class MoneroSide:
         if stuck := self._payments.stuck():
             return Health(False, f"payment {stuck} is signed and the network does not take it")
         return Health(True)
+
+    def notes(self) -> list[str]:
+        """Nothing: what is wrong here keeps orders waiting."""
+        return []

@@ -121,3 +121,7 @@ class Side(Protocol):
     def health(self) -> Health:
         """Whether this side can settle now."""
         ...
+
+    def notes(self) -> list[str]:
+        """What the operator should see to in time; no order has to wait for it."""
+        ...

@@ -113,6 +113,9 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             wallet_password=_revealed(settings.wallet_file_password) or "",
             thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
             settled_after=settings.xmr_settled_after,
+            pool_target=settings.xmr_addresses,
+            pool_low=settings.xmr_addresses * 3 // 4,
+            reserve=settings.xmr_addresses // 8,
             outputs_target=settings.xmr_outputs,
             output_units=parse_amount(settings.xmr_output, XMR).units,
         )
@@ -179,7 +182,9 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
     nodes = evm_nodes(settings, parts.chains)
-    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, EvmOptions())
+    ahead = settings.usdc_addresses
+    options = EvmOptions(pool_target=ahead, pool_low=ahead // 2)
+    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, options)
 
 
 # --- both ------------------------------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""Making an audit: heads of the chains, a copy of the books, what the chains say, comparison.
+
+And the loop that does so beside the running service. What does not live here: the rules (check.py),
+the readers (books.py, monero_chain.py, evm_chain.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from rpcsvc.audit.books import read_books
+from rpcsvc.audit.check import check
+from rpcsvc.audit.evm_chain import EvmReader
+from rpcsvc.audit.monero_chain import MoneroReader
+from rpcsvc.audit.records import Difference, Report
+from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.settings_onchain import OnchainSettings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.books import BooksUnreadable
+
+log = structlog.get_logger(__name__)
+
+Pause = Callable[[float], Awaitable[None]]
+
+# A block may come while the chains are read.
+_TRIES: Final = 5
+# A database that is not this one's differs in everything.
+_MOST_LOGGED: Final = 50
+NOT_MADE: Final = (RpcFailure, ChainMoved, Unfit, BooksUnreadable)
+
+
+class Auditor:
+    """Audits the books in a data directory. The readers' clients are open."""
+
+    def __init__(self, data_dir: Path, monero: MoneroReader, evm: Sequence[EvmReader]) -> None:
+        self._data_dir = data_dir
+        self._monero = monero
+        self._evm = tuple(evm)
+
+    async def audit(self) -> Report:
+        """What does not agree, twice in a row. Raises what is in NOT_MADE."""
+        await self._catch_up()
+        report = await self._look()
+        if not report.differences:
+            for reader in self._evm:
+                reader.accept()
+            return report
+        again = await self._look()
+        found = {(item.kind, item.subject) for item in report.differences}
+        twice = (item for item in again.differences if (item.kind, item.subject) in found)
+        return replace(again, differences=tuple(twice))
+
+    async def _catch_up(self) -> None:
+        if not any(reader.is_new for reader in self._evm):
+            return
+        books = await asyncio.to_thread(read_books, self._data_dir)
+        for reader in self._evm:
+            await reader.catch_up(books)
+
+    async def _look(self) -> Report:
+        for left in reversed(range(_TRIES)):
+            try:
+                return await self._look_once()
+            except ChainMoved:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _look_once(self) -> Report:
+        """Heads first: what they hold of ours was on record before it was published."""
+        heads = [await reader.head() for reader in self._evm]
+        top = await self._monero.head()
+        books = await asyncio.to_thread(read_books, self._data_dir)
+        monero = await self._monero.facts(books, top)
+        found = [
+            await reader.facts(books, head) for reader, head in zip(self._evm, heads, strict=True)
+        ]
+        evm = [item for item in found if item is not None]
+        # Many orders take seconds, in which others must be served.
+        return await asyncio.to_thread(check, books, monero, evm)
+
+
+@asynccontextmanager
+async def open_auditor(
+    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path
+) -> AsyncIterator[Auditor]:
+    """An auditor with clients of its own for all configured nodes. Raises SettingsError."""
+    node, wallet = wiring.monero_clients(settings)
+    monero = MoneroReader(node, wallet, wiring.monero_options(settings))
+    networks = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
+    async with AsyncExitStack() as clients:
+        await clients.enter_async_context(node)
+        await clients.enter_async_context(wallet)
+        for item in networks:
+            await clients.enter_async_context(item.client)
+        yield Auditor(data_dir, monero, [EvmReader(item.network, item.client) for item in networks])
+
+
+class AuditLoop:
+    """Audits every so many seconds (0: never); a difference pauses payouts, if it is to.
+
+    A difference that has paused payouts once does not again: whoever lets money out again has
+    seen it. After a restart it does.
+    """
+
+    def __init__(
+        self,
+        auditor: Auditor,
+        switch: PauseSwitch,
+        *,
+        seconds: int,
+        pause_on_difference: bool,
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self._auditor = auditor
+        self._switch = switch
+        self._seconds = seconds
+        self._pauses = pause_on_difference
+        self._pause = pause
+        self._known: set[Difference] = set()
+
+    async def run(self) -> None:
+        """Audit until cancelled."""
+        while self._seconds:
+            await self._pause(self._seconds)
+            await self.once()
+
+    async def once(self) -> None:
+        """One audit. That none could be made is logged; it is no difference."""
+        try:
+            report = await self._auditor.audit()
+        except NOT_MADE as error:
+            log.warning("audit_not_made", reason=str(error))
+            return
+        for item in report.differences[:_MOST_LOGGED]:
+            log.error(
+                "audit_difference",
+                kind=item.kind,
+                subject=item.subject,
+                expected=item.expected,
+                found=item.found,
+                unit=item.unit,
+            )
+        log.info(
+            "audited",
+            orders=report.orders,
+            payments=report.payments,
+            differences=len(report.differences),
+            pending=len(report.pending),
+        )
+        self._throw(report)
+
+    def _throw(self, report: Report) -> None:
+        fresh = [item for item in report.differences if item not in self._known]
+        if not fresh or not self._pauses or self._switch.reason() is not None:
+            return
+        first = fresh[0]
+        self._switch.pause(
+            f"audit: {first.kind} of {first.subject}: {first.found} instead of {first.expected}"
+            f" {first.unit}".rstrip()
+            + f" ({len(fresh)} in all)"
+        )
+        self._known.update(fresh)
+        log.error("payouts_paused_by_audit", differences=len(fresh))
+
+
+@asynccontextmanager
+async def audit_loop(
+    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path
+) -> AsyncIterator[AuditLoop]:
+    """The loop of the running service, as its settings say. Raises SettingsError."""
+    async with open_auditor(settings, chains, data_dir) as auditor:
+        yield AuditLoop(
+            auditor,
+            PauseSwitch(data_dir),
+            seconds=settings.audit_seconds,
+            pause_on_difference=settings.pause_on_difference,
+        )

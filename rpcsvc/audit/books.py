@@ -1,0 +1,225 @@
+"""Reading the books: a copy of the database, made beside a running service, as plain records.
+
+The copy is made by SQLite's backup over a read-only connection: one moment, whatever the service
+writes meanwhile. What does not live here: what is compared with it (check.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from rpcsvc.audit.records import (
+    MONERO,
+    Books,
+    DepositEntry,
+    FillEntry,
+    OrderEntry,
+    PaymentEntry,
+    SweepEntry,
+    TransferEntry,
+    Watched,
+)
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.migrations import scripts
+from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+
+T = TypeVar("T")
+
+_ORDERS = (
+    "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
+    " rate, spread_bps, payout_fee, min_received_bps, integrator_bps, refund_fee, status,"
+    " refund_address, leftover FROM orders WHERE upstream_id IS NULL ORDER BY seq"
+)
+_DEPOSITS = (
+    "SELECT order_id, network, txid, units, sender, state, transfer_id, is_dust FROM deposits"
+    " ORDER BY order_id, network, txid, output_index"
+)
+_TRANSFERS = (
+    "SELECT order_id, transfer_id, kind, network, address, units, fee, integrator_fee, state, txid"
+    " FROM transfers ORDER BY order_id, transfer_id"
+)
+_FILLS = "SELECT order_id, units, output, integrator_fee, rate FROM fills ORDER BY order_id, chunk"
+_EVENTS = (
+    "SELECT order_id, event, details FROM order_events"
+    " WHERE event IN ('Repriced', 'RefundAddressGiven') ORDER BY order_id, version"
+)
+_MONERO_PAYMENTS = (
+    "SELECT transfer_id, purpose, address, units, state, txid, fee, tx_key FROM monero_payments"
+    " ORDER BY seq"
+)
+_EVM_PAYMENTS = (
+    "SELECT payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"
+    " ORDER BY seq"
+)
+_EVM_ATTEMPTS = "SELECT payment_id, txid FROM evm_attempts ORDER BY payment_id, number"
+_SWEEPS = (
+    "SELECT network, address, units, taken, state, payment_id FROM evm_sweeps"
+    " ORDER BY network, address_index, serial"
+)
+_MONERO_WATCHED = (
+    "SELECT (SELECT min(height) FROM (SELECT height FROM monero_cursor"
+    " UNION ALL SELECT height FROM monero_deposits UNION ALL SELECT height FROM monero_payments)),"
+    " (SELECT max(height) FROM monero_cursor)"
+)
+_EVM_WATCHED = (
+    "SELECT network, (SELECT min(at) FROM (SELECT number AS at FROM evm_cursor"
+    " WHERE network = n.network UNION ALL SELECT block_number FROM evm_deposits"
+    " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
+    " WHERE network = n.network)), (SELECT max(number) FROM evm_cursor WHERE network = n.network)"
+    " FROM (SELECT DISTINCT network FROM evm_cursor) n"
+)
+
+
+def read_books(data_dir: Path) -> Books:
+    """The books of this moment. Raises BooksUnreadable."""
+    path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise BooksUnreadable(f"There is no database at {path}.")
+    try:
+        with _copy_of(path) as copy:
+            _require_schema(copy)
+            return _books(copy)
+    except sqlite3.Error as error:
+        raise BooksUnreadable(f"{path} can't be read: {error}.") from error
+
+
+@contextmanager
+def _copy_of(path: Path) -> Iterator[sqlite3.Connection]:
+    """A copy that is gone at the end, as unreadable to others as a data directory."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rpcsvc-audit-") as directory,
+        closing(sqlite3.connect(Path(directory) / DATABASE_NAME)) as copy,
+    ):
+        with closing(open_reader(path)) as reader:
+            reader.backup(copy)
+        yield copy
+
+
+def _require_schema(copy: sqlite3.Connection) -> None:
+    (version,) = copy.execute("PRAGMA user_version").fetchone()
+    newest = scripts()[-1][0]
+    if version != newest:
+        raise BooksUnreadable(
+            f"The schema of the database is version {version}; this version of the service has"
+            f" {newest}. Audit it with the version of the service that runs on it."
+        )
+
+
+def _books(copy: sqlite3.Connection) -> Books:
+    hot = _one(copy, "SELECT hot_address FROM evm_wallet")
+    return Books(
+        orders=_orders(copy),
+        payments=(*_monero_payments(copy), *_evm_payments(copy)),
+        sweeps=tuple(SweepEntry(*row) for row in copy.execute(_SWEEPS)),
+        watched=dict(_watched(copy)),
+        evm_hot=hot,
+        evm_addresses=frozenset(
+            str(address) for (address,) in copy.execute("SELECT address FROM evm_addresses")
+        ),
+        monero_primary=_one(copy, "SELECT primary_address FROM monero_wallet"),
+    )
+
+
+def _one(copy: sqlite3.Connection, sql: str) -> str | None:
+    row = copy.execute(sql).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _watched(copy: sqlite3.Connection) -> Iterator[tuple[str, Watched]]:
+    since, upto = copy.execute(_MONERO_WATCHED).fetchone()
+    if upto is not None:
+        yield MONERO, Watched(since, upto)
+    for network, first, last in copy.execute(_EVM_WATCHED):
+        yield network, Watched(first, last)
+
+
+def _orders(copy: sqlite3.Connection) -> tuple[OrderEntry, ...]:
+    deposits = _grouped(copy, _DEPOSITS, _deposit)
+    transfers = _grouped(copy, _TRANSFERS, _transfer)
+    fills = _grouped(copy, _FILLS, FillEntry)
+    events = _grouped(copy, _EVENTS, lambda event, details: (event, orjson.loads(details)))
+    return tuple(_order(row, deposits, transfers, fills, events) for row in copy.execute(_ORDERS))
+
+
+def _order(
+    row: tuple[Any, ...],
+    deposits: Mapping[str, list[DepositEntry]],
+    transfers: Mapping[str, list[TransferEntry]],
+    fills: Mapping[str, list[FillEntry]],
+    events: Mapping[str, list[tuple[str, dict[str, Any]]]],
+) -> OrderEntry:
+    order_id, direction, *terms = row
+    deposit_network, payout_network, deposit_address, to_address, *terms = terms
+    rate, spread, payout_fee, least, integrator, refund_fee, status, refund_address, left = terms
+    happened = events.get(order_id, [])
+    rates = [details["rate"] for event, details in happened if event == "Repriced"]
+    named = sum(event == "RefundAddressGiven" for event, _ in happened)
+    return OrderEntry(
+        order_id=order_id,
+        direction=Direction(direction),
+        deposit_network=deposit_network,
+        payout_network=payout_network,
+        deposit_address=deposit_address,
+        to_address=to_address,
+        price=Price(rate, spread, payout_fee, least, integrator),
+        refund_fee=refund_fee,
+        status=status,
+        refund_address=refund_address,
+        replaced=max(0, named - 1),
+        rates=tuple(rates),
+        leftover=left,
+        deposits=tuple(deposits.get(order_id, ())),
+        transfers=tuple(transfers.get(order_id, ())),
+        fills=tuple(fills.get(order_id, ())),
+    )
+
+
+def _deposit(*row: Any) -> DepositEntry:
+    network, txid, units, sender, state, transfer_id, is_dust = row
+    return DepositEntry(
+        network, txid, units, sender, DepositState(state), transfer_id, bool(is_dust)
+    )
+
+
+def _transfer(*row: Any) -> TransferEntry:
+    transfer_id, kind, network, address, units, fee, integrator_fee, state, txid = row
+    return TransferEntry(
+        transfer_id, TransferKind(kind), network, address, units, fee, integrator_fee,
+        TransferState(state), txid,
+    )  # fmt: skip
+
+
+def _grouped(copy: sqlite3.Connection, sql: str, make: Any) -> dict[str, list[Any]]:
+    """Rows by their first column, made of the others."""
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for key, *row in copy.execute(sql):
+        groups[key].append(make(*row))
+    return groups
+
+
+def _monero_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:
+    for payment_id, purpose, address, units, state, txid, fee, key in copy.execute(
+        _MONERO_PAYMENTS
+    ):
+        yield PaymentEntry(
+            payment_id, MONERO, purpose, address, units, state, (txid,), fee=fee, tx_key=key
+        )
+
+
+def _evm_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:
+    attempts = _grouped(copy, _EVM_ATTEMPTS, str)
+    for payment_id, network, purpose, recipient, units, state, nonce in copy.execute(_EVM_PAYMENTS):
+        txids = tuple(attempts.get(payment_id, ()))
+        yield PaymentEntry(
+            payment_id, network, purpose, recipient, units, state, txids, nonce=nonce
+        )

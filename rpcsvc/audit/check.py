@@ -1,0 +1,126 @@
+"""Comparing the books with the chains: pure, one pass over both.
+
+What does not live here: the rules themselves (order_rules.py, deposit_rules.py, monero_rules.py,
+evm_rules.py), reading either side (books.py, monero_chain.py, evm_chain.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rpcsvc.audit.deposit_rules import Shown, deposit_differences, shown
+from rpcsvc.audit.evm_rules import evm_arrivals, evm_differences, evm_sightings
+from rpcsvc.audit.monero_rules import monero_differences
+from rpcsvc.audit.order_rules import order_differences, transfer_differences
+from rpcsvc.audit.records import (
+    MONERO,
+    Books,
+    Difference,
+    EvmFacts,
+    MoneroFacts,
+    PaymentEntry,
+    Report,
+    Sighting,
+    Watched,
+)
+
+
+def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> Report:
+    """Everything in which the books and the chains that were asked do not agree."""
+    work = _Work(books)
+    if monero is not None:
+        work.take_monero(monero)
+    for facts in evm:
+        work.take_evm(facts)
+    work.compare_orders()
+    return Report(
+        differences=tuple(work.differences),
+        pending=tuple(dict.fromkeys(work.pending)),
+        notes=tuple(work.notes),
+        orders=len(books.orders),
+        payments=len(books.payments),
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """One audit under way."""
+
+    books: Books
+    differences: list[Difference] = field(default_factory=list)
+    pending: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    chains: dict[str, Shown] = field(default_factory=dict)
+    seen: dict[str, Sighting] = field(default_factory=dict)
+
+    def take_monero(self, facts: MoneroFacts) -> None:
+        watched = self.books.watched.get(MONERO, Watched(facts.top + 1, -1))
+        payments = self.books.payments_on(MONERO)
+        self.chains[MONERO] = shown(
+            MONERO, facts.arrivals, facts.top, watched.upto, facts.deposit_depth
+        )
+        self.seen.update(facts.payments)
+        self.differences += monero_differences(payments, watched.since, facts)
+
+    def take_evm(self, facts: EvmFacts) -> None:
+        watched = self.books.watched[facts.network]
+        self.chains[facts.network] = shown(
+            facts.network,
+            evm_arrivals(self.books, facts),
+            facts.top,
+            watched.upto,
+            facts.deposit_depth,
+        )
+        seen = evm_sightings(self.books, facts)
+        self.seen.update(seen)
+        self.differences += evm_differences(self.books, facts, seen, self.pending)
+        if facts.opening is None:
+            self.notes.append(
+                f"the node of {facts.network} does not keep what the hot wallet held before block"
+                f" {watched.since}: its balance was not compared"
+            )
+
+    def compare_orders(self) -> None:
+        payments = {item.payment_id: item for item in self.books.payments}
+        looked_at = frozenset(self.chains)
+        self.differences += self._shared_addresses()
+        self.differences += self._orphans(payments)
+        for order in self.books.orders:
+            self.differences += order_differences(order)
+            self.differences += transfer_differences(
+                order, payments, self.seen, looked_at, self.pending
+            )
+            chain = self.chains.get(order.deposit_network)
+            if chain is not None:
+                self.differences += deposit_differences(order, chain, self.pending)
+        self._note_unasked(looked_at)
+
+    def _shared_addresses(self) -> Iterator[Difference]:
+        used = Counter(order.deposit_address.lower() for order in self.books.orders)
+        for address, count in used.items():
+            if count > 1:
+                yield Difference("deposit_address", address, "1 order", f"{count} orders")
+
+    def _orphans(self, payments: dict[str, PaymentEntry]) -> Iterator[Difference]:
+        """A payment for an order's transfer that no order has."""
+        known = {t.transfer_id for order in self.books.orders for t in order.transfers}
+        for payment in payments.values():
+            if payment.is_transfer and payment.payment_id not in known:
+                unit = "XMR" if payment.network == MONERO else "USDC"
+                yield Difference(
+                    "payment_without_order", payment.payment_id, "0", str(payment.units), unit
+                )
+
+    def _note_unasked(self, looked_at: frozenset[str]) -> None:
+        used = {
+            network
+            for order in self.books.orders
+            for network in (order.deposit_network, order.payout_network)
+        }
+        for network in sorted(used - looked_at):
+            self.notes.append(
+                f"{network} has orders, and was not compared: no node is configured for it, or the"
+                " service has not looked at it yet"
+            )

@@ -1,0 +1,133 @@
+"""The rules for deposits: what the chain shows at an order's address is on it, and nothing else.
+
+A deposit is compared by transaction, address, units and sender, each as often as it occurs. What
+the service has not looked at yet, or is not deep enough, is pending. What does not live here: what
+deposits were spent on (order_rules.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rpcsvc.audit.records import Arrival, DepositEntry, Difference, OrderEntry
+from rpcsvc.domain.pricing import deposit_asset
+from rpcsvc.domain.states import DepositState
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The arrivals of one network, by address in lower case.
+
+    Those in blocks up to ``due`` must be confirmed on their orders.
+    """
+
+    network: str
+    arrivals: Mapping[str, list[Arrival]]
+    due: int
+
+
+def shown(network: str, arrivals: Iterable[Arrival], top: int, looked_at: int, depth: int) -> Shown:
+    """What is due is as deep as needed, seen from the last block that the service looked at."""
+    by_address: dict[str, list[Arrival]] = defaultdict(list)
+    for arrival in arrivals:
+        by_address[_key(arrival.address)].append(arrival)
+    return Shown(network, by_address, min(top, looked_at) + 1 - depth)
+
+
+def deposit_differences(
+    order: OrderEntry, chain: Shown, pending: list[str]
+) -> Iterator[Difference]:
+    """Where the order's deposits and its address on the chain do not agree."""
+    arrivals: dict[str, list[Arrival]] = defaultdict(list)
+    for arrival in chain.arrivals.get(_key(order.deposit_address), ()):
+        arrivals[arrival.txid].append(arrival)
+    deposits: dict[str, list[DepositEntry]] = defaultdict(list)
+    for deposit in order.deposits:
+        deposits[deposit.txid].append(deposit)
+    unit = deposit_asset(order.direction).symbol
+    for txid in sorted({*arrivals, *deposits}):
+        yield from _of_one_transaction(
+            chain, unit, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
+        )
+
+
+def _of_one_transaction(
+    chain: Shown,
+    unit: str,
+    txid: str,
+    arrivals: list[Arrival],
+    deposits: list[DepositEntry],
+    pending: list[str],
+) -> Iterator[Difference]:
+    """Pair what is equal; judge what is left over on either side."""
+    left = list(arrivals)
+    odd: list[DepositEntry] = []
+    for deposit in deposits:
+        same = next((item for item in left if _same(item, deposit)), None)
+        if same is None:
+            odd.append(deposit)
+            continue
+        left.remove(same)
+        yield from _judge(chain, same, deposit, unit, pending)
+    claimed = [item for item in odd if item.state is DepositState.CONFIRMED]
+    yield from _unmatched(chain, unit, txid, left, claimed, pending)
+    pending.extend(f"deposit {txid} is {item.state}" for item in odd if _is_open(item))
+
+
+def _is_open(deposit: DepositEntry) -> bool:
+    return deposit.state is DepositState.SEEN
+
+
+def _unmatched(
+    chain: Shown,
+    unit: str,
+    txid: str,
+    left: list[Arrival],
+    claimed: list[DepositEntry],
+    pending: list[str],
+) -> Iterator[Difference]:
+    for arrival, deposit in zip(left, claimed, strict=False):
+        if arrival.units != deposit.units:
+            yield Difference("deposit_units", txid, str(arrival.units), str(deposit.units), unit)
+        else:
+            yield Difference(
+                "deposit_sender", txid, arrival.sender or "none", deposit.sender or "none"
+            )
+    for deposit in claimed[len(left) :]:
+        yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit)
+    for arrival in left[len(claimed) :]:
+        if _is_due(chain, arrival):
+            yield Difference("deposit_missing", txid, str(arrival.units), "0", unit)
+        else:
+            pending.append(f"deposit {txid} is not on its order yet")
+
+
+def _judge(
+    chain: Shown, arrival: Arrival, deposit: DepositEntry, unit: str, pending: list[str]
+) -> Iterator[Difference]:
+    if deposit.state is DepositState.CONFIRMED:
+        if arrival.block is None:
+            pending.append(f"deposit {deposit.txid} waits to be mined again")
+    elif _is_due(chain, arrival):
+        yield Difference(
+            "deposit_not_credited", deposit.txid, str(arrival.units), deposit.state.value, unit
+        )
+    else:
+        pending.append(f"deposit {deposit.txid} is {deposit.state}")
+
+
+def _is_due(chain: Shown, arrival: Arrival) -> bool:
+    return arrival.block is not None and arrival.block <= chain.due and not arrival.timelocked
+
+
+def _same(arrival: Arrival, deposit: DepositEntry) -> bool:
+    if arrival.units != deposit.units:
+        return False
+    return _key(arrival.sender or "") == _key(deposit.sender or "")
+
+
+def _key(address: str) -> str:
+    """EVM addresses are the same in any case; Monero's are not."""
+    return address.lower() if address.startswith("0x") else address

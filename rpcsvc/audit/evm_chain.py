@@ -1,0 +1,250 @@
+"""Asking an EVM node what the token did to our addresses: events, balances, nonce.
+
+It reads eth_getLogs by itself, for our addresses alone, so that what it finds owes nothing to the
+service's own scan. What it has read it keeps, up to a block that is still on the chain at the next
+look. What does not live here: what is compared with it (evm_rules.py).
+Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rpcsvc.audit.records import Books, EvmFacts, Move, PaymentEntry
+from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, TooLarge
+from rpcsvc.settlement.onchain.evm import WIDEST_LOG_RANGE, Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+
+_GET_LOGS: Final = "eth_getLogs"
+_MOST_ADDRESSES: Final = 500
+_WIDEST_SPAN: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What was read of blocks ``since`` to ``done``. ``touched``: addresses not yet compared.
+
+    ``mined``: transactions without events, in blocks that no reorganisation will reach.
+    """
+
+    since: int
+    done: Block | None = None
+    moves: dict[tuple[str, int], Move] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+    mined: set[str] = field(default_factory=set)
+    opening: int | None = None
+    opening_asked: bool = False
+
+
+class EvmReader:
+    """Reads one network. ``client`` is open. Everything raises RpcFailure, ChainMoved and Unfit."""
+
+    def __init__(self, network: EvmNetwork, client: EvmClient) -> None:
+        self.network = network
+        self._client = client
+        self._span = WIDEST_LOG_RANGE
+        self._memory: _Memory | None = None
+
+    async def head(self) -> Block:
+        """The newest block. It is asked for before the books are copied.
+
+        So whatever it has of ours was recorded when the copy was made: it is signed, committed,
+        and only then published.
+        """
+        found = await self._client.chain_id()
+        if found != self.network.chain_id:
+            raise Unfit(
+                f"the node of {self.network.name} is on chain {found}, not on"
+                f" {self.network.chain_id}"
+            )
+        return await self._block(Tag.LATEST)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was read yet."""
+        return self._memory is None
+
+    async def catch_up(self, books: Books) -> None:
+        """Read what is far behind, so that the next look is at a block whose state nodes keep."""
+        if self._is_watched(books):
+            await self._read_on(books, await self.head())
+
+    async def facts(self, books: Books, head: Block) -> EvmFacts | None:
+        """All as of ``head``; None for a network that the service has not looked at."""
+        if not self._is_watched(books) or books.evm_hot is None:
+            return None
+        memory = await self._read_on(books, head)
+        hot = books.evm_hot
+        balances = {
+            address: await self._balance(address, head.number)
+            for address in sorted(memory.touched | {hot.lower()})
+        }
+        opening = await self._opening(memory, hot)
+        nonce = await self._client.nonce(hot, head.number)
+        mined, waiting = await self._transactions(memory, books, head)
+        depth = await self._deposit_depth(head)
+        await self._require_same(head)
+        return EvmFacts(
+            network=self.network.name,
+            top=head.number,
+            deposit_depth=depth,
+            moves=tuple(memory.moves.values()),
+            balances=balances,
+            opening=opening,
+            nonce=nonce,
+            mined=mined,
+            waiting=waiting,
+        )
+
+    def accept(self) -> None:
+        """What was read agrees with the books: only what happens from now on is compared again."""
+        if self._memory is not None:
+            self._memory.touched.clear()
+
+    def _is_watched(self, books: Books) -> bool:
+        return self.network.name in books.watched
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def _read_on(self, books: Books, head: Block) -> _Memory:
+        """Read the blocks that were not read yet, up to ``head``."""
+        memory = await self._kept(books)
+        first = memory.since if memory.done is None else memory.done.number + 1
+        ours = sorted({a.lower() for a in (*books.evm_addresses, books.evm_hot or "") if a})
+        while first <= head.number:
+            last = min(first + self._span - 1, head.number)
+            try:
+                found = await self._moves(ours, first, last)
+            except (NodeError, TooLarge):
+                # Nodes have no common way to say "too many": a narrow range tells.
+                if first == last:
+                    raise
+                self._span = max(1, (last - first + 1) // 2)
+                continue
+            memory.moves.update(found)
+            known = set(ours)
+            for move in found.values():
+                memory.touched |= {move.source, move.recipient} & known
+            first = last + 1
+            self._span = min(self._span * 2, _WIDEST_SPAN)
+        await self._require_same(head)
+        memory.done = head
+        return memory
+
+    async def _kept(self, books: Books) -> _Memory:
+        """What was read before, if the last block of it is still on the chain."""
+        memory = self._memory
+        if memory is not None and memory.done is not None:
+            now = await self._client.block(memory.done.number)
+            if now is not None and now.hash == memory.done.hash:
+                return memory
+        self._memory = _Memory(since=books.watched[self.network.name].since)
+        return self._memory
+
+    async def _moves(
+        self, ours: Sequence[str], first: int, last: int
+    ) -> dict[tuple[str, int], Move]:
+        found: dict[tuple[str, int], Move] = {}
+        topic = "0x" + usdc.TRANSFER_TOPIC.hex()
+        for some in _batches(ours):
+            words = ["0x" + usdc.address_word(address).hex() for address in some]
+            for topics in ([topic, words], [topic, None, words]):
+                found.update(await self._logs(topics, first, last))
+        return found
+
+    async def _logs(self, topics: list[Any], first: int, last: int) -> dict[tuple[str, int], Move]:
+        params = {
+            "address": self.network.token,
+            "topics": topics,
+            "fromBlock": hex(first),
+            "toBlock": hex(last),
+        }
+        items = await self._client.rpc.read(_GET_LOGS, [params])
+        name = self._client.rpc.endpoint.name
+        answer = Answer(name, _GET_LOGS, {"logs": items})
+        moves = (_move(item) for item in answer.each("logs") if not item.value.get("removed"))
+        # Anyone can move nothing in anybody's name.
+        return {key: move for key, move in moves if move.units > 0}
+
+    # --- state ---------------------------------------------------------------------------------
+
+    async def _balance(self, address: str, at: int) -> int:
+        call = Call(self.network.token, usdc.balance_of(address))
+        return usdc.read_uint(await self._client.call(call, at))
+
+    async def _opening(self, memory: _Memory, hot: str) -> int | None:
+        """What the hot wallet held before the first block; None when the node has forgotten."""
+        if not memory.opening_asked:
+            try:
+                before = memory.since - 1
+                memory.opening = await self._balance(hot, before) if before >= 0 else 0
+            except (NodeError, ValueError):
+                memory.opening = None
+            memory.opening_asked = True
+        return memory.opening
+
+    async def _deposit_depth(self, head: Block) -> int:
+        """How deep a deposit is confirmed at the latest."""
+        if self.network.confirmations is not None:
+            return self.network.confirmations
+        finalized = await self._client.block(Tag.FINALIZED)
+        lag = head.number + 1 if finalized is None else head.number - finalized.number
+        # The service saw that block become final a while after it was.
+        return max(lag, 0) + 1 + 3 * self.network.settled_after
+
+    async def _transactions(
+        self, memory: _Memory, books: Books, head: Block
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Of recorded transactions without an event: those that are mined, and those that wait."""
+        moved = {txid for txid, _ in memory.moves}
+        mined, waiting = set(memory.mined), set()
+        for payment in books.payments_on(self.network.name):
+            if not _may_be_mined(payment, moved | mined):
+                continue
+            for txid in payment.txids:
+                receipt = await self._client.receipt(txid)
+                if receipt is not None and receipt.block_number <= head.number:
+                    mined.add(txid)
+                    if head.number - receipt.block_number >= self.network.failed_after:
+                        memory.mined.add(txid)
+                elif receipt is not None or await self._client.transaction(txid) is not None:
+                    waiting.add(txid)
+        return frozenset(mined), frozenset(waiting)
+
+    # --- plumbing ------------------------------------------------------------------------------
+
+    async def _block(self, at: Tag | int) -> Block:
+        block = await self._client.block(at)
+        if block is None:
+            raise ChainMoved(f"the node of {self.network.name} has no block {at}")
+        return block
+
+    async def _require_same(self, head: Block) -> None:
+        if (await self._block(head.number)).hash != head.hash:
+            raise ChainMoved(f"block {head.number} of {self.network.name} was replaced")
+
+
+def _may_be_mined(payment: PaymentEntry, known: set[str]) -> bool:
+    return payment.state != "withdrawn" and not known.intersection(payment.txids)
+
+
+def _move(item: Answer) -> tuple[tuple[str, int], Move]:
+    """A log as an event of the token. Raises BadAnswer."""
+    try:
+        topics = [bytes.fromhex(text[2:]) for text in item.texts("topics")]
+        event = usdc.read_transfer(topics, bytes.fromhex(item.text("data")[2:]))
+        block, index = int(item.text("blockNumber"), 16), int(item.text("logIndex"), 16)
+    except ValueError as error:
+        raise item.bad("has an event that is not the token's Transfer") from error
+    txid = item.text("transactionHash").lower()
+    move = Move(txid, event.sender.lower(), event.to.lower(), event.units, block)
+    return (txid, index), move
+
+
+def _batches(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(items), _MOST_ADDRESSES):
+        yield items[at : at + _MOST_ADDRESSES]

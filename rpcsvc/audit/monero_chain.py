@@ -1,0 +1,326 @@
+"""Asking monerod and the wallet what came, what went, and what is there.
+
+All calls are bounded: the wallet answers one at a time, and orders wait behind them. What it lists
+is read in windows of blocks, and kept up to a block that is still on the chain at the next look.
+What a payment paid is proven by its transaction key, what it cost by the transaction itself. What
+does not live here: what is compared with it (monero_rules.py).
+Source: the daemon and wallet RPC documentation at getmonero.org.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rpcsvc.audit.records import (
+    MONERO,
+    Arrival,
+    Books,
+    Departure,
+    MoneroFacts,
+    PaymentEntry,
+    Sighting,
+)
+from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, parse_json
+from rpcsvc.settlement.onchain.monero import (
+    BlockHeader,
+    MonerodClient,
+    WalletClient,
+    WalletCode,
+)
+from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions
+
+# Blocks per list: of a busy wallet that is a second's work, and less from then on.
+_WINDOW: Final = 1 << 12
+_WIDEST_WINDOW: Final = 1 << 14
+_MANY: Final = 400
+_TRANSACTIONS_PER_CALL: Final = 50
+# Blocks that are read again each time: deeper ones are kept.
+_YOUNG: Final = 60
+_WRONG_KEY: Final = -25
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A block: all before it is kept."""
+
+    height: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A transaction of the wallet, as it lists it."""
+
+    departure: Departure
+    destinations: tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the wallet listed of blocks up to ``mark``, and payments that are deep below it."""
+
+    mark: _Mark | None = None
+    arrivals: list[Arrival] = field(default_factory=list)
+    sent: list[_Sent] = field(default_factory=list)
+    payments: dict[str, Sighting] = field(default_factory=dict)
+
+
+class MoneroReader:
+    """Reads the chain through one node and wallet, both open.
+
+    Everything raises RpcFailure, ChainMoved and Unfit.
+    """
+
+    def __init__(self, node: MonerodClient, wallet: WalletClient, options: MoneroOptions) -> None:
+        self._node = node
+        self._wallet = wallet
+        self._options = options
+        self._memory = _Memory()
+        self._window = _WINDOW
+
+    async def head(self) -> BlockHeader:
+        """The newest block that the wallet has scanned, and the node has.
+
+        It is asked for before the books are copied.
+        """
+        info = await self._node.info()
+        if info.nettype != self._options.nettype:
+            raise Unfit(f"the Monero node is on {info.nettype}, not on {self._options.nettype}")
+        await self._open()
+        await self._wallet.refresh()
+        scanned = await self._wallet.height()
+        header = await self._node.header_at(scanned - 1)
+        if header is None:
+            raise ChainMoved(f"the Monero wallet is at height {scanned}, ahead of its node")
+        return header
+
+    async def facts(self, books: Books, head: BlockHeader) -> MoneroFacts | None:
+        """All as of ``head``; None before the service has met its wallet."""
+        if books.monero_primary is None:
+            return None
+        await self._recognise(books.monero_primary)
+        memory = await self._kept()
+        arrivals, sent = await self._listed(memory, head.height)
+        balance = await self._balance()
+        await self._require_same(head)
+        payments = books.payments_on(MONERO)
+        seen = await self._sightings(memory, payments, head)
+        recorded = {txid for payment in payments for txid in payment.txids}
+        departures = [
+            item.departure if item.departure.txid in recorded else await self._outward(item)
+            for item in sent
+        ]
+        self._memory = await self._to_keep(head, arrivals, sent, seen)
+        return MoneroFacts(
+            top=head.height,
+            deposit_depth=max(item.confirmations for item in self._options.thresholds),
+            arrivals=tuple(arrivals),
+            departures=tuple(departures),
+            payments=seen,
+            balance=balance,
+        )
+
+    # --- the wallet's lists --------------------------------------------------------------------
+
+    async def _listed(self, memory: _Memory, top: int) -> tuple[list[Arrival], list[_Sent]]:
+        """All that came and went, in blocks up to ``top``, and what waits in the pool."""
+        arrivals, sent = list(memory.arrivals), list(memory.sent)
+        after = memory.mark.height if memory.mark else 0
+        while after < top:
+            upto = min(after + self._window, top)
+            answer = await self._transfers(after, upto)
+            came, went = answer.each("in"), answer.each("out")
+            arrivals += map(_arrival, came)
+            sent += map(_sent, went)
+            after = upto
+            busy = len(came) + len(went) > _MANY
+            wider = min(self._window * 2, _WIDEST_WINDOW)
+            self._window = max(1, self._window // 4) if busy else wider
+        return arrivals, sent
+
+    async def _transfers(self, after: int, upto: int) -> Answer:
+        """What the wallet lists of the blocks above ``after`` and up to ``upto``."""
+        params = {
+            "in": True,
+            "out": True,
+            "pool": False,
+            "pending": False,
+            "failed": False,
+            "account_index": self._wallet.account,
+            "filter_by_height": True,
+            "min_height": after,
+            "max_height": upto,
+        }
+        return await self._ask_wallet("get_transfers", params)
+
+    async def _balance(self) -> int:
+        """What the blocks alone say that the account holds: nothing that is unconfirmed."""
+        params = {
+            "account_index": self._wallet.account,
+            "address_indices": [0],
+            "strict": True,
+        }
+        return (await self._ask_wallet("get_balance", params)).whole("balance")
+
+    async def _outward(self, item: _Sent) -> Departure:
+        """A transaction that is not on record, without what it paid to the wallet itself."""
+        own = 0
+        for address, units in item.destinations:
+            index = await self._wallet.index_of(address)
+            if index is not None and index.major == self._wallet.account:
+                own += units
+        found = item.departure
+        return Departure(found.txid, max(found.units - own, 0), found.fee, found.block)
+
+    # --- payments ------------------------------------------------------------------------------
+
+    async def _sightings(
+        self, memory: _Memory, payments: Sequence[PaymentEntry], head: BlockHeader
+    ) -> dict[str, Sighting]:
+        seen = {
+            payment.payment_id: memory.payments[payment.payment_id]
+            for payment in payments
+            if payment.payment_id in memory.payments
+        }
+        asked = [item for item in payments if item.payment_id not in seen]
+        for some in _batches(asked):
+            by_txid = await self._on_node([item.txids[0] for item in some])
+            for payment in some:
+                found = by_txid.get(payment.txids[0])
+                if found is not None:
+                    seen[payment.payment_id] = await self._proven(payment, found, head)
+        return seen
+
+    async def _on_node(self, txids: Sequence[str]) -> dict[str, Sighting]:
+        """Where the node has them, with the fee that each transaction itself says."""
+        body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
+        path = "/get_transactions"
+        name = self._node.rpc.endpoint.name
+        answer = Answer(name, path, await self._node.rpc.read_path(path, body))
+        if answer.text("status") != "OK":
+            raise answer.bad(f"has the status {answer.text('status')}")
+        found = {}
+        for item in answer.each("txs"):
+            block = None if item.flag("in_pool") else item.whole("block_height")
+            txid = item.text("tx_hash")
+            found[txid] = Sighting(txid, block, 0, _fee(item))
+        return found
+
+    async def _proven(self, payment: PaymentEntry, found: Sighting, head: BlockHeader) -> Sighting:
+        """What it paid to its recipient, by the transaction's key."""
+        paid = 0
+        if payment.is_transfer:
+            paid = await self._paid(payment)
+        block = found.block if found.block is not None and found.block <= head.height else None
+        return Sighting(found.txid, block, paid, found.fee)
+
+    async def _paid(self, payment: PaymentEntry) -> int:
+        try:
+            check = await self._wallet.check_key(
+                payment.txids[0], payment.tx_key or "", payment.recipient
+            )
+        except NodeError as error:
+            if error.code in (WalletCode.WRONG_ADDRESS, _WRONG_KEY):
+                return 0
+            raise
+        return check.received
+
+    # --- what is kept --------------------------------------------------------------------------
+
+    async def _kept(self) -> _Memory:
+        """What was read before, if the last block of it is still on the chain."""
+        mark = self._memory.mark
+        if mark is not None:
+            header = await self._node.header_at(mark.height)
+            if header is None or header.hash != mark.hash:
+                self._memory = _Memory()
+        return self._memory
+
+    async def _to_keep(
+        self,
+        head: BlockHeader,
+        arrivals: list[Arrival],
+        sent: list[_Sent],
+        seen: dict[str, Sighting],
+    ) -> _Memory:
+        height = head.height - _YOUNG
+        header = await self._node.header_at(height) if height > 0 else None
+        if header is None:
+            return _Memory()
+        deep = {
+            key: item
+            for key, item in seen.items()
+            if item.block is not None and item.block <= height
+        }
+        return _Memory(
+            mark=_Mark(height, header.hash),
+            arrivals=[item for item in arrivals if item.block and item.block <= height],
+            sent=[item for item in sent if item.departure.block <= height],
+            payments=deep,
+        )
+
+    # --- plumbing ------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """Open the wallet where the daemon has none open, as the service does."""
+        try:
+            await self._wallet.primary_address()
+        except NodeError as error:
+            file = self._options.wallet_file
+            if error.code != WalletCode.NOT_OPEN or file is None:
+                raise
+            await self._wallet.open(file, self._options.wallet_password)
+
+    async def _recognise(self, primary: str) -> None:
+        found = await self._wallet.primary_address()
+        if found != primary:
+            raise Unfit(
+                f"another XMR wallet is open: its address begins with {found[:12]}, that of the"
+                f" books with {primary[:12]}"
+            )
+
+    async def _require_same(self, head: BlockHeader) -> None:
+        """The wallet has scanned no further, and the block is still there."""
+        scanned, now = await self._wallet.height(), await self._node.header_at(head.height)
+        if scanned != head.height + 1 or now is None or now.hash != head.hash:
+            raise ChainMoved(f"the Monero chain went on from block {head.height}")
+
+    async def _ask_wallet(self, method: str, params: dict[str, Any]) -> Answer:
+        name = self._wallet.rpc.endpoint.name
+        return Answer(name, method, await self._wallet.rpc.read(method, params))
+
+
+def _arrival(item: Answer) -> Arrival:
+    return Arrival(
+        txid=item.text("txid"),
+        address=item.text("address"),
+        units=item.whole("amount"),
+        block=item.whole("height"),
+        timelocked=item.whole("unlock_time") > 0,
+    )
+
+
+def _sent(item: Answer) -> _Sent:
+    departure = Departure(
+        item.text("txid"), item.whole("amount"), item.whole("fee"), item.whole("height")
+    )
+    paid = tuple((to.text("address"), to.whole("amount")) for to in item.each("destinations"))
+    return _Sent(departure, paid)
+
+
+def _fee(item: Answer) -> int:
+    """The fee in a transaction's own bytes. Raises BadAnswer."""
+    try:
+        decoded = parse_json(item.text("as_json").encode())
+    except ValueError as error:
+        raise item.bad("has a transaction that is not JSON") from error
+    signatures = Answer(item.node, item.method, decoded).inner("rct_signatures")
+    return signatures.whole("txnFee")
+
+
+def _batches(items: Sequence[PaymentEntry]) -> Iterator[Sequence[PaymentEntry]]:
+    for at in range(0, len(items), _TRANSACTIONS_PER_CALL):
+        yield items[at : at + _TRANSACTIONS_PER_CALL]

@@ -1,0 +1,266 @@
+"""What the books say and what the chains say, as plain values, and what comes of comparing them.
+
+Units are atomic (piconero, USDC units), blocks are heights. What does not live here: reading
+(books.py, monero_chain.py, evm_chain.py) and the rules (check.py and its parts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+
+MONERO: Final = "monero"
+
+# --- the books -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DepositEntry:
+    """A deposit on an order. ``transfer_id``: what it was spent on."""
+
+    network: str
+    txid: str
+    units: int
+    sender: str | None
+    state: DepositState
+    transfer_id: str | None
+    is_dust: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEntry:
+    """A payout or refund of an order. ``fee``: what the order bears for the network."""
+
+    transfer_id: str
+    kind: TransferKind
+    network: str
+    address: str
+    units: int
+    fee: int
+    integrator_fee: int
+    state: TransferState
+    txid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FillEntry:
+    """A chunk of a TWAP order: ``units`` brought ``output`` at ``rate``."""
+
+    units: int
+    output: int
+    integrator_fee: int
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderEntry:
+    """An order. ``rates``: those that late deposits were priced at, newest last.
+
+    ``refund_address``: the last that its owner has named; ``replaced`` counts those before it,
+    which are nowhere kept.
+    """
+
+    order_id: str
+    direction: Direction
+    deposit_network: str
+    payout_network: str
+    deposit_address: str
+    to_address: str
+    price: Price
+    refund_fee: int
+    status: str
+    refund_address: str | None = None
+    replaced: int = 0
+    rates: tuple[int, ...] = ()
+    leftover: int = 0
+    deposits: tuple[DepositEntry, ...] = ()
+    transfers: tuple[TransferEntry, ...] = ()
+    fills: tuple[FillEntry, ...] = ()
+
+    def transfer(self, transfer_id: str | None) -> TransferEntry | None:
+        """One of its transfers."""
+        return next((t for t in self.transfers if t.transfer_id == transfer_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentEntry:
+    """A signed payment of a wallet, of an order or of the wallet's own upkeep.
+
+    ``txids``: its signed transactions, of which one at most is ever mined. ``fee`` (XMR) and
+    ``nonce`` (EVM) are None on the other side. ``tx_key`` proves what an XMR payment paid.
+    """
+
+    payment_id: str
+    network: str
+    purpose: str
+    recipient: str
+    units: int
+    state: str
+    txids: tuple[str, ...]
+    fee: int | None = None
+    nonce: int | None = None
+    tx_key: str | None = field(default=None, repr=False)
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether it belongs to an order."""
+        return self.purpose == "transfer"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepEntry:
+    """A step of bringing a deposit address's USDC to the hot wallet."""
+
+    network: str
+    address: str
+    units: int
+    taken: int
+    state: str
+    payment_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The blocks of a network that the service has looked at: from the first on record."""
+
+    since: int
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """A copy of the database at one moment. ``evm_addresses``: all that deposits may come to."""
+
+    orders: tuple[OrderEntry, ...] = ()
+    payments: tuple[PaymentEntry, ...] = ()
+    sweeps: tuple[SweepEntry, ...] = ()
+    watched: Mapping[str, Watched] = field(default_factory=dict)
+    evm_hot: str | None = None
+    evm_addresses: frozenset[str] = frozenset()
+    monero_primary: str | None = None
+
+    def payments_on(self, network: str) -> list[PaymentEntry]:
+        """The payments of one network."""
+        return [item for item in self.payments if item.network == network]
+
+
+# --- the chains ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came to one of our addresses. ``block`` None: it waits in the pool.
+
+    ``timelocked``: the sender has locked it for some time.
+    """
+
+    txid: str
+    address: str
+    units: int
+    block: int | None
+    sender: str | None = None
+    timelocked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """An XMR transaction of our wallet that is mined: ``units`` left it, and ``fee``."""
+
+    txid: str
+    units: int
+    fee: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A Transfer event of the token to or from one of our addresses (lower case)."""
+
+    txid: str
+    source: str
+    recipient: str
+    units: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A payment on its chain. ``block`` None: it waits in the pool. ``paid``: to its recipient.
+
+    ``fee`` is what the transaction itself says it costs; None where the chain has it elsewhere.
+    """
+
+    txid: str
+    block: int | None
+    paid: int
+    fee: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MoneroFacts:
+    """What node and wallet say as of block ``top``. ``deposit_depth``: confirmations at most.
+
+    ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
+    """
+
+    top: int
+    deposit_depth: int
+    arrivals: tuple[Arrival, ...]
+    departures: tuple[Departure, ...]
+    payments: Mapping[str, Sighting]
+    balance: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvmFacts:
+    """What a node says as of block ``top``. Addresses are in lower case.
+
+    ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
+    those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
+    token that the hot wallet had before the first recorded block; None: the node can't tell.
+    """
+
+    network: str
+    top: int
+    deposit_depth: int
+    moves: tuple[Move, ...]
+    balances: Mapping[str, int]
+    opening: int | None
+    nonce: int
+    mined: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+
+
+# --- what comes of it ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Books and chain do not agree, or the books not with themselves.
+
+    ``subject``: the order, transfer, transaction or wallet. ``unit``: of the two values when they
+    are amounts; empty when they are not.
+    """
+
+    kind: str
+    subject: str
+    expected: str
+    found: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an audit found. ``pending``: what the chains may still change; ``notes``: what could
+    not be looked at. ``orders`` and ``payments`` count what was compared.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    pending: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    orders: int = 0
+    payments: int = 0

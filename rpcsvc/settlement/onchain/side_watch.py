@@ -1,0 +1,78 @@
+"""Looking for deposits on one side, so that a node that hangs holds up nobody else.
+
+A look that does not end in time goes on by itself; what it found is shown by a later pass. What
+does not live here: what a look is (monero_deposits.py, evm_deposits.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final
+
+from rpcsvc.orders.ports import DepositSighting, Health
+from rpcsvc.settlement.onchain.side import Side
+
+# A pass waits no longer for one side: the other's deposits and all payouts wait with it.
+PATIENCE_SECONDS: Final = 2.0
+# A look takes milliseconds. One that takes so long meets a node that hangs, or catches up.
+HANGS_SECONDS: Final = 15.0
+
+
+class SideWatch:
+    """One side's looks, one at a time. Seconds are those of ``now``, which only runs forward.
+
+    ``has_looked``: the last ``observe`` ended with a look, and its result may be acknowledged.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        *,
+        patience: float = PATIENCE_SECONDS,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._side = side
+        self._patience = patience
+        self._now = now
+        self._since = 0.0
+        self._look: asyncio.Task[Sequence[DepositSighting]] | None = None
+        self.has_looked = False
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """What a look has found; nothing while it is still under way. Raises as the side does."""
+        self.has_looked = False
+        if self._look is None:
+            self._since = self._now()
+            self._look = asyncio.create_task(self._observe())
+        done, _ = await asyncio.wait({self._look}, timeout=self._patience)
+        if not done:
+            return ()
+        look, self._look = self._look, None
+        found = look.result()
+        self.has_looked = True
+        return found
+
+    async def _observe(self) -> Sequence[DepositSighting]:
+        return await self._side.observe()
+
+    async def close(self) -> None:
+        """End the look that is under way."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
+
+    def hangs(self) -> bool:
+        """Whether a look has been under way for too long."""
+        return self._look is not None and self._now() - self._since >= HANGS_SECONDS
+
+    def health(self) -> Health:
+        """Not ok while a look hangs."""
+        if not self.hangs():
+            return Health(True)
+        seconds = int(self._now() - self._since)
+        return Health(
+            False, f"a look for deposits has taken {seconds} s: a node hangs, or catches up"
+        )

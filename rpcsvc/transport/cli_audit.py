@@ -1,0 +1,95 @@
+"""``rpcsvc audit``: recompute every order and wallet from the chains and a copy of the database.
+
+It changes nothing and may run beside a server. Exit status: 0 all agrees, 1 it does not, 3 a node
+can't be asked. What does not live here: reading and comparing (rpcsvc/audit).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rpcsvc.settings import Settings
+from rpcsvc.transport.cli_client import Unreachable
+from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli_operator import onchain_settings, print_json, print_table
+
+if TYPE_CHECKING:
+    from rpcsvc.audit.records import Report
+
+Common = Callable[[argparse.ArgumentParser], None]
+
+
+def add_audit(commands: Any, common: Common) -> None:
+    """Hang the command into the tree; ``common`` adds the shared options."""
+    text = "recompute every order and wallet from the chains"
+    parser = commands.add_parser(
+        "audit",
+        help=text,
+        description=f"{text}. Exit status: 0 all agrees, 1 it does not, 3 a node can't be asked.",
+    )
+    common(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.set_defaults(command=_audit)
+
+
+def _audit(context: Context) -> int:
+    """Raises UsageError when there are no books to read, Unreachable when there is no chain."""
+    from rpcsvc.audit.unfit import ChainMoved, Unfit  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.logs import configure_logging  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure  # noqa: PLC0415
+    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
+
+    settings = onchain_settings(context)
+    configure_logging(settings.log.format, "error")
+    try:
+        report = asyncio.run(_made(settings))
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+    except (RpcFailure, Unfit, ChainMoved) as error:
+        raise Unreachable(f"No audit could be made: {error}.") from error
+    if context.options.json:
+        print_json(_as_json(report))
+    else:
+        _print(report)
+    return FAILED if report.differences else OK
+
+
+async def _made(settings: Settings) -> Report:
+    from rpcsvc.audit.auditor import open_auditor  # noqa: PLC0415
+    from rpcsvc.chains_file import chains_toml  # noqa: PLC0415
+    from rpcsvc.domain.chains import load_chains  # noqa: PLC0415
+
+    chains = load_chains(chains_toml(settings.chains_file))
+    async with open_auditor(settings.onchain, chains, settings.data_dir) as auditor:
+        return await auditor.audit()
+
+
+def _as_json(report: Report) -> Json:
+    return {
+        "ok": not report.differences,
+        "orders": report.orders,
+        "payments": report.payments,
+        "differences": [asdict(item) for item in report.differences],
+        "pending": list(report.pending),
+        "notes": list(report.notes),
+    }
+
+
+def _print(report: Report) -> None:
+    if report.differences:
+        head = ("DIFFERENCE", "WHERE", "EXPECTED", "FOUND", "")
+        rows = [tuple(asdict(item).values()) for item in report.differences]
+        print_table([head, *rows])
+    for text in report.pending:
+        sys.stdout.write(f"pending: {text}\n")
+    for text in report.notes:
+        sys.stdout.write(f"note: {text}\n")
+    sys.stdout.write(
+        f"{report.orders} orders, {report.payments} payments: {len(report.differences)}"
+        f" differences, {len(report.pending)} pending\n"
+    )

@@ -1,0 +1,226 @@
+"""``rpcsvc onchain init``: makes the keys when there are none, and says what is missing to start.
+
+It pays nothing and takes no order. Beside a running service it only looks. What does not live
+here: what is asked of nodes (settlement/onchain/inspection.py), what is judged missing
+(settlement/onchain/readiness.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rpcsvc.settings import Settings
+from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli_operator import is_running, onchain_settings, print_json
+
+if TYPE_CHECKING:
+    from rpcsvc.settlement.onchain.readiness import Check
+    from rpcsvc.transport.cli_nodes import Recorded
+
+Common = Callable[[argparse.ArgumentParser], None]
+
+
+def add_onchain(commands: Any, common: Common) -> None:
+    """Hang the command into the tree; ``common`` adds the shared options."""
+    parser = commands.add_parser("onchain", help="set up the engine onchain")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "make the keys if there are none, and check all that the engine needs"
+    init = actions.add_parser(
+        "init", help=text, description=f"{text}. Exit status: 0 all is there, 1 something is not."
+    )
+    common(init)
+    init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    init.set_defaults(command=_init)
+
+
+def _init(context: Context) -> int:
+    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - help needs none of it
+
+    settings = onchain_settings(context)
+    configure_logging(settings.log.format, "error")
+    with _owning(settings) as alone:
+        checks, hot_wallet = _checks(settings, _recorded(settings), alone=alone)
+    _print(checks, hot_wallet, as_json=context.options.json)
+    return OK if all(check.ok for check in checks) else FAILED
+
+
+def _recorded(settings: Settings) -> Recorded:
+    """The wallets that a service was started with here before. Raises UsageError."""
+    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
+    from rpcsvc.store.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
+    from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415
+    from rpcsvc.transport.cli_nodes import recorded_wallets  # noqa: PLC0415
+
+    is_new = not (settings.data_dir / DATABASE_NAME).exists()
+    try:
+        with empty_snapshot() if is_new else snapshot(settings.data_dir) as taken:
+            return recorded_wallets(taken)
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _owning(settings: Settings) -> Iterator[bool]:
+    """Keep a service from starting meanwhile; False when one runs. Raises UsageError."""
+    from rpcsvc.store.sqlite import DataDirInUse, OwnerLock  # noqa: PLC0415
+
+    lock = OwnerLock(settings.data_dir)
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.acquire()
+    except DataDirInUse:
+        yield False
+        return
+    except OSError as error:
+        raise UsageError(f"{settings.data_dir} can't be used: {error.strerror}.") from error
+    try:
+        yield not is_running(settings)
+    finally:
+        lock.release()
+
+
+def _checks(
+    settings: Settings, recorded: Recorded, *, alone: bool
+) -> tuple[list[Check], str | None]:
+    """Everything that was looked at, and the hot wallet's address if there is one."""
+    key, hot_wallet = _key_check(settings, recorded.hot_wallet, alone=alone)
+    found = asyncio.run(_look(settings, recorded, hot_wallet, alone=alone))
+    return [key, *found], hot_wallet
+
+
+# --- keys ------------------------------------------------------------------------------------
+
+
+def _key_check(
+    settings: Settings, recorded: str | None, *, alone: bool
+) -> tuple[Check, str | None]:
+    """Whether the mnemonic is there and the right one; made anew only where none ever was."""
+    from rpcsvc.settlement.onchain.keys import KeyFileRefused, OnchainExtraMissing  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.wiring import key_path  # noqa: PLC0415
+
+    path = key_path(settings.onchain, settings.data_dir)
+    try:
+        is_made = _is_missing(path) and recorded is None and alone
+        if is_made:
+            _make_keys(path)
+        address = _hot_address(path)
+    except KeyFileRefused as refused:
+        remedy = "See docs/onchain.md, Keys."
+        if recorded is not None:
+            remedy = f"Put the mnemonic back whose hot wallet is {recorded}."
+        return Check("keys", False, str(refused), remedy), recorded
+    except OnchainExtraMissing as missing:
+        return Check("keys", False, str(missing), "pip install 'rpcsvc[onchain]'"), recorded
+    if recorded not in (None, address):
+        detail = f"{path} is another mnemonic: its hot wallet is {address}"
+        return Check("keys", False, detail, f"Put the one back of {recorded}."), recorded
+    detail = f"{path}, hot wallet {address}"
+    if not is_made:
+        return Check("keys", True, detail), address
+    advice = "Write its 24 words down and keep them safe: whoever has them has the money."
+    return Check("keys", True, f"made {detail}", advice), address
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # reading it says why
+    return False
+
+
+def _make_keys(path: Path) -> None:
+    from rpcsvc.ids import system_random  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.keys import create_mnemonic  # noqa: PLC0415
+
+    create_mnemonic(path, system_random)
+
+
+def _hot_address(path: Path) -> str:
+    from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.keys import HdKeys, read_mnemonic  # noqa: PLC0415
+
+    return HdKeys(read_mnemonic(path)).address(HOT_WALLET_INDEX)
+
+
+# --- nodes -----------------------------------------------------------------------------------
+
+
+async def _look(
+    settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
+) -> list[Check]:
+    """Ask every node and rate source once. Raises SettingsError."""
+    from rpcsvc.domain.money import USDC, XMR  # noqa: PLC0415
+    from rpcsvc.settlement.onchain import readiness, wiring  # noqa: PLC0415
+    from rpcsvc.transport.cli_nodes import look_at_all  # noqa: PLC0415
+
+    found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
+    floors = wiring.floors(settings.onchain)
+    checks = list(readiness.monero_checks(found.monero, found.options, floors[XMR]))
+    for network, coin in zip(found.networks, found.coins, strict=True):
+        checks += readiness.network_checks(network, hot_wallet, coin)
+    if hot_wallet is not None:
+        floor = readiness.usdc_floor_check(found.networks, hot_wallet, floors[USDC])
+        checks += [floor] if floor else []
+    return [*checks, await _rate_check(settings)]
+
+
+async def _rate_check(settings: Settings) -> Check:
+    from aiohttp import ClientSession  # noqa: PLC0415
+
+    from rpcsvc.clock import SystemClock  # noqa: PLC0415
+    from rpcsvc.domain.money import USDC, format_units  # noqa: PLC0415
+    from rpcsvc.errors import Unavailable  # noqa: PLC0415
+    from rpcsvc.rates.median import MedianRate  # noqa: PLC0415
+    from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
+
+    source = rate_source(settings.rates, SystemClock()).source
+    try:
+        if isinstance(source, MedianRate):
+            async with ClientSession() as session:
+                await source.refresh(session)
+        rate = source.rate()
+    except Unavailable as error:
+        remedy = (
+            "Let this machine reach the tickers of rates.sources, name others, or set"
+            " rates.fixed_usdc_per_xmr."
+        )
+        return Check("rates", False, error.message, remedy)
+    shown = format_units(rate.usdc_per_xmr, USDC)
+    return Check("rates", True, f"{shown} USDC for one XMR ({rate.source})")
+
+
+# --- the answer ------------------------------------------------------------------------------
+
+
+def _print(checks: list[Check], hot_wallet: str | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "ok": all(check.ok for check in checks),
+                "hotWallet": hot_wallet,
+                "checks": [
+                    {"name": c.name, "ok": c.ok, "detail": c.detail, "do": c.remedy} for c in checks
+                ],
+            }
+        )
+        return
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        mark = "ok     " if check.ok else "MISSING"
+        sys.stdout.write(f"{mark}  {check.name.ljust(width)}  {check.detail}\n")
+        if check.remedy is not None:
+            sys.stdout.write(f"         {' ' * width}  -> {check.remedy}\n")
+    missing = sum(not check.ok for check in checks)
+    ready = f"Missing: {missing}" if missing else "All is there: rpcsvc serve"
+    sys.stdout.write(f"{ready}\n")

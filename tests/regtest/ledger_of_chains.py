@@ -1,0 +1,166 @@
+"""What the chains say of an operator's money, never what the service says.
+
+Who was paid how often, what the wallets hold, what the networks took in fees; and whether all of
+it adds up to one atomic unit. What does not live here: orders (trading.py), the stack
+(exchange.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.evm import LogFilter, Receipt
+from rpcsvc.settlement.onchain.monero import (
+    OutputFilter,
+    Spent,
+    TransferKind,
+    WalletClient,
+    WalletCode,
+)
+from tests.e2e.processes import until
+from tests.regtest.exchange import Exchange
+
+
+async def usdc_received(stack: Exchange, account: str) -> list[int]:
+    """USDC units of each Transfer event to an account, in the chain as it is now."""
+    topics = (usdc.TRANSFER_TOPIC, None, usdc.address_word(account))
+    wanted = LogFilter(stack.token.address, topics)
+    head = await stack.evm.block()
+    assert head is not None
+    found = await stack.evm.logs(wanted, 0, head.number)
+    return [usdc.read_transfer(item.topics, item.data).units for item in found]
+
+
+async def xmr_received(wallet: WalletClient, address: str) -> list[int]:
+    """Piconero of each transaction that paid an address of a wallet, mined or in the pool."""
+    await refreshed(wallet)
+    return [item.amount for item in await wallet.transfers(0) if item.address == address]
+
+
+async def refreshed(wallet: WalletClient) -> None:
+    """Have a wallet scan the chain. Its connection may be to a node that was killed since."""
+
+    async def scanned() -> bool:
+        try:
+            await wallet.refresh()
+        except NodeError as error:
+            if error.code != WalletCode.NO_DAEMON:
+                raise
+            return False
+        return True
+
+    await until(scanned)
+
+
+# --- the operator's wallets ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class XmrWallet:
+    """Piconero in the operator's wallet. ``unspent``: by the node's word, output by output.
+
+    ``sent``: the fees of the transactions that it has sent and that are mined, by id.
+    """
+
+    unspent: int
+    shown: int
+    sent: Mapping[str, int]
+
+
+async def xmr_wallet(stack: Exchange) -> XmrWallet:
+    """Look into the operator's wallet and check it against the node."""
+    async with stack.wallet as wallet, stack.node as node:
+        await refreshed(wallet)
+        outputs = await wallet.outputs(OutputFilter.ALL)
+        spent = await node.key_images([item.key_image for item in outputs])
+        unspent = sum(item.amount for item in outputs if spent[item.key_image] is Spent.UNSPENT)
+        sent = await wallet.transfers(0, (TransferKind.OUTGOING,))
+        return XmrWallet(
+            unspent, (await wallet.balance()).total, {item.txid: item.fee for item in sent}
+        )
+
+
+async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receipt]:
+    """The receipts of all that the hot wallet sent and that is mined, block by block."""
+    head = await stack.evm.block()
+    assert head is not None
+    receipts = []
+    for number in range(first_block, head.number + 1):
+        block = await stack.evm.rpc.read("eth_getBlockByNumber", [hex(number), True])
+        for item in block["transactions"]:
+            if item["from"].lower() == stack.treasury.lower():
+                receipt = await stack.evm.receipt(item["hash"])
+                assert receipt is not None
+                receipts.append(receipt)
+    return receipts
+
+
+# --- all of it -------------------------------------------------------------------------------
+
+
+@dataclass
+class Books:
+    """What the wallets held at first, and what came and went since, as the users know it.
+
+    ``given`` are units that the test put into the hot wallet, or took out, besides.
+    """
+
+    stack: Exchange
+    xmr: int
+    usdc: int
+    ether: int
+    first_block: int
+    deposit_addresses: set[str] = field(default_factory=set)
+    xmr_in: int = 0
+    usdc_in: int = 0
+    xmr_out: int = 0
+    usdc_out: int = 0
+    ether_given: int = 0
+    payouts: int = 0
+
+    @classmethod
+    async def opened(cls, stack: Exchange) -> Books:
+        """The wallets before the first order."""
+        head = await stack.evm.block()
+        assert head is not None
+        return cls(
+            stack,
+            (await xmr_wallet(stack)).unspent,
+            await stack.token.balance(stack.treasury),
+            await stack.evm.ether(stack.treasury),
+            head.number + 1,
+        )
+
+    async def differences(self) -> list[str]:
+        """What does not add up; empty when all does. The service must not be running."""
+        return [*await self._xmr_differences(), *await self._usdc_differences()]
+
+    async def _xmr_differences(self) -> list[str]:
+        held = await xmr_wallet(self.stack)
+        due = self.xmr + self.xmr_in - self.xmr_out - sum(held.sent.values())
+        return [
+            *_difference("XMR in the wallet", held.unspent, due),
+            *_difference("XMR that the wallet shows", held.shown, held.unspent),
+            *_difference("transactions of the XMR wallet", len(held.sent), self.payouts),
+        ]
+
+    async def _usdc_differences(self) -> list[str]:
+        sent = await hot_transactions(self.stack, self.first_block)
+        gas = sum(item.gas_used * item.gas_price for item in sent)
+        ether = await self.stack.evm.ether(self.stack.treasury)
+        held = await self._usdc_held(self.deposit_addresses | {self.stack.treasury})
+        return [
+            *_difference("USDC held", held, self.usdc + self.usdc_in - self.usdc_out),
+            *_difference("ether", ether, self.ether + self.ether_given - gas),
+            *_difference("failed transactions", sum(not item.ok for item in sent), 0),
+        ]
+
+    async def _usdc_held(self, accounts: Iterable[str]) -> int:
+        return sum([await self.stack.token.balance(account) for account in accounts])
+
+
+def _difference(what: str, found: int, due: int) -> list[str]:
+    return [] if found == due else [f"{what}: {found}, should be {due}, off by {found - due}"]

@@ -1,0 +1,103 @@
+"""A line to a daemon that passes calls on, garbles the answers, holds them back, or changes them.
+
+What does not live here: what the service makes of it (test_exchange_faults.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from tests.e2e.processes import free_port
+
+GARBAGE: Final = b"<html>502, probably</html> {{{"
+_HOP: Final = frozenset({"host", "connection", "keep-alive", "content-length", "transfer-encoding"})
+
+# What becomes of an answer: the method asked for (its path and body), and the answer.
+Change = Callable[[bytes, bytes], bytes]
+
+
+class Line:
+    """Between the service and one daemon. ``change`` is applied to each answer; None: to none.
+
+    While ``hold`` is cleared no answer comes; ``lost`` counts answers that were thrown away.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.port = free_port()
+        self.change: Change | None = None
+        self.lose: Callable[[bytes], bool] | None = None
+        self.lost = 0
+        self.delay = 0.0
+        self._target = target
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """What the service takes for the daemon."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def clear(self) -> None:
+        """A good line from now on."""
+        self.change, self.lose, self.delay = None, None, 0.0
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Carry one call."""
+        body = await request.read()
+        try:
+            status, headers, answer = await self._asked(request, body)
+        except aiohttp.ClientError:
+            return self._cut(request)
+        await asyncio.sleep(self.delay)
+        if self.lose is not None and self.lose(body):
+            self.lost += 1
+            return self._cut(request)
+        if self.change is not None and status == web.HTTPOk.status_code:
+            answer = self.change(body, answer)
+        return web.Response(status=status, headers=headers, body=answer)
+
+    async def _asked(
+        self, request: web.BaseRequest, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        assert self._session is not None
+        passed = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
+        async with self._session.post(
+            self._target + request.path_qs, data=body, headers=passed
+        ) as response:
+            kept = {k: v for k, v in response.headers.items() if k.lower() not in _HOP}
+            return response.status, kept, await response.read()
+
+    @staticmethod
+    def _cut(request: web.BaseRequest) -> web.StreamResponse:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=502)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Line]:
+        """Carry calls as long as the block lasts. One connection: digest nonces belong to one."""
+        runner = web.ServerRunner(web.Server(self.handle))
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+            self._session = session
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self.port).start()
+            try:
+                yield self
+            finally:
+                await runner.cleanup()
+
+
+def garbage(_body: bytes, _answer: bytes) -> bytes:
+    """What a broken gateway says."""
+    return GARBAGE
+
+
+def replacing(old: bytes, new: bytes) -> Change:
+    """Answers of a daemon that says one thing otherwise."""
+    return lambda _body, answer: answer.replace(old, new)

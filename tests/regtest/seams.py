@@ -1,0 +1,70 @@
+"""Where the service dies inside the on-chain engine: between its own steps of one payment.
+
+tests/e2e/crashing.py wraps them from outside; the product knows nothing of this. What does not
+live here: the steps of the order machine, which that module finds by the name of their event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.evm_payment_ledger import Purpose as EvmPurpose
+from rpcsvc.settlement.onchain.evm_publisher import EvmPublisher
+from rpcsvc.settlement.onchain.monero import WalletClient
+from rpcsvc.settlement.onchain.monero_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+
+Counts = Callable[[tuple[Any, ...]], bool]
+
+
+def _something(args: tuple[Any, ...]) -> bool:
+    """The first argument after ``self`` is not empty."""
+    return bool(args[1])
+
+
+def _evm(purpose: EvmPurpose) -> Counts:
+    return lambda args: args[1].order.purpose is purpose
+
+
+def _mined(args: tuple[Any, ...]) -> bool:
+    payment = args[1]
+    return payment.order.purpose is EvmPurpose.TRANSFER and payment.inclusion is not None
+
+
+def _monero(args: tuple[Any, ...]) -> bool:
+    return args[1].purpose is Purpose.TRANSFER
+
+
+def _monero_in(state: PaymentState) -> Counts:
+    return lambda args: _monero(args) and args[1].state is state
+
+
+# Name: the method's owner, its name, and which calls count.
+SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
+    "engine prepare": (OnchainEngine, "prepare", _something),
+    "engine publish": (OnchainEngine, "publish", _something),
+    "engine acknowledge": (OnchainEngine, "acknowledge", _something),
+    "evm deposit": (SqliteEvmDepositLedger, "put_deposits", _something),
+    "evm acknowledge": (SqliteEvmDepositLedger, "acknowledge", _something),
+    # Before: signed, not committed. After: committed, not published.
+    "evm record": (SqliteEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
+    # After: published, and nothing noted of it.
+    "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
+    "evm note": (SqliteEvmPaymentLedger, "put_payment", _mined),
+    "sweep record": (SqliteEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
+    "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
+    "monero deposit": (SqliteMoneroLedger, "put_deposits", _something),
+    "monero acknowledge": (SqliteMoneroLedger, "acknowledge", _something),
+    "monero record": (SqliteMoneroLedger, "add_payment", _monero),
+    # After: the wallet may have been told, and was not.
+    "monero mark": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
+    # After: on the network, and the wallet has not stored that.
+    "monero relay": (WalletClient, "relay", _something),
+    "monero relayed": (MoneroPayments, "_relay", _monero),
+    "monero note": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.PUBLISHED)),
+}

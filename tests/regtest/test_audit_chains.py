@@ -1,0 +1,202 @@
+"""What the auditor reads off real chains: what it keeps between looks, and when it starts anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpcsvc.audit.evm_chain import EvmReader
+from rpcsvc.audit.monero_chain import MoneroReader
+from rpcsvc.audit.records import MONERO, Books, EvmFacts, MoneroFacts, PaymentEntry, Watched
+from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.ids import system_random
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.keys import EvmSigner
+from rpcsvc.settlement.onchain.monero import Destination, MonerodClient, WalletClient
+from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold
+from tests.regtest.daemons import Miner, mined
+from tests.regtest.token import Token
+
+XMR = 10**12
+NAME = "arbitrum"
+
+
+# --- EVM -------------------------------------------------------------------------------------
+
+
+def network(token: Token, chain_id: int = 42161) -> EvmNetwork:
+    return EvmNetwork(NAME, chain_id, token.address, confirmations=3)
+
+
+def fresh_address() -> str:
+    return EvmSigner(system_random(32)).address
+
+
+def evm_books(since: int, hot: str, *addresses: str) -> Books:
+    return Books(
+        watched={NAME: Watched(since, since)}, evm_hot=hot, evm_addresses=frozenset(addresses)
+    )
+
+
+async def looked(reader: EvmReader, books: Books) -> EvmFacts:
+    facts = await reader.facts(books, await reader.head())
+    assert facts is not None
+    return facts
+
+
+async def test_events_and_balances_of_our_addresses_are_read(token: Token) -> None:
+    hot, ours, stranger = fresh_address(), fresh_address(), fresh_address()
+    await token.mint(hot, 11)
+    reader = EvmReader(network(token), token.client)
+    since = (await reader.head()).number + 1
+    await token.mint(ours, 5)
+    await token.mint(stranger, 7)
+    books = evm_books(since, hot, ours)
+
+    first = await looked(reader, books)
+    assert [(move.recipient, move.units) for move in first.moves] == [(ours.lower(), 5)]
+    assert first.balances == {hot.lower(): 11, ours.lower(): 5}
+    assert (first.opening, first.nonce, first.deposit_depth) == (11, 0, 3)
+
+    reader.accept()
+    await token.mint(hot, 1)
+    second = await looked(reader, books)
+    assert [move.units for move in second.moves] == [5, 1]
+    assert second.balances == {hot.lower(): 12}, "of the others nothing has moved"
+
+
+async def test_blocks_that_were_replaced_are_read_again(token: Token) -> None:
+    hot, ours = fresh_address(), fresh_address()
+    reader = EvmReader(network(token), token.client)
+    books = evm_books((await reader.head()).number, hot, ours)
+    await token.mint(ours, 5)
+    assert len((await looked(reader, books)).moves) == 1
+
+    await token.controls.reorganise(1)
+
+    facts = await looked(reader, books)
+    assert facts.moves == ()
+    assert facts.balances == {hot.lower(): 0}
+
+
+async def test_a_block_that_is_replaced_during_the_look_is_noticed(token: Token) -> None:
+    hot = fresh_address()
+    reader = EvmReader(network(token), token.client)
+    books = evm_books((await reader.head()).number, hot)
+    await token.mint(hot, 5)
+    head = await reader.head()
+    await token.controls.reorganise(1)
+    with pytest.raises(ChainMoved):
+        await reader.facts(books, head)
+
+
+async def test_transfers_of_nothing_are_nobodys(token: Token) -> None:
+    hot, stranger = fresh_address(), token.owner
+    reader = EvmReader(network(token), token.client)
+    books = evm_books((await reader.head()).number, hot)
+    words = usdc.transfer_from(hot, stranger, 0)
+    txid = await token.controls.send_from(stranger, token.address, words)
+    assert len((await mined(token.client, txid)).logs) == 1
+    assert (await looked(reader, books)).moves == ()
+
+
+async def test_more_addresses_than_one_question_holds_are_all_asked_about(token: Token) -> None:
+    hot, last = fresh_address(), "0x" + "ff" * 20
+    many = ["0x" + f"{number:040x}" for number in range(10**6, 10**6 + 600)]
+    reader = EvmReader(network(token), token.client)
+    books = evm_books((await reader.head()).number, hot, *many, last)
+    await token.mint(many[0], 1)
+    await token.mint(last, 2)
+    facts = await looked(reader, books)
+    assert {move.recipient: move.units for move in facts.moves} == {many[0]: 1, last: 2}
+
+
+async def test_a_node_of_another_chain_is_unfit(token: Token, evm: EvmClient) -> None:
+    with pytest.raises(Unfit, match="on chain 42161, not on 1"):
+        await EvmReader(network(token, 1), evm).head()
+
+
+# --- Monero ----------------------------------------------------------------------------------
+
+
+OPTIONS = MoneroOptions(nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(XMR, 5)))
+
+
+def monero_books(primary: str, *payments: PaymentEntry) -> Books:
+    return Books(watched={MONERO: Watched(1, 1)}, monero_primary=primary, payments=payments)
+
+
+async def read(reader: MoneroReader, books: Books) -> MoneroFacts:
+    facts = await reader.facts(books, await reader.head())
+    assert facts is not None
+    return facts
+
+
+async def test_what_came_what_went_and_what_is_there_is_read(
+    own_wallet: WalletClient, wallet: WalletClient, miner: Miner, node: MonerodClient
+) -> None:
+    primary = await own_wallet.primary_address()
+    (sub,) = await own_wallet.create_addresses(1)
+    to = await wallet.primary_address()
+    reader = MoneroReader(node, own_wallet, OPTIONS)
+    came = await miner.fund(sub.address, 2 * XMR)
+
+    first = await read(reader, monero_books(primary))
+    assert [(a.txid, a.address, a.units) for a in first.arrivals] == [(came, sub.address, 2 * XMR)]
+    assert (first.departures, first.balance, first.deposit_depth) == ((), 2 * XMR, 5)
+
+    paid = await own_wallet.prepare([Destination(to, XMR // 2)])
+    payment = PaymentEntry(
+        "ord/payout/1", MONERO, "transfer", to, XMR // 2, "prepared", (paid.txid,), fee=paid.fee,
+        tx_key=paid.tx_key,
+    )  # fmt: skip
+    books = monero_books(primary, payment)
+    assert (await read(reader, books)).payments == {}
+
+    await own_wallet.relay(paid.metadata)
+    waiting = await read(reader, books)
+    seen = waiting.payments["ord/payout/1"]
+    assert (seen.block, seen.paid, seen.fee) == (None, XMR // 2, paid.fee)
+    assert waiting.balance == 2 * XMR, "blocks alone count"
+
+    await miner.mine(1)
+    done = await read(reader, books)
+    assert [(d.txid, d.units, d.fee) for d in done.departures] == [(paid.txid, XMR // 2, paid.fee)]
+    assert done.balance == 2 * XMR - XMR // 2 - paid.fee
+    assert done.payments["ord/payout/1"].block == done.top
+
+    await miner.mine(70)
+    kept = await read(reader, books)
+    again = await read(reader, books)
+    assert (kept.arrivals, kept.departures) == (done.arrivals, done.departures)
+    assert again == kept, "what is deep is kept, and the same"
+
+
+async def test_a_payment_recorded_with_another_address_has_paid_it_nothing(
+    own_wallet: WalletClient, wallet: WalletClient, miner: Miner, node: MonerodClient
+) -> None:
+    primary, to = await own_wallet.primary_address(), await wallet.primary_address()
+    reader = MoneroReader(node, own_wallet, OPTIONS)
+    await miner.fund(primary, 2 * XMR)
+    await own_wallet.refresh()
+    paid = await own_wallet.prepare([Destination(to, XMR // 2)])
+    await own_wallet.relay(paid.metadata)
+    await miner.mine(1)
+    (other,) = await wallet.create_addresses(1)
+    for recipient in (other.address, "not an address"):
+        payment = PaymentEntry(
+            "p", MONERO, "transfer", recipient, XMR // 2, "settled", (paid.txid,), fee=paid.fee,
+            tx_key=paid.tx_key,
+        )  # fmt: skip
+        reader = MoneroReader(node, own_wallet, OPTIONS)
+        facts = await read(reader, monero_books(primary, payment))
+        assert facts.payments["p"].paid == 0
+
+
+async def test_another_wallet_is_unfit(
+    own_wallet: WalletClient, miner: Miner, node: MonerodClient
+) -> None:
+    reader = MoneroReader(node, own_wallet, OPTIONS)
+    with pytest.raises(Unfit, match="another XMR wallet"):
+        await read(reader, monero_books("4" + "x" * 94))

@@ -1,0 +1,70 @@
+"""kill -9 of the service at every step of a swap of XMR for USDC; afterwards one payout.
+
+One order is killed at several points in turn, each time by a service that has just been started
+after the death before: a chain of points costs one order. What was paid is counted on the chain.
+What does not live here: the other direction (test_exchange_crash_u2x.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.processes import Crash
+from tests.regtest.daemons import Miner, WalletRpc
+from tests.regtest.trading import Trader, trading
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+STEPS = (
+    "DepositSeen",
+    "DepositConfirmed",
+    "TransferPrepared",
+    "TransferPublished",
+    "TransferSettled",
+)
+CHAINS: dict[str, list[Crash]] = {
+    "before each step's commit": [(step, "before", 1) for step in STEPS],
+    "after each step's commit": [(step, "after", 1) for step in STEPS],
+    "around the deposit": [
+        ("monero deposit", "before", 1),
+        ("monero deposit", "after", 1),
+        ("monero acknowledge", "before", 1),
+        ("monero acknowledge", "after", 1),
+    ],
+    "from signing to publishing": [
+        ("engine prepare", "before", 1),
+        ("evm record", "before", 1),
+        ("evm record", "after", 1),
+        ("engine prepare", "after", 1),
+        ("engine publish", "before", 1),
+        ("evm publish", "before", 1),
+    ],
+    "from publishing to its note": [
+        ("evm publish", "after", 1),
+        ("evm note", "before", 1),
+        ("evm note", "after", 1),
+    ],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trader(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Trader]:
+    home = tmp_path_factory.mktemp("exchange")
+    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
+        yield ready
+
+
+@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
+async def test_a_service_that_is_killed_again_and_again_pays_usdc_once(
+    trader: Trader, crashes: Sequence[Crash]
+) -> None:
+    await trader.through("x2u", crashes)
+    await trader.check()

@@ -1,0 +1,89 @@
+"""kill -9 of the service at every step of a swap of USDC for XMR; afterwards one payout.
+
+As in test_exchange_crash.py, the other way: the wallet daemon is a second memory here, and it may
+be killed together with the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.processes import Crash, Gone
+from tests.regtest.daemons import Miner, WalletRpc
+from tests.regtest.exchange import reaches
+from tests.regtest.test_exchange_crash import STEPS
+from tests.regtest.trading import DEATH_SECONDS, Trader, trading
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+CHAINS: dict[str, list[Crash]] = {
+    "before each step's commit": [(step, "before", 1) for step in STEPS],
+    "after each step's commit": [(step, "after", 1) for step in STEPS],
+    "around the deposit": [
+        ("evm deposit", "before", 1),
+        ("evm deposit", "after", 1),
+        ("evm acknowledge", "before", 1),
+        ("evm acknowledge", "after", 1),
+    ],
+    "from signing to publishing": [
+        ("monero record", "before", 1),
+        ("monero record", "after", 1),
+        ("monero mark", "before", 1),
+        ("monero mark", "after", 1),
+        ("monero note", "before", 1),
+        ("monero note", "after", 1),
+    ],
+    "before the relay": [("monero relay", "before", 1)],
+    "after the relay, before the wallet stores": [("monero relay", "after", 1)],
+    "after the wallet has stored": [("monero relayed", "after", 1)],
+    "around the sweep": [
+        ("sweep record", "before", 1),
+        ("sweep record", "after", 1),
+        ("sweep publish", "before", 1),
+        ("sweep publish", "after", 1),
+    ],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trader(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Trader]:
+    home = tmp_path_factory.mktemp("exchange")
+    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
+        yield ready
+
+
+@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
+async def test_a_service_that_is_killed_again_and_again_pays_xmr_once(
+    trader: Trader, crashes: Sequence[Crash]
+) -> None:
+    await trader.through("u2x", crashes)
+    await trader.check()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_service_and_wallet_killed_together_at_the_relay_pay_once(
+    trader: Trader, when: str
+) -> None:
+    async with trader.stack.serving(("monero relay", when, 1)) as at:
+        deal = await trader.deal(at, "u2x")
+        with suppress(Gone):
+            await reaches(trader.stack, at, deal.order_id, "completed")
+        await at.death(DEATH_SECONDS)
+        await asyncio.to_thread(trader.stack.wallet_rpc.kill)
+    await asyncio.to_thread(trader.stack.wallet_rpc.start)
+    async with trader.stack.serving() as at:
+        # Another payment meanwhile: a wallet that forgot the first may offer its inputs again.
+        await trader.deal(at, "u2x")
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()

@@ -1,0 +1,218 @@
+"""Nodes that die, hang, lie, talk nonsense or belong to another network, in the middle of orders.
+
+While it lasts health says why and nobody is quoted; afterwards every order has its one payout and
+the money of both chains adds up. What does not live here: trouble with wallets, gas, nonces and
+disk (test_exchange_faults_wallet.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc
+from tests.regtest.faults import both_refused, degraded, well
+from tests.regtest.line import Line, garbage, replacing
+from tests.regtest.trading import Trader, state_is_kept, trading
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+DAEMONS = ("anvil", "monerod", "wallet")
+# What health says of each while it can't be reached.
+DOWN = {
+    "anvil": "USDC: the node of arbitrum is down",
+    "monerod": "XMR: the Monero node is down",
+    "wallet": "XMR: the Monero wallet is down",
+}
+BOTH = ("x2u", "u2x")
+
+
+@dataclass
+class Lines:
+    """A line to each daemon, and the users of the stack behind them."""
+
+    trader: Trader
+    lines: dict[str, Line]
+
+    def daemon(self, name: str) -> Daemon:
+        stack = self.trader.stack
+        return {"anvil": stack.anvil, "monerod": stack.monerod, "wallet": stack.wallet_rpc}[name]
+
+    def clear(self) -> None:
+        for line in self.lines.values():
+            line.clear()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Lines]:
+    home = tmp_path_factory.mktemp("exchange")
+    async with (
+        trading(home, miner, shared_wallet_rpc, token_code) as trader,
+        AsyncExitStack() as opened,
+    ):
+        lines = Lines(trader, {})
+        for name in DAEMONS:
+            line = Line(lines.daemon(name).url)
+            lines.lines[name] = await opened.enter_async_context(line.open())
+        trader.stack.extra |= {
+            "RPCSVC_ONCHAIN__NODES": f"arbitrum={lines.lines['anvil'].url}",
+            "RPCSVC_ONCHAIN__MONEROD_URL": lines.lines["monerod"].url,
+            "RPCSVC_ONCHAIN__WALLET_URL": lines.lines["wallet"].url,
+        }
+        yield lines
+
+
+@pytest.fixture
+def lines(shared: Lines) -> Lines:
+    shared.clear()
+    return shared
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, name: str) -> None:
+    trader, daemon = lines.trader, lines.daemon(name)
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        if isinstance(daemon, Anvil):
+            await asyncio.to_thread(state_is_kept, daemon)
+        await asyncio.to_thread(daemon.kill)
+        try:
+            await degraded(at, DOWN[name])
+            await both_refused(at)
+        finally:
+            await asyncio.to_thread(daemon.start)
+        await trader.stack.miner.reconnect()
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+async def test_a_daemon_that_never_answers(lines: Lines, name: str) -> None:
+    trader, daemon = lines.trader, lines.daemon(name)
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        daemon.freeze()
+        try:
+            # Monero's wallet hangs with its node: which of them it is can't be told.
+            await degraded(at, "a look for deposits has taken")
+            await both_refused(at)
+        finally:
+            daemon.thaw()
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+@pytest.mark.parametrize("name", DAEMONS)
+async def test_a_daemon_that_answers_with_garbage(lines: Lines, name: str) -> None:
+    trader = lines.trader
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        lines.lines[name].change = garbage
+        await degraded(at, DOWN[name])
+        await both_refused(at)
+        lines.clear()
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+async def test_daemons_that_answer_late_only_make_it_slow(lines: Lines) -> None:
+    trader = lines.trader
+    async with trader.stack.serving() as at:
+        for line in lines.lines.values():
+            line.delay = 0.2
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        await trader.finish(at)
+        lines.clear()
+        await trader.stop(at)
+    await trader.check()
+
+
+# --- answers that are lost: the daemon did it, and nobody was told ----------------------------
+
+LOST = {
+    "eth_sendRawTransaction": ("anvil", "x2u"),
+    "relay_tx": ("wallet", "u2x"),
+    "store": ("wallet", "u2x"),
+    "transfer": ("wallet", "u2x"),
+}
+
+
+@pytest.mark.parametrize("method", LOST)
+async def test_a_payment_whose_answer_is_lost_is_not_made_again(lines: Lines, method: str) -> None:
+    trader, (name, direction) = lines.trader, LOST[method]
+    line = lines.lines[name]
+    before = line.lost
+    wanted = f'"method":"{method}"'.encode()
+    async with trader.stack.serving() as at:
+        deal = await trader.deal(at, direction)
+        line.lose = lambda body: wanted in body.replace(b" ", b"") and line.lost - before < 2
+        await trader.finish(at, deal)
+        assert line.lost > before
+        lines.clear()
+        await well(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+# --- another network --------------------------------------------------------------------------
+
+OTHER = {
+    "anvil": (replacing(b'"0xa4b1"', b'"0x1"'), "wrong network: the node of arbitrum is on chain"),
+    "monerod": (replacing(b'"fakechain"', b'"mainnet"'), "wrong network: the node is on mainnet"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+async def test_a_node_of_another_network_is_refused_at_the_start(lines: Lines, name: str) -> None:
+    trader, (change, reason) = lines.trader, OTHER[name]
+    lines.lines[name].change = change
+    async with trader.stack.starting() as at:
+        await degraded(at, reason)
+        await both_refused(at)
+        lines.clear()
+        await well(at)
+        await trader.deal(at, "u2x")
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+@pytest.mark.parametrize("name", OTHER)
+async def test_a_node_that_comes_back_on_another_network_is_refused(
+    lines: Lines, name: str
+) -> None:
+    trader, (change, reason) = lines.trader, OTHER[name]
+    line = lines.lines[name]
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        line.lose = lambda _body: True
+        await degraded(at, DOWN[name])
+        line.change, line.lose = change, None
+        await degraded(at, reason)
+        await both_refused(at)
+        lines.clear()
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()

@@ -1,0 +1,229 @@
+"""Trouble with wallets, gas, nonces, the token and the disk, in the middle of orders.
+
+As in test_exchange_faults.py: health says why, nobody is quoted what can't be paid, and
+afterwards every order has its one payout and the money of both chains adds up.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
+from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from rpcsvc.store.sqlite import DATABASE_NAME
+from tests.e2e.processes import Server, until
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
+from tests.regtest.exchange import Exchange, status
+from tests.regtest.faults import both_refused, degraded, refusal, well
+from tests.regtest.trading import Trader, trading
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+BOTH = ("x2u", "u2x")
+GWEI = 10**9
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trader(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Trader]:
+    home = tmp_path_factory.mktemp("exchange")
+    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
+        yield ready
+
+
+async def finished(trader: Trader, at: Server) -> None:
+    """All orders completed, the service stopped, the books in order."""
+    await well(at)
+    await trader.finish(at)
+    await trader.stop(at)
+    await trader.check()
+
+
+# --- the XMR wallet ---------------------------------------------------------------------------
+
+
+async def test_a_wallet_that_was_closed_is_opened_again(trader: Trader) -> None:
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        async with trader.stack.wallet as wallet:
+            await wallet.store()
+            await wallet.close()
+        await finished(trader, at)
+
+
+async def test_a_wallet_that_cannot_be_opened_stops_orders(trader: Trader) -> None:
+    directory = trader.stack.wallet_rpc.directory
+    files = [directory / WALLET_NAME, directory / f"{WALLET_NAME}.keys"]
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        async with trader.stack.wallet as wallet:
+            await wallet.store()
+            for file in files:
+                file.rename(file.with_name(f"away-{file.name}"))
+            await wallet.close()
+        await degraded(at, "XMR: ")
+        await both_refused(at)
+        for file in files:
+            file.with_name(f"away-{file.name}").rename(file)
+        await finished(trader, at)
+
+
+async def test_another_wallet_is_never_paid_from(trader: Trader) -> None:
+    async with trader.stack.serving() as at:
+        for direction in BOTH:
+            await trader.deal(at, direction)
+        async with trader.stack.wallet as wallet:
+            await wallet.store()
+            await wallet.create("another", WALLET_PASSWORD)
+        await degraded(at, "another wallet: its primary address begins with")
+        await both_refused(at)
+        async with trader.stack.wallet as wallet:
+            await wallet.close()
+            await wallet.open(WALLET_NAME, WALLET_PASSWORD)
+            await wallet.auto_refresh(enabled=False)
+        await finished(trader, at)
+
+
+# --- gas --------------------------------------------------------------------------------------
+
+
+async def test_no_usdc_is_promised_without_ether_for_gas(trader: Trader) -> None:
+    stack = trader.stack
+    async with stack.serving() as at:
+        await trader.deal(at, "x2u")
+        held = await stack.evm.ether(stack.treasury)
+        await stack.controls.set_ether(stack.treasury, 0)
+        await degraded(at, "the hot wallet on arbitrum is short of ether for gas")
+        await refusal(at, "x2u")
+        await stack.mine(5)
+        await stack.controls.set_ether(stack.treasury, held)
+        await finished(trader, at)
+
+
+async def test_no_usdc_is_promised_while_gas_is_too_dear(trader: Trader) -> None:
+    stack = trader.stack
+    async with stack.serving() as at:
+        await trader.deal(at, "x2u")
+        await stack.controls.set_next_base_fee(2_000 * GWEI)
+        await stack.controls.mine()
+        await degraded(at, "gas on arbitrum is too dear")
+        await refusal(at, "x2u")
+        # Each empty block takes an eighth off the fee.
+        await stack.controls.mine(60)
+        await finished(trader, at)
+
+
+# --- nonces -----------------------------------------------------------------------------------
+
+
+def own_key(stack: Exchange) -> EvmSigner:
+    """The hot wallet's key, in other hands."""
+    keys = HdKeys(read_mnemonic(stack.data_dir / KEY_FILE))
+    return keys.signer(HOT_WALLET_INDEX)
+
+
+async def send_with(stack: Exchange, signer: EvmSigner, nonce: int, max_fee: int) -> None:
+    """Use a nonce for a call that moves nothing."""
+    plan = TransactionPlan(
+        chain_id=stack.anvil.chain_id, nonce=nonce, to=stack.token.address, gas=100_000,
+        max_fee=max_fee, tip=GWEI, data=usdc.transfer(signer.address, 0),
+    )  # fmt: skip
+    answer = await stack.evm.submit(signer.sign(plan).raw)
+    assert answer.submission.value == "accepted", answer
+
+
+async def test_a_nonce_that_someone_else_used_is_passed_over(trader: Trader) -> None:
+    stack = trader.stack
+    async with stack.serving() as at:
+        await trader.deal(at, "x2u")
+        await trader.finish(at)
+        signer = own_key(stack)
+        await send_with(stack, signer, await stack.evm.nonce(signer.address), 100 * GWEI)
+        await trader.deal(at, "x2u")
+        await trader.finish(at)
+        await degraded(at, "something else sends from the hot wallet on arbitrum")
+        await trader.stop(at)
+    await trader.check()
+
+
+async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_soon(
+    trader: Trader,
+) -> None:
+    """The user's money is not lost: it goes back, once the other transaction is deep."""
+    stack = trader.stack
+    async with stack.serving() as at:
+        deal = await trader.deal(at, "x2u")
+        await stack.controls.automine(enabled=False)
+        signer = own_key(stack)
+        nonce = await stack.evm.nonce(signer.address)
+
+        async def published() -> bool:
+            await stack.miner.mine()
+            return await stack.evm.nonce(signer.address) > nonce
+
+        await until(published, seconds=60)
+        await send_with(stack, signer, nonce, 5_000 * GWEI)
+        await stack.controls.automine(enabled=True)
+        await stack.mine(2)
+        assert (await status(at, deal.order_id))["status"] == "executing_swap"
+
+        async def asks() -> bool:
+            await stack.mine()
+            return str((await status(at, deal.order_id))["status"]) == "refunding"
+
+        await until(asks, seconds=60)
+        await trader.stop(at)
+    assert await trader.received(deal) == []
+    trader.give_up(deal)
+    await trader.check()
+
+
+# --- the token --------------------------------------------------------------------------------
+
+
+async def test_a_paused_token_stops_orders_and_nothing_else(trader: Trader) -> None:
+    stack = trader.stack
+    async with stack.serving() as at:
+        await trader.deal(at, "x2u")
+        await stack.token.pause()
+        await degraded(at, "USDC on arbitrum is paused by its issuer")
+        await both_refused(at)
+        await stack.token.unpause()
+        await finished(trader, at)
+
+
+# --- the disk ---------------------------------------------------------------------------------
+
+
+def limit_files(at: Server, size: int) -> None:
+    """No file of the service may grow beyond this: for it, the disk is full."""
+    _, hard = resource.prlimit(at.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(at.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+@pytest.mark.parametrize("direction", BOTH)
+async def test_a_full_disk_stops_everything_until_there_is_room(
+    trader: Trader, direction: str
+) -> None:
+    stack = trader.stack
+    async with stack.serving() as at:
+        await trader.deal(at, direction)
+        wal = stack.data_dir / f"{DATABASE_NAME}-wal"
+        limit_files(at, wal.stat().st_size)
+        await stack.mine(2)
+        await degraded(at, "")
+        await stack.mine(2)
+        limit_files(at, resource.RLIM_INFINITY)
+        await finished(trader, at)

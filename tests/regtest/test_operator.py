@@ -1,0 +1,310 @@
+"""The operator's commands on the real stack: what they say is what the chains say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rpcsvc.domain.money import USDC as USDC_ASSET
+from rpcsvc.domain.money import XMR as XMR_ASSET
+from rpcsvc.domain.money import parse_amount
+from rpcsvc.settlement.onchain.monero import WalletClient
+from tests.e2e.processes import Server, until
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Anvil, Miner, WalletRpc
+from tests.regtest.exchange import (
+    ETHER,
+    USDC,
+    XMR,
+    Exchange,
+    create,
+    exchange,
+    reaches,
+    status,
+)
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow
+
+UP_SECONDS = 180
+LOOKAHEAD = 200
+
+
+@pytest.fixture
+async def stack(
+    tmp_path: Path,
+    miner: Miner,
+    wallet_rpc: WalletRpc,
+    own_wallet: WalletClient,
+    anvil: Anvil,
+    token: Token,
+) -> AsyncIterator[Exchange]:
+    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
+        yield running
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+async def command(stack: Exchange, *arguments: str) -> Said:
+    """``rpcsvc`` as the operator runs it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
+        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Said(process.returncode, out.decode(), err.decode())
+
+
+@asynccontextmanager
+async def started(stack: Exchange) -> AsyncIterator[Server]:
+    """A service that is up, whether it takes orders or not: paused, or with much to catch up."""
+    at = Server(stack.data_dir, environ=stack.environ())
+
+    async def is_up() -> bool:
+        assert not at.is_dead, at.log.read_text()[-2000:]
+        return (await at.health("/livez")).get("http") == 200
+
+    try:
+        await until(is_up, seconds=UP_SECONDS)
+        yield at
+    finally:
+        if not at.is_dead:
+            at.kill()
+
+
+async def paid_order(stack: Exchange, at: Server) -> dict[str, Any]:
+    """An order for 1 XMR whose deposit is in the pool."""
+    made = await create(at, direction="x2u", amount="1", to=stack.user.address)
+    order = dict(made["data"]["order"])
+    await stack.pay_xmr(order["depositAddress"], XMR)
+    return order
+
+
+def usdc_units(text: str) -> int:
+    return 0 if text == "0" else parse_amount(text, USDC_ASSET).units
+
+
+def xmr_units(text: str) -> int:
+    return 0 if text == "0" else parse_amount(text, XMR_ASSET).units
+
+
+# --- init --------------------------------------------------------------------------------------
+
+
+async def test_init_names_what_is_missing_and_passes_when_it_is_there(
+    stack: Exchange, miner: Miner
+) -> None:
+    key_file = stack.data_dir / "fresh-mnemonic"
+    stack.extra["RPCSVC_ONCHAIN__KEY_FILE"] = str(key_file)
+    async with stack.wallet as wallet:
+        await wallet.create("empty", WALLET_PASSWORD)
+        primary = await wallet.primary_address()
+
+    empty = await command(stack, "onchain", "init", "--json")
+    assert empty.status == 1, empty
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    hot = empty.json["hotWallet"]
+    missing = {check["name"]: check["do"] for check in empty.json["checks"] if not check["ok"]}
+    assert set(missing) == {"XMR", "arbitrum gas", "arbitrum USDC"}
+    assert primary in missing["XMR"]
+    assert hot in missing["arbitrum gas"] and hot in missing["arbitrum USDC"]
+    assert hot != stack.treasury
+
+    await stack.controls.set_ether(hot, ETHER)
+    await stack.token.mint(hot, USDC)
+    await miner.fund(primary, XMR)
+    words = key_file.read_text()
+    funded = await command(stack, "onchain", "init")
+    assert funded.status == 0, funded
+    assert "MISSING" not in funded.out
+    assert key_file.read_text() == words
+    assert not set(words.split()) & set(funded.out.split())
+
+
+async def test_init_finds_nodes_that_are_down_or_of_another_network(stack: Exchange) -> None:
+    stack.extra["RPCSVC_ONCHAIN__MONERO_NETWORK"] = "stagenet"
+    stack.extra["RPCSVC_ONCHAIN__NODES"] = "arbitrum=http://127.0.0.1:9"
+    found = {
+        c["name"]: c for c in (await command(stack, "onchain", "init", "--json")).json["checks"]
+    }
+    assert "wrong network" in found["monero node"]["detail"]
+    assert not found["arbitrum node"]["ok"]
+    assert "42161" in found["arbitrum node"]["do"]
+
+
+async def test_beside_a_running_service_init_passes_and_opens_no_wallet(stack: Exchange) -> None:
+    async with stack.serving():
+        assert (await command(stack, "onchain", "init")).status == 0
+        async with stack.wallet as wallet:
+            await wallet.close()
+        # Looked at before the service does: what it says depends on who was first.
+        found = await command(stack, "onchain", "init", "--json")
+        wallet_check = next(c for c in found.json["checks"] if c["name"] == "monero wallet")
+        assert wallet_check["ok"] or "the service opens it" in wallet_check["detail"]
+
+
+# --- treasury ----------------------------------------------------------------------------------
+
+
+async def test_the_treasury_s_sums_are_those_of_the_chains(
+    stack: Exchange, wallet: WalletClient
+) -> None:
+    async with stack.serving() as at:
+        made = await create(at, direction="u2x", amount="165", to=await wallet.primary_address())
+        swapped = made["data"]["order"]
+        await stack.pay_usdc(swapped["depositAddress"], 165 * USDC)
+        await reaches(stack, at, swapped["orderId"], "completed")
+        open_order = (await create(at, direction="x2u", amount="1", to=stack.user.address))["data"]
+        beside = await command(stack, "treasury", "--json")
+        at.stop()
+    alone = await command(stack, "treasury", "--json")
+    assert (beside.status, alone.status) == (0, 0), (beside, alone)
+    assert (await command(stack, "treasury")).out.startswith("payouts: open\n")
+
+    usdc, xmr = alone.json["usdc"][0], alone.json["xmr"]
+    assert usdc["address"] == stack.treasury
+    assert usdc_units(usdc["hotWallet"]) == await stack.token.balance(stack.treasury)
+    left = await stack.token.balance(swapped["depositAddress"])
+    assert usdc_units(usdc["unswept"]) == left
+    assert usdc_units(usdc["unswept"]) + usdc_units(usdc["swept"]) == 165 * USDC
+    async with stack.wallet as own:
+        held = sum(item.amount for item in await own.outputs() if not item.spent)
+    assert xmr_units(xmr["unlocked"]) + xmr_units(xmr["locked"]) == held
+    paid = 30 * XMR - held
+    assert paid == int(swapped["expectedOutput"]) + xmr_units(xmr["feesPaid"]["transfer"])
+    expected = int(open_order["order"]["expectedOutput"])
+    assert expected < usdc_units(usdc["reserved"]) < expected + USDC
+    assert xmr_units(alone.json["caps"]["XMR"]["sentIn24Hours"]) == int(swapped["expectedOutput"])
+
+
+# --- the switch --------------------------------------------------------------------------------
+
+
+async def test_a_pause_holds_a_payout_and_resume_lets_it_through_exactly_once(
+    stack: Exchange,
+) -> None:
+    async with stack.serving() as at:
+        made = await create(at, direction="x2u", amount="1", to=stack.user.address)
+        order = made["data"]["order"]
+        assert (await command(stack, "payouts", "pause", "--reason", "a look first")).status == 0
+        await stack.pay_xmr(order["depositAddress"], XMR)
+        await reaches(stack, at, order["orderId"], "deposit_confirmed")
+
+        assert "paused: a look first" in json.dumps(await at.health())
+        listed = (await command(stack, "payouts", "list", "--json")).json
+        assert listed["paused"] == "a look first"
+        (waiting,) = listed["transfers"]
+        assert (waiting["orderId"], waiting["state"]) == (order["orderId"], "planned")
+        assert "paused" in waiting["next"]
+        refused = await command(stack, "payouts", "retry", waiting["transferId"])
+        assert (refused.status, "resume" in refused.err) == (1, True)
+        at.kill()
+
+    async with started(stack) as at:
+        await stack.mine(5)
+        assert (await status(at, order["orderId"]))["status"] == "deposit_confirmed"
+        assert await stack.token.balance(stack.user.address) == 0
+        assert (await command(stack, "payouts", "resume")).status == 0
+        hurried = await command(stack, "payouts", "retry", waiting["transferId"])
+        assert hurried.status == 0, hurried
+        await reaches(stack, at, order["orderId"], "completed")
+        await until(at.is_well)
+        await stack.mine(5)
+        final = await command(stack, "payouts", "retry", waiting["transferId"])
+        assert (final.status, "settled" in final.err) == (1, True)
+
+    assert await stack.token.balance(stack.user.address) == int(order["expectedOutput"])
+    (attempt,) = (await command(stack, "payouts", "show", waiting["transferId"])).json["attempts"]
+    assert attempt["wallet"] == "settled"
+
+
+# --- refund ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beside_a_service", [True, False])
+async def test_an_xmr_deposit_goes_back_to_the_address_that_the_operator_gives(
+    stack: Exchange, wallet: WalletClient, beside_a_service: bool
+) -> None:
+    stack.extra["RPCSVC_ORDERS__PREPARE_TIMEOUT_SECONDS"] = "1"
+    to = await wallet.primary_address()
+    async with stack.serving() as at:
+        order_id = (await paid_order(stack, at))["orderId"]
+        await command(stack, "payouts", "pause", "--reason", "so that it is not paid out in time")
+        await reaches(stack, at, order_id, "refunding")
+        await command(stack, "payouts", "resume")
+        early = await command(stack, "refund", order_id, "--to", stack.user.address, "--yes")
+        assert (early.status, "--to" in early.err) == (2, True), early
+        own = (await status(at, order_id))["depositAddress"]
+        assert (await command(stack, "refund", order_id, "--to", own, "--yes")).status == 2
+        assert (await command(stack, "refund", order_id, "--to", to)).status == 2  # no terminal
+        if beside_a_service:
+            assert (await command(stack, "refund", order_id, "--to", to, "--yes")).status == 0
+        at.stop()
+    if not beside_a_service:
+        given = await command(stack, "refund", order_id, "--to", to, "--yes")
+        assert given.status == 0, given
+    async with stack.serving() as at:
+        await reaches(stack, at, order_id, "refunded")
+    again = await command(stack, "refund", order_id, "--to", to, "--yes")
+    assert again.status == 2
+
+    listed = await command(stack, "payouts", "list", "--state", "all", "--json")
+    sent, withdrawn = listed.json["transfers"]
+    assert (withdrawn["kind"], withdrawn["state"]) == ("payout", "cancelled")
+    await wallet.refresh()
+    received = sum(output.amount for output in await wallet.outputs())
+    assert received == int(sent["units"]) > 0
+    assert sent["state"] == "settled"
+
+
+# --- restore -----------------------------------------------------------------------------------
+
+
+async def test_a_wallet_restored_from_its_words_finds_a_deposit_beyond_the_lookahead(
+    stack: Exchange,
+) -> None:
+    async with stack.node as node:
+        restore_height = (await node.info()).height - 100
+    # A killed service goes on above the addresses that it may have handed out: 128 each time.
+    for _ in range(2):
+        async with stack.serving():
+            pass
+    async with stack.serving() as at:
+        order = await paid_order(stack, at)
+        at.kill()
+    async with stack.wallet as wallet:
+        index = await wallet.index_of(order["depositAddress"])
+        assert index is not None
+        assert index.minor > LOOKAHEAD
+        words = await wallet.seed()
+        await wallet.close()
+        for file in stack.wallet_rpc.directory.glob(f"{WALLET_NAME}*"):
+            file.unlink()
+        await stack.mine(2)
+        await wallet.restore(WALLET_NAME, WALLET_PASSWORD, words, restore_height)
+        await wallet.refresh()
+        found = await wallet.transfers(restore_height)
+        assert order["depositAddress"] not in {item.address for item in found}
+
+    async with started(stack) as at:
+        done = await reaches(stack, at, order["orderId"], "completed")
+    assert await stack.token.balance(stack.user.address) == int(done["actualOutput"])

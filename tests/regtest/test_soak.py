@@ -1,0 +1,25 @@
+"""A short, seeded mixture of orders and faults on the whole stack (soak.py has the long one)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.regtest.daemons import Miner, WalletRpc
+from tests.regtest.soak import soak
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 45
+
+
+async def test_orders_among_faults_are_paid_once_and_all_money_is_there(
+    tmp_path: Path, miner: Miner, shared_wallet_rpc: WalletRpc
+) -> None:
+    tally = await soak(tmp_path, miner, shared_wallet_rpc, seed=5, seconds=SECONDS)
+
+    assert tally.differences == []
+    assert (tally.double, tally.lost) == (0, 0)
+    assert tally.orders > 0
+    assert tally.faults > 0

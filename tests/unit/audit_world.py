@@ -1,0 +1,231 @@
+"""Books and chains that agree, made life by life: what the auditor's rules are tried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Final
+
+from rpcsvc.audit.records import (
+    MONERO,
+    Arrival,
+    Books,
+    Departure,
+    DepositEntry,
+    EvmFacts,
+    MoneroFacts,
+    Move,
+    OrderEntry,
+    PaymentEntry,
+    Sighting,
+    SweepEntry,
+    TransferEntry,
+    Watched,
+)
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+
+ARBITRUM: Final = "arbitrum"
+HOT: Final = "0x" + "ab" * 20
+OPERATOR: Final = "0x" + "cd" * 20
+OPENING: Final = 10**9
+TOP: Final = 1000
+SINCE: Final = 100
+DEPTH: Final = 10
+DEEP: Final = 500
+RATE: Final = 165_000_000
+
+X2U, U2X = Direction.XMR_TO_USDC, Direction.USDC_TO_XMR
+
+
+def evm_address(number: int) -> str:
+    return "0x" + f"{number:040x}"
+
+
+@dataclass
+class World:
+    """All that happened, on both sides of the comparison."""
+
+    orders: list[OrderEntry] = field(default_factory=list)
+    payments: list[PaymentEntry] = field(default_factory=list)
+    sweeps: list[SweepEntry] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    proven: dict[str, Sighting] = field(default_factory=dict)
+    mined: set[str] = field(default_factory=set)
+    deposit_addresses: set[str] = field(default_factory=set)
+    nonce: int = 3
+    numbers: count[int] = field(default_factory=lambda: count(1))
+
+    # --- what it comes to ----------------------------------------------------------------------
+
+    def books(self) -> Books:
+        return Books(
+            orders=tuple(self.orders),
+            payments=tuple(self.payments),
+            sweeps=tuple(self.sweeps),
+            watched={MONERO: Watched(SINCE, TOP), ARBITRUM: Watched(SINCE, TOP)},
+            evm_hot=HOT,
+            evm_addresses=frozenset(self.deposit_addresses),
+            monero_primary="primary",
+        )
+
+    def monero(self) -> MoneroFacts:
+        recorded = {p.txids[0]: p for p in self.payments if p.network == MONERO}
+        balance = sum(a.units for a in self.arrivals if a.block is not None)
+        for item in self.departures:
+            upkeep = item.txid in recorded and not recorded[item.txid].is_transfer
+            balance -= item.fee + (0 if upkeep else item.units)
+        return MoneroFacts(
+            TOP, DEPTH, tuple(self.arrivals), tuple(self.departures), dict(self.proven), balance
+        )
+
+    def evm(self) -> EvmFacts:
+        sums: Counter[str] = Counter({HOT: OPENING})
+        for move in self.moves:
+            sums[move.recipient] += move.units
+            sums[move.source] -= move.units
+        balances = {a: sums[a] for a in (HOT, *self.deposit_addresses)}
+        return EvmFacts(
+            ARBITRUM, TOP, DEPTH, tuple(self.moves), balances, OPENING, self.nonce,
+            mined=frozenset(self.mined),
+        )  # fmt: skip
+
+    # --- lives ---------------------------------------------------------------------------------
+
+    def order(self, direction: Direction, spread: int = 50, integrator: int = 0) -> OrderEntry:
+        number = next(self.numbers)
+        deposit, payout = (MONERO, ARBITRUM) if direction is X2U else (ARBITRUM, MONERO)
+        address = f"sub{number}" if direction is X2U else evm_address(number)
+        to = evm_address(10**6 + number) if direction is X2U else f"4user{number}"
+        if direction is U2X:
+            self.deposit_addresses.add(address)
+        return OrderEntry(
+            order_id=f"ord_{number}",
+            direction=direction,
+            deposit_network=deposit,
+            payout_network=payout,
+            deposit_address=address,
+            to_address=to,
+            price=Price(RATE, spread, 1_000, 9_900, integrator),
+            refund_fee=700,
+            status="awaiting_deposit",
+        )
+
+    def txid(self, kind: str = "tx") -> str:
+        return f"{kind}{next(self.numbers)}"
+
+    def deposit(
+        self,
+        order: OrderEntry,
+        units: int,
+        block: int | None = DEEP,
+        state: DepositState = DepositState.CONFIRMED,
+    ) -> OrderEntry:
+        """It arrives, and is on the order."""
+        txid, sender = self.txid(), None
+        if order.direction is X2U:
+            self.arrivals.append(Arrival(txid, order.deposit_address, units, block))
+        else:
+            sender = evm_address(2 * 10**6 + next(self.numbers))
+            self.moves.append(Move(txid, sender, order.deposit_address, units, block or TOP))
+        entry = DepositEntry(order.deposit_network, txid, units, sender, state, None, False)
+        return replace(order, deposits=(*order.deposits, entry))
+
+    def pay_out(
+        self, order: OrderEntry, state: TransferState = TransferState.SETTLED, rate: int = RATE
+    ) -> OrderEntry:
+        """All confirmed deposits are swapped."""
+        price = order.price.at(rate)
+        spent = sum(d.units for d in order.deposits if d.state is DepositState.CONFIRMED)
+        transfer = TransferEntry(
+            f"{order.order_id}/payout/1", TransferKind.PAYOUT, order.payout_network,
+            order.to_address, price.output(order.direction, spent), price.payout_fee,
+            price.integrator_fee(order.direction, spent), state, None,
+        )  # fmt: skip
+        return self._send(replace(order, status="completed"), transfer)
+
+    def give_back(
+        self, order: OrderEntry, to: str | None, state: TransferState = TransferState.SETTLED
+    ) -> OrderEntry:
+        """All confirmed deposits are refunded, to the address named or to who sent the first."""
+        recipient = to or order.deposits[0].sender or ""
+        spent = sum(d.units for d in order.deposits if d.state is DepositState.CONFIRMED)
+        transfer = TransferEntry(
+            f"{order.order_id}/refund/1", TransferKind.REFUND, order.deposit_network, recipient,
+            spent - order.refund_fee, order.refund_fee, 0, state, None,
+        )  # fmt: skip
+        return self._send(replace(order, status="refunded", refund_address=to), transfer)
+
+    def keep(self, order: OrderEntry) -> OrderEntry:
+        """This is how the order stands."""
+        self.orders.append(order)
+        return order
+
+    def sweep(self, order: OrderEntry) -> None:
+        """What an order's address holds goes to the hot wallet."""
+        units = sum(d.units for d in order.deposits)
+        name, txid = f"sweep-{order.order_id}", self.txid()
+        self._use_nonce(PaymentEntry(name, ARBITRUM, "sweep", HOT, units, "settled", (txid,)))
+        self.moves.append(Move(txid, order.deposit_address, HOT, units, DEEP))
+        self.sweeps.append(SweepEntry(ARBITRUM, order.deposit_address, units, units, "done", name))
+
+    def fill(self) -> None:
+        """A nonce is spent on nothing."""
+        txid = self.txid()
+        self._use_nonce(PaymentEntry(f"fill-{txid}", ARBITRUM, "fill", HOT, 0, "settled", (txid,)))
+        self.mined.add(txid)
+
+    def upkeep(self, units: int, fee: int) -> None:
+        """The XMR wallet pays itself."""
+        txid = self.txid("upkeep")
+        self.payments.append(
+            PaymentEntry(
+                txid, MONERO, "upkeep", "primary", units, "settled", (txid,), fee=fee,
+                tx_key="key",
+            )
+        )  # fmt: skip
+        self.departures.append(Departure(txid, units, fee, DEEP))
+        self.proven[txid] = Sighting(txid, DEEP, 0, fee)
+
+    def top_up(self, units: int) -> None:
+        """The operator brings money, and has spent some before the service was there."""
+        self.arrivals.append(Arrival(self.txid(), "primary", units, SINCE - 50))
+        self.departures.append(Departure(self.txid(), units // 2, 5, SINCE - 20))
+        self.moves.append(Move(self.txid(), OPERATOR, HOT, units, SINCE))
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _send(self, order: OrderEntry, transfer: TransferEntry) -> OrderEntry:
+        txid = None if transfer.state is TransferState.PLANNED else self.txid()
+        transfer = replace(transfer, txid=txid)
+        if txid is not None:
+            self._sign(transfer, txid)
+        deposits = tuple(
+            replace(d, transfer_id=transfer.transfer_id) if d.state is DepositState.CONFIRMED else d
+            for d in order.deposits
+        )
+        return replace(order, deposits=deposits, transfers=(*order.transfers, transfer))
+
+    def _sign(self, transfer: TransferEntry, txid: str) -> None:
+        mined = transfer.state is TransferState.SETTLED
+        made = PaymentEntry(
+            transfer.transfer_id, transfer.network, "transfer", transfer.address, transfer.units,
+            "settled" if mined else "prepared", (txid,),
+        )  # fmt: skip
+        if transfer.network == MONERO:
+            self.payments.append(replace(made, fee=31, tx_key="key"))
+            if mined:
+                self.departures.append(Departure(txid, transfer.units, 31, DEEP))
+                self.proven[made.payment_id] = Sighting(txid, DEEP, transfer.units, 31)
+        elif mined:
+            self._use_nonce(made)
+            self.moves.append(Move(txid, HOT, transfer.address, transfer.units, DEEP))
+        else:
+            self.payments.append(made)
+
+    def _use_nonce(self, payment: PaymentEntry) -> None:
+        self.payments.append(replace(payment, nonce=self.nonce))
+        self.nonce += 1

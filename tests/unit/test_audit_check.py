@@ -1,0 +1,472 @@
+"""The auditor's rules: right books have no difference, and one unit or address changed has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rpcsvc.audit.check import check
+from rpcsvc.audit.records import (
+    MONERO,
+    Arrival,
+    Departure,
+    FillEntry,
+    Move,
+    OrderEntry,
+    PaymentEntry,
+    Report,
+    Sighting,
+    SweepEntry,
+    Watched,
+)
+from rpcsvc.domain.states import DepositState, TransferKind, TransferState
+from tests.unit.audit_world import (
+    ARBITRUM,
+    DEEP,
+    DEPTH,
+    HOT,
+    OPERATOR,
+    RATE,
+    SINCE,
+    TOP,
+    U2X,
+    X2U,
+    World,
+    evm_address,
+)
+
+XMR = 10**12
+USDC = 10**6
+
+
+def audited(world: World) -> Report:
+    return check(world.books(), world.monero(), [world.evm()])
+
+
+def kinds(report: Report) -> set[str]:
+    return {item.kind for item in report.differences}
+
+
+# --- random lives ----------------------------------------------------------------------------
+
+
+def swapped(world: World, units: list[int], spread: int) -> None:
+    order = world.order(X2U, spread, integrator=spread // 2)
+    for some in units:
+        order = world.deposit(order, some * XMR // 1000)
+    world.keep(world.pay_out(order))
+
+
+def swapped_back(world: World, units: list[int], spread: int) -> None:
+    order = world.order(U2X, spread)
+    for some in units:
+        order = world.deposit(order, some * USDC)
+    world.keep(world.pay_out(order))
+    if spread % 2:
+        world.sweep(order)
+
+
+def repriced(world: World, units: list[int], spread: int) -> None:
+    order = replace(world.order(X2U, spread), rates=(RATE - 3, RATE - 7))
+    world.keep(world.pay_out(world.deposit(order, units[0] * XMR), rate=RATE - 7))
+
+
+def refunded(world: World, units: list[int], spread: int) -> None:
+    order = world.order(X2U, spread)
+    for some in units:
+        order = world.deposit(order, some * XMR)
+    world.keep(world.give_back(order, "4refund"))
+
+
+def sent_back(world: World, units: list[int], spread: int) -> None:
+    order = world.deposit(world.order(U2X, spread), units[0] * USDC)
+    world.keep(world.give_back(order, evm_address(5) if spread % 2 else None))
+
+
+def held(world: World, units: list[int], spread: int) -> None:
+    for direction in (X2U, U2X):
+        order = world.order(direction, spread)
+        world.keep(replace(world.deposit(order, units[0]), status="refunding"))
+
+
+def waiting(world: World, units: list[int], spread: int) -> None:
+    world.keep(world.order(X2U, spread))
+    world.keep(world.order(U2X, spread))
+
+
+def others(world: World, units: list[int], spread: int) -> None:
+    world.fill()
+    world.upkeep(units[0] * XMR, spread)
+    world.top_up(units[0] * XMR)
+
+
+LIVES: list[Callable[[World, list[int], int], None]] = [
+    swapped, swapped_back, repriced, refunded, sent_back, held, waiting, others,
+]  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    world = World()
+    for live in draw(st.lists(st.sampled_from(LIVES), min_size=1, max_size=8)):
+        units = draw(st.lists(st.integers(1, 5_000), min_size=1, max_size=3))
+        live(world, units, draw(st.integers(1, 200)))
+    return world
+
+
+@given(worlds())
+@settings(max_examples=150, deadline=None)
+def test_books_of_correct_lives_have_no_difference(world: World) -> None:
+    report = audited(world)
+    assert report.differences == ()
+    assert report.notes == ()
+    assert report.pending == ()
+
+
+# What can be changed by one: amounts and addresses of every record on either side.
+CHANGED = frozenset(
+    ("units", "fee", "integrator_fee", "taken", "paid", "balance", "opening", "address",
+     "recipient", "source", "sender", "to_address", "deposit_address")
+)  # fmt: skip
+
+
+def other(value: Any) -> Any:
+    if isinstance(value, int):
+        return value + 1
+    if value.startswith("0x"):
+        return value[:-1] + ("0" if value[-1] != "0" else "1")
+    return value + "x"
+
+
+def changes(record: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """All copies of a record that differ in one amount or address, with where they do."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            leaf = [("", value + 1)] if isinstance(value, int) else changes(value, "")
+            for path, changed in leaf:
+                yield f"{where}[{key}]{path}", {**record, key: changed}
+    elif isinstance(record, tuple):
+        for at, value in enumerate(record):
+            for path, changed in changes(value, f"{where}[{at}]"):
+                yield path, (*record[:at], changed, *record[at + 1 :])
+    elif is_dataclass(record) and not isinstance(record, type):
+        yield from changed_fields(record, where)
+
+
+def changed_fields(record: Any, where: str) -> Iterator[tuple[str, Any]]:
+    for item in fields(record):
+        value, path = getattr(record, item.name), f"{where}.{item.name}"
+        if item.name in CHANGED and value is not None and not says_nothing(record, item.name):
+            yield path, replace(record, **{item.name: other(value)})
+        for deeper, changed in changes(value, path):
+            yield deeper, replace(record, **{item.name: changed})
+
+
+def says_nothing(record: Any, name: str) -> bool:
+    """What no money has followed yet, what moved within a wallet, and who the operator is."""
+    match record:
+        case OrderEntry():
+            paid_out = any(t.kind is TransferKind.PAYOUT for t in record.transfers)
+            return not (record.deposits if name == "deposit_address" else paid_out)
+        case PaymentEntry():
+            silent = not record.is_transfer and name != "fee"
+        case Sighting() | Departure():
+            silent = record.txid.startswith("upkeep") and name in ("paid", "units")
+        case Arrival():
+            silent = record.address == "primary" and name == "address"
+        case Move():
+            silent = record.source == OPERATOR and name == "source"
+        case _:
+            silent = isinstance(record, SweepEntry) and name == "units"
+    return silent
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_one_unit_or_address_changed_anywhere_is_a_difference(data: st.DataObject) -> None:
+    world = data.draw(worlds())
+    books, monero, evm = world.books(), world.monero(), world.evm()
+    changed = (
+        [(path, (wrong, monero, evm)) for path, wrong in changes(books, "books")]
+        + [(path, (books, wrong, evm)) for path, wrong in changes(monero, "monero")]
+        + [(path, (books, monero, wrong)) for path, wrong in changes(evm, "evm")]
+    )
+    path, (its_books, its_monero, its_evm) = data.draw(st.sampled_from(changed))
+    assert check(its_books, its_monero, [its_evm]).differences, path
+
+
+# --- what is not deep enough ------------------------------------------------------------------
+
+
+def test_a_young_deposit_that_is_not_on_its_order_is_pending() -> None:
+    world = World()
+    order = world.keep(world.order(X2U))
+    world.deposit(order, XMR, block=TOP - DEPTH + 2)
+    report = audited(world)
+    assert report.differences == ()
+    assert len(report.pending) == 1
+
+
+def test_a_deep_deposit_that_is_not_on_its_order_is_missing() -> None:
+    world = World()
+    order = world.keep(world.order(X2U))
+    world.deposit(order, XMR, block=TOP - DEPTH + 1)
+    assert kinds(audited(world)) == {"deposit_missing"}
+
+
+def test_blocks_that_the_service_has_not_looked_at_yet_are_pending() -> None:
+    world = World()
+    order = world.keep(world.order(X2U))
+    world.deposit(order, XMR, block=DEEP)
+    books = replace(
+        world.books(), watched={MONERO: Watched(SINCE, DEEP), ARBITRUM: Watched(SINCE, TOP)}
+    )
+    report = check(books, world.monero(), [world.evm()])
+    assert report.differences == ()
+    assert report.pending
+
+
+def test_a_deep_deposit_that_is_only_seen_is_not_credited() -> None:
+    world = World()
+    world.keep(world.deposit(world.order(U2X), USDC, state=DepositState.SEEN))
+    assert kinds(audited(world)) == {"deposit_not_credited"}
+
+
+def test_a_time_locked_deposit_may_stay_seen() -> None:
+    world = World()
+    world.keep(world.deposit(world.order(X2U), XMR, state=DepositState.SEEN))
+    world.arrivals[0] = replace(world.arrivals[0], timelocked=True)
+    report = audited(world)
+    assert report.differences == ()
+    assert report.pending
+
+
+def test_a_confirmed_deposit_that_is_nowhere_is_a_difference() -> None:
+    world = World()
+    world.keep(world.deposit(world.order(X2U), XMR))
+    world.arrivals.clear()
+    assert kinds(audited(world)) == {"deposit_not_on_chain"}
+
+
+def test_a_deposit_that_is_gone_after_it_was_paid_out_is_lost() -> None:
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), XMR))
+    gone = replace(order.deposits[0], state=DepositState.REMOVED)
+    world.keep(replace(order, deposits=(gone,)))
+    world.arrivals.clear()
+    assert kinds(audited(world)) == {"deposit_lost"}
+
+
+@pytest.mark.parametrize(
+    "state", [TransferState.PREPARED, TransferState.PUBLISHED, TransferState.UNKNOWN]
+)
+def test_a_payout_that_is_signed_and_not_mined_is_pending(state: TransferState) -> None:
+    world = World()
+    order = world.pay_out(world.deposit(world.order(U2X), USDC), state)
+    world.keep(replace(order, status="executing_swap"))
+    report = audited(world)
+    assert report.differences == ()
+    assert len(report.pending) == 1
+
+
+def test_a_settled_payout_that_waits_in_the_pool_again_is_pending() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.departures.clear()
+    world.proven = {k: replace(v, block=None) for k, v in world.proven.items()}
+    report = audited(world)
+    assert report.differences == ()
+    assert report.pending
+
+
+def test_a_settled_payout_that_is_nowhere_is_a_difference() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.departures.clear()
+    world.proven.clear()
+    assert kinds(audited(world)) == {"not_on_chain"}
+
+
+# --- paying what was not ordered --------------------------------------------------------------
+
+
+def test_two_payouts_of_one_order_on_the_chain_are_found() -> None:
+    world = World()
+    order = world.deposit(world.order(X2U), XMR)
+    first = world.pay_out(order)
+    again = world.pay_out(order)
+    second = replace(again.transfers[0], transfer_id=f"{order.order_id}/payout/2")
+    world.payments[-1] = replace(world.payments[-1], payment_id=second.transfer_id)
+    world.keep(replace(first, transfers=(*first.transfers, second)))
+    assert {"payouts", "paid_twice"} <= kinds(audited(world))
+
+
+def test_a_payout_that_was_given_up_and_is_mined_is_found() -> None:
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), XMR))
+    cancelled = replace(order.transfers[0], state=TransferState.CANCELLED)
+    free = replace(order.deposits[0], transfer_id=None)
+    world.keep(replace(order, status="refunding", deposits=(free,), transfers=(cancelled,)))
+    assert kinds(audited(world)) == {"paid_though_given_up"}
+
+
+def test_a_payout_to_the_same_address_that_no_transfer_accounts_for_is_found() -> None:
+    world = World()
+    order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
+    world.moves.append(Move("other", HOT, order.to_address, 1, TOP))
+    assert kinds(audited(world)) == {"unrecorded_payment"}
+
+
+def test_a_second_event_within_a_recorded_payment_is_found() -> None:
+    world = World()
+    order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
+    world.moves.append(Move(world.moves[-1].txid, HOT, order.to_address, 1, DEEP))
+    assert {"unrecorded_payment", "paid_on_chain"} <= kinds(audited(world))
+
+
+def test_an_xmr_transaction_that_is_not_on_record_is_found_since_the_first_block() -> None:
+    world = World()
+    world.top_up(XMR)
+    assert kinds(audited(world)) == set()
+    world.departures.append(Departure("stolen", 7, 1, SINCE))
+    assert kinds(audited(world)) == {"unrecorded_payment"}
+
+
+def test_a_deposit_address_that_pays_a_stranger_is_found() -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.moves.append(Move("stolen", order.deposit_address, evm_address(9), 5 * USDC, DEEP))
+    assert kinds(audited(world)) == {"unrecorded_payment"}
+
+
+def test_a_nonce_that_was_used_for_something_else_is_found() -> None:
+    world = World()
+    world.fill()
+    world.nonce += 1
+    world.fill()
+    assert kinds(audited(world)) == {"unrecorded_transaction"}
+
+
+def test_a_payment_whose_nonce_another_transaction_has_is_found() -> None:
+    world = World()
+    world.fill()
+    world.mined.clear()
+    assert kinds(audited(world)) == {"unrecorded_transaction"}
+
+
+def test_an_xmr_payment_that_pays_more_than_its_recipient_is_found() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.departures[0] = replace(world.departures[0], units=world.departures[0].units + 9)
+    assert kinds(audited(world)) == {"sent"}
+
+
+def test_a_payment_of_a_transfer_that_no_order_has_is_found() -> None:
+    world = World()
+    world.pay_out(world.deposit(world.order(X2U), XMR))
+    assert "payment_without_order" in kinds(audited(world))
+
+
+# --- sweeps -----------------------------------------------------------------------------------
+
+
+def test_a_sweep_under_way_is_pending_before_and_after_it_is_mined() -> None:
+    for mined in (False, True):
+        world = World()
+        order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+        world.sweep(order)
+        world.sweeps[0] = replace(world.sweeps[0], state="signed", taken=0)
+        if not mined:
+            world.moves.pop()
+            world.payments.clear()
+            world.nonce -= 1
+        report = audited(world)
+        assert report.differences == (), mined
+        assert report.pending == (f"sweep sweep-{order.order_id} is under way",)
+
+
+def test_a_sweep_by_another_copy_of_the_keys_is_what_its_address_lost() -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.sweep(order)
+    world.sweeps[0] = replace(world.sweeps[0], payment_id=None)
+    world.payments.clear()
+    world.nonce = 0
+    assert kinds(audited(world)) == set()
+
+
+# --- refunds and chunks -----------------------------------------------------------------------
+
+
+def test_a_refund_to_an_address_that_was_replaced_since_is_accepted_once() -> None:
+    world = World()
+    order = world.give_back(world.deposit(world.order(X2U), XMR), "4first")
+    world.keep(replace(order, refund_address="4second", replaced=1))
+    assert kinds(audited(world)) == set()
+    world.orders[0] = replace(order, refund_address="4second", replaced=0)
+    assert kinds(audited(world)) == {"destination"}
+
+
+def chunked(output: int, leftover: int = 0) -> World:
+    """An order of 2 XMR, of which one chunk of 1.5 XMR was swapped."""
+    world = World()
+    order = world.deposit(world.order(X2U), 2 * XMR)
+    fill = FillEntry(3 * XMR // 2, output, 0, RATE)
+    paid = world.pay_out(order)
+    transfer = replace(paid.transfers[0], units=output)
+    world.payments[-1] = replace(world.payments[-1], units=output)
+    world.moves[-1] = replace(world.moves[-1], units=output)
+    world.keep(replace(paid, transfers=(transfer,), fills=(fill,), leftover=leftover))
+    return world
+
+
+def test_a_payout_of_chunks_is_their_sum_and_the_rest_is_left_over() -> None:
+    gross = 3 * RATE // 2
+    output = gross - (gross * 50 + 9_999) // 10_000 - 1_000 * 3 // 4
+    assert kinds(audited(chunked(output, XMR // 2))) == set()
+    assert kinds(audited(chunked(output + 1, XMR // 2))) == {"payout"}
+    assert kinds(audited(chunked(output, XMR // 2 - 1))) == {"leftover"}
+
+
+# --- what could not be asked ------------------------------------------------------------------
+
+
+def test_a_hot_wallet_of_unknown_opening_is_noted_and_not_compared() -> None:
+    world = World()
+    world.top_up(USDC)
+    evm = replace(world.evm(), opening=None)
+    report = check(world.books(), world.monero(), [evm])
+    assert report.differences == ()
+    assert len(report.notes) == 1
+
+
+def test_a_network_without_a_node_is_noted() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
+    report = check(world.books(), world.monero(), [])
+    assert report.differences == ()
+    (note,) = report.notes
+    assert note.startswith(f"{ARBITRUM} has orders, and was not compared")
+
+
+def test_a_failed_transaction_of_a_failed_transfer_is_no_difference() -> None:
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), XMR), TransferState.PUBLISHED)
+    failed = replace(order.transfers[0], state=TransferState.FAILED)
+    free = replace(order.deposits[0], transfer_id=None)
+    world.keep(replace(order, status="refunding", deposits=(free,), transfers=(failed,)))
+    assert failed.txid is not None
+    world.mined.add(failed.txid)
+    assert kinds(audited(world)) == set()
+
+
+def test_deposits_that_belong_to_two_orders_are_found() -> None:
+    world = World()
+    order: OrderEntry = world.keep(world.order(X2U))
+    world.keep(replace(order, order_id="ord_other"))
+    assert kinds(audited(world)) == {"deposit_address"}

@@ -1,0 +1,206 @@
+"""The auditor beside the service: what it does with what it finds, and how it reads the books."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.audit.auditor import AuditLoop, Auditor
+from rpcsvc.audit.books import read_books
+from rpcsvc.audit.records import Books, Difference, EvmFacts, MoneroFacts, Report
+from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.settlement.onchain.evm import Block
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero import BlockHeader
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.migrations import migrate
+from rpcsvc.store.sqlite import DATABASE_NAME
+from tests.unit.audit_world import HOT, World
+
+STOLEN = Difference("unrecorded_payment", "tx", "0", "7", "USDC")
+MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
+
+
+class Told(Auditor):
+    """An auditor that finds what it is told to."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Difference, ...] = ()
+        self.failure: Exception | None = None
+
+    async def audit(self) -> Report:
+        if self.failure is not None:
+            raise self.failure
+        return Report(self.found)
+
+
+def loop_over(auditor: Auditor, data_dir: Path, *, pauses: bool = True) -> AuditLoop:
+    return AuditLoop(auditor, PauseSwitch(data_dir), seconds=1, pause_on_difference=pauses)
+
+
+# --- the switch ------------------------------------------------------------------------------
+
+
+async def test_a_difference_pauses_payouts_once(tmp_path: Path) -> None:
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    loop = loop_over(auditor, tmp_path)
+    await loop.once()
+    assert switch.reason() is None
+
+    auditor.found = (STOLEN,)
+    await loop.once()
+    reason = switch.reason()
+    assert reason == "audit: unrecorded_payment of tx: 7 instead of 0 USDC (1 in all)"
+
+    switch.resume()
+    await loop.once()
+    assert switch.reason() is None, "whoever let money out again has seen it"
+
+    auditor.found = (STOLEN, MORE)
+    await loop.once()
+    assert "other" in (switch.reason() or "")
+
+
+async def test_a_difference_that_is_found_during_another_pause_pauses_after_it(
+    tmp_path: Path,
+) -> None:
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    loop = loop_over(auditor, tmp_path)
+    switch.pause("the operator's own")
+    auditor.found = (STOLEN,)
+    await loop.once()
+    assert switch.reason() == "the operator's own"
+
+    switch.resume()
+    await loop.once()
+    assert (switch.reason() or "").startswith("audit")
+
+
+async def test_payouts_go_on_when_the_operator_wants_it_so(tmp_path: Path) -> None:
+    auditor = Told()
+    auditor.found = (STOLEN,)
+    await loop_over(auditor, tmp_path, pauses=False).once()
+    assert PauseSwitch(tmp_path).reason() is None
+
+
+@pytest.mark.parametrize(
+    "failure", [ChainMoved("moved"), Unfit("another wallet"), BooksUnreadable("locked")]
+)
+async def test_an_audit_that_can_not_be_made_is_no_difference(
+    tmp_path: Path, failure: Exception
+) -> None:
+    auditor = Told()
+    auditor.failure = failure
+    await loop_over(auditor, tmp_path).once()
+    assert PauseSwitch(tmp_path).reason() is None
+
+
+async def test_an_interval_of_0_is_never(tmp_path: Path) -> None:
+    loop = AuditLoop(Told(), PauseSwitch(tmp_path), seconds=0, pause_on_difference=True)
+    async with asyncio.timeout(1):
+        await loop.run()
+
+
+async def test_it_audits_after_each_interval(tmp_path: Path) -> None:
+    waits: list[float] = []
+    auditor = Told()
+    auditor.found = (STOLEN,)
+
+    async def pause(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise asyncio.CancelledError
+
+    loop = AuditLoop(
+        auditor, PauseSwitch(tmp_path), seconds=600, pause_on_difference=True, pause=pause
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await loop.run()
+    assert waits == [600, 600, 600]
+    assert PauseSwitch(tmp_path).reason() is not None
+
+
+# --- looking twice ---------------------------------------------------------------------------
+
+
+class Monero:
+    """A reader whose chain is moved, or short of some units, on the looks that are told."""
+
+    def __init__(self, *looks: int | None) -> None:
+        self.looks = list(looks)
+
+    async def head(self) -> BlockHeader:
+        return BlockHeader(1, "hash", "previous", 0, orphan=False, transactions=0)
+
+    async def facts(self, books: Books, head: BlockHeader) -> MoneroFacts:
+        short = self.looks.pop(0)
+        if short is None:
+            raise ChainMoved("it went on")
+        return MoneroFacts(1, 1, (), (), {}, short)
+
+
+class Evm:
+    """A reader of nothing."""
+
+    is_new = False
+
+    def __init__(self) -> None:
+        self.accepted = 0
+
+    def accept(self) -> None:
+        self.accepted += 1
+
+    async def head(self) -> Block:
+        return Block(1, "0x", "0x", 0, None)
+
+    async def facts(self, books: Books, head: Block) -> EvmFacts:
+        return World().evm()
+
+
+def auditor_of(tmp_path: Path, monero: Monero, evm: Evm) -> Auditor:
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as database:
+        migrate(database)
+        database.execute("INSERT INTO evm_cursor VALUES ('arbitrum', 1, '0x')")
+        database.execute("INSERT INTO evm_wallet VALUES (1, ?, 0)", (HOT,))
+    return Auditor(tmp_path, monero, [evm])  # type: ignore[arg-type, list-item] # stand-ins
+
+
+@pytest.mark.parametrize(
+    ("looks", "kinds", "accepted"),
+    [((0,), [], 1), ((5, 0), [], 0), ((5, 5), ["wallet"], 0), ((5, 6), ["wallet"], 0),
+     ((None, None, 0), [], 1)],
+)  # fmt: skip
+async def test_what_is_found_twice_is_a_difference(
+    tmp_path: Path, looks: tuple[int | None, ...], kinds: list[str], accepted: int
+) -> None:
+    monero, evm = Monero(*looks), Evm()
+    report = await auditor_of(tmp_path, monero, evm).audit()
+    assert [item.kind for item in report.differences] == kinds
+    assert monero.looks == []
+    assert evm.accepted == accepted
+
+
+async def test_a_chain_that_never_rests_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(ChainMoved):
+        await auditor_of(tmp_path, Monero(*[None] * 5), Evm()).audit()
+
+
+# --- the books -------------------------------------------------------------------------------
+
+
+def test_books_of_another_schema_are_not_read(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)) as database:
+        migrate(database)
+        assert read_books(tmp_path).orders == ()
+        database.execute("PRAGMA user_version = 1")
+    with pytest.raises(BooksUnreadable, match="version 1"):
+        read_books(tmp_path)
+
+
+def test_no_database_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(BooksUnreadable, match="no database"):
+        read_books(tmp_path)

@@ -1,0 +1,101 @@
+"""A side whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.side import Side
+from rpcsvc.settlement.onchain.side_watch import HANGS_SECONDS, SideWatch
+
+FOUND = DepositSighting(
+    DepositKey("monero", "ab" * 32, 1), "4address", 5, None, 1, DepositState.SEEN
+)
+
+
+class SlowSide:
+    """A side whose look ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.looks = 0
+        self.error: Exception | None = None
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        self.looks += 1
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+        return [FOUND]
+
+
+class Bench:
+    """A watch on a slow side, with a clock that moves when told."""
+
+    def __init__(self) -> None:
+        self.side = SlowSide()
+        self.now = 100.0
+        self.watch = SideWatch(cast("Side", self.side), patience=0.001, now=lambda: self.now)
+
+
+async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
+    bench = Bench()
+    bench.side.answers.set()
+    assert await bench.watch.observe() == [FOUND]
+    assert bench.watch.has_looked
+    assert bench.watch.health().ok
+
+
+async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> None:
+    bench = Bench()
+    assert await bench.watch.observe() == ()
+    assert await bench.watch.observe() == ()
+    assert not bench.watch.has_looked
+    assert bench.side.looks == 1
+    await bench.watch.close()
+
+
+async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
+    bench = Bench()
+    assert await bench.watch.observe() == ()
+    bench.side.answers.set()
+    assert await bench.watch.observe() == [FOUND]
+    assert bench.watch.has_looked
+
+
+async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
+    bench = Bench()
+    await bench.watch.observe()
+    bench.now += HANGS_SECONDS - 1
+    assert bench.watch.health().ok
+    bench.now += 1
+    assert bench.watch.hangs()
+    assert "a look for deposits has taken 15 s" in (bench.watch.health().detail or "")
+    bench.side.answers.set()
+    await bench.watch.observe()
+    assert bench.watch.health().ok
+
+
+async def test_a_look_that_fails_is_begun_anew() -> None:
+    bench = Bench()
+    bench.side.answers.set()
+    bench.side.error = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):
+        await bench.watch.observe()
+    assert not bench.watch.has_looked
+    bench.side.error = None
+    assert await bench.watch.observe() == [FOUND]
+
+
+async def test_closing_ends_the_look_under_way() -> None:
+    bench = Bench()
+    await bench.watch.observe()
+    await bench.watch.close()
+    assert len(asyncio.all_tasks()) == 1
+    assert not bench.watch.hangs()
