@@ -44,8 +44,9 @@ class OnchainSettings(Group):
     ``nodes``: chain=URL for each chain that is served. ``key_file`` holds the mnemonic of the
     hot wallet and all deposit addresses. ``gas_prices``: coin=USD, of the coins that gas is paid
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
-    ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit addresses are made
-    ahead, so that orders do not wait for the wallet. ``*_floor``: below it the service is degraded.
+    ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
+    addresses are made ahead, so that orders do not wait for the wallet. ``*_floor``: below it the
+    service is degraded.
     """
 
     monero_network: Literal["mainnet", "stagenet", "testnet", "regtest"] = "mainnet"

@@ -69,14 +69,13 @@ _SWEEPS = (
 _MONERO_WATCHED = (
     "SELECT (SELECT min(height) FROM (SELECT height FROM monero_cursor"
     " UNION ALL SELECT height FROM monero_deposits UNION ALL SELECT height FROM monero_payments)),"
-    " (SELECT max(height) FROM monero_cursor)"
+    " height, hash FROM monero_cursor ORDER BY height DESC LIMIT 1"
 )
 _EVM_WATCHED = (
     "SELECT network, (SELECT min(at) FROM (SELECT number AS at FROM evm_cursor"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_deposits"
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
-    " WHERE network = n.network)), (SELECT max(number) FROM evm_cursor WHERE network = n.network)"
-    " FROM (SELECT DISTINCT network FROM evm_cursor) n"
+    " WHERE network = n.network)), max(number), hash FROM evm_cursor n GROUP BY network"
 )
 
 
@@ -136,11 +135,11 @@ def _one(copy: sqlite3.Connection, sql: str) -> str | None:
 
 
 def _watched(copy: sqlite3.Connection) -> Iterator[tuple[str, Watched]]:
-    since, upto = copy.execute(_MONERO_WATCHED).fetchone()
-    if upto is not None:
-        yield MONERO, Watched(since, upto)
-    for network, first, last in copy.execute(_EVM_WATCHED):
-        yield network, Watched(first, last)
+    for row in copy.execute(_MONERO_WATCHED):
+        yield MONERO, Watched(*row)
+    # SQLite takes the hash of the row that max() is from.
+    for network, *row in copy.execute(_EVM_WATCHED):
+        yield network, Watched(*row)
 
 
 def _orders(copy: sqlite3.Connection) -> tuple[OrderEntry, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rpcsvc.audit.deposit_rules import Shown, deposit_differences, shown
 from rpcsvc.audit.evm_rules import evm_arrivals, evm_differences, evm_sightings
 from rpcsvc.audit.monero_rules import monero_differences
-from rpcsvc.audit.order_rules import order_differences, transfer_differences
+from rpcsvc.audit.order_rules import Asked, order_differences, transfer_differences
 from rpcsvc.audit.records import (
     MONERO,
     Books,
@@ -23,7 +23,6 @@ from rpcsvc.audit.records import (
     PaymentEntry,
     Report,
     Sighting,
-    Watched,
 )
 
 
@@ -56,23 +55,15 @@ class _Work:
     seen: dict[str, Sighting] = field(default_factory=dict)
 
     def take_monero(self, facts: MoneroFacts) -> None:
-        watched = self.books.watched.get(MONERO, Watched(facts.top + 1, -1))
-        payments = self.books.payments_on(MONERO)
-        self.chains[MONERO] = shown(
-            MONERO, facts.arrivals, facts.top, watched.upto, facts.deposit_depth
-        )
+        watched = self.books.watched.get(MONERO)
+        self.chains[MONERO] = shown(facts, facts.arrivals, watched)
         self.seen.update(facts.payments)
-        self.differences += monero_differences(payments, watched.since, facts)
+        since = facts.top + 1 if watched is None else watched.since
+        self.differences += monero_differences(self.books.payments_on(MONERO), since, facts)
 
     def take_evm(self, facts: EvmFacts) -> None:
         watched = self.books.watched[facts.network]
-        self.chains[facts.network] = shown(
-            facts.network,
-            evm_arrivals(self.books, facts),
-            facts.top,
-            watched.upto,
-            facts.deposit_depth,
-        )
+        self.chains[facts.network] = shown(facts, evm_arrivals(self.books, facts), watched)
         seen = evm_sightings(self.books, facts)
         self.seen.update(seen)
         self.differences += evm_differences(self.books, facts, seen, self.pending)
@@ -85,12 +76,14 @@ class _Work:
     def compare_orders(self) -> None:
         payments = {item.payment_id: item for item in self.books.payments}
         looked_at = frozenset(self.chains)
+        stale = frozenset(name for name, chain in self.chains.items() if chain.stale)
+        self.pending += (f"{name}: replaced blocks are not on record yet" for name in sorted(stale))
         self.differences += self._shared_addresses()
         self.differences += self._orphans(payments)
         for order in self.books.orders:
             self.differences += order_differences(order)
             self.differences += transfer_differences(
-                order, payments, self.seen, looked_at, self.pending
+                order, payments, self.seen, Asked(looked_at, stale), self.pending
             )
             chain = self.chains.get(order.deposit_network)
             if chain is not None:

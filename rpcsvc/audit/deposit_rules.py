@@ -11,7 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rpcsvc.audit.records import Arrival, DepositEntry, Difference, OrderEntry
+from rpcsvc.audit.records import (
+    Arrival,
+    DepositEntry,
+    Difference,
+    EvmFacts,
+    MoneroFacts,
+    OrderEntry,
+    Watched,
+)
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import DepositState
 
@@ -20,20 +28,25 @@ from rpcsvc.domain.states import DepositState
 class Shown:
     """The arrivals of one network, by address in lower case.
 
-    Those in blocks up to ``due`` must be confirmed on their orders.
+    Those in blocks up to ``due`` must be confirmed on their orders. ``stale``: the service has not
+    seen yet that blocks were replaced, and may have on record what was in them.
     """
 
-    network: str
     arrivals: Mapping[str, list[Arrival]]
     due: int
+    stale: bool
 
 
-def shown(network: str, arrivals: Iterable[Arrival], top: int, looked_at: int, depth: int) -> Shown:
+def shown(
+    facts: MoneroFacts | EvmFacts, arrivals: Iterable[Arrival], watched: Watched | None
+) -> Shown:
     """What is due is as deep as needed, seen from the last block that the service looked at."""
     by_address: dict[str, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         by_address[_key(arrival.address)].append(arrival)
-    return Shown(network, by_address, min(top, looked_at) + 1 - depth)
+    if watched is None or facts.stale:
+        return Shown(by_address, -1, stale=True)
+    return Shown(by_address, min(facts.top, watched.upto) + 1 - facts.deposit_depth, stale=False)
 
 
 def deposit_differences(
@@ -96,7 +109,10 @@ def _unmatched(
                 "deposit_sender", txid, arrival.sender or "none", deposit.sender or "none"
             )
     for deposit in claimed[len(left) :]:
-        yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit)
+        if chain.stale:
+            pending.append(f"deposit {txid} was in a block that was replaced")
+        else:
+            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit)
     for arrival in left[len(claimed) :]:
         if _is_due(chain, arrival):
             yield Difference("deposit_missing", txid, str(arrival.units), "0", unit)

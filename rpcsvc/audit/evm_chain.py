@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rpcsvc.audit.records import Books, EvmFacts, Move, PaymentEntry
+from rpcsvc.audit.records import Books, EvmFacts, Move, PaymentEntry, Watched
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, TooLarge
@@ -87,6 +87,7 @@ class EvmReader:
         nonce = await self._client.nonce(hot, head.number)
         mined, waiting = await self._transactions(memory, books, head)
         depth = await self._deposit_depth(head)
+        stale = await self._is_stale(books.watched[self.network.name])
         await self._require_same(head)
         return EvmFacts(
             network=self.network.name,
@@ -98,6 +99,7 @@ class EvmReader:
             nonce=nonce,
             mined=mined,
             waiting=waiting,
+            stale=stale,
         )
 
     def accept(self) -> None:
@@ -174,7 +176,13 @@ class EvmReader:
 
     async def _balance(self, address: str, at: int) -> int:
         call = Call(self.network.token, usdc.balance_of(address))
-        return usdc.read_uint(await self._client.call(call, at))
+        result = await self._client.call(call, at)
+        try:
+            return usdc.read_uint(result)
+        except ValueError as error:
+            raise Unfit(
+                f"{self.network.token} on {self.network.name} is no token at block {at}"
+            ) from error
 
     async def _opening(self, memory: _Memory, hot: str) -> int | None:
         """What the hot wallet held before the first block; None when the node has forgotten."""
@@ -182,7 +190,7 @@ class EvmReader:
             try:
                 before = memory.since - 1
                 memory.opening = await self._balance(hot, before) if before >= 0 else 0
-            except (NodeError, ValueError):
+            except (NodeError, Unfit):
                 memory.opening = None
             memory.opening_asked = True
         return memory.opening
@@ -222,6 +230,11 @@ class EvmReader:
         if block is None:
             raise ChainMoved(f"the node of {self.network.name} has no block {at}")
         return block
+
+    async def _is_stale(self, watched: Watched) -> bool:
+        """Whether the last block that the service looked at is on the chain no more."""
+        block = await self._client.block(watched.upto)
+        return block is None or block.hash != watched.hash
 
     async def _require_same(self, head: Block) -> None:
         if (await self._block(head.number)).hash != head.hash:

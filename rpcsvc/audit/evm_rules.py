@@ -116,30 +116,24 @@ def _sweeps(
             sweeps[sweep.address.lower()].append(sweep)
     payments = {item.payment_id: item for item in books.payments_on(facts.network)}
     for address in sorted({*swept, *sweeps}):
-        yield from _swept_from(
-            address, sweeps.get(address, []), swept.get(address, []), payments, pending
-        )
+        moves = swept.get(address, [])
+        left = sum(move.units for move in moves)
+        taken = sum(_taken(sweep, moves, payments) for sweep in sweeps.get(address, []))
+        open_ones = [sweep for sweep in sweeps.get(address, []) if sweep.state == "signed"]
+        pending.extend(f"sweep {sweep.payment_id} is under way" for sweep in open_ones)
+        if left < taken and facts.stale:
+            pending.append(f"a sweep of {address} may have been in a block that was replaced")
+        elif left != taken:
+            yield Difference("sweep", address, str(taken), str(left), _USDC)
 
 
-def _swept_from(
-    address: str,
-    sweeps: list[SweepEntry],
-    moves: list[Move],
-    payments: Mapping[str, PaymentEntry],
-    pending: list[str],
-) -> Iterator[Difference]:
-    taken = sum(sweep.taken for sweep in sweeps if sweep.state == "done")
-    left = sum(move.units for move in moves)
-    for sweep in sweeps:
-        if sweep.state != "signed":
-            continue
-        pending.append(f"sweep {sweep.payment_id} is under way")
-        payment = payments.get(sweep.payment_id or "")
-        txids = payment.txids if payment else ()
-        mined = sum(move.units for move in moves if move.txid in txids)
-        taken += sweep.units if mined else 0
-    if taken != left:
-        yield Difference("sweep", address, str(taken), str(left), _USDC)
+def _taken(sweep: SweepEntry, moves: list[Move], payments: Mapping[str, PaymentEntry]) -> int:
+    """What is on record as taken; of a sweep under way, what it takes once it is mined."""
+    if sweep.state != "signed":
+        return sweep.taken
+    payment = payments.get(sweep.payment_id or "")
+    is_mined = payment is not None and any(move.txid in payment.txids for move in moves)
+    return sweep.units if is_mined else 0
 
 
 # --- what the hot wallet signed --------------------------------------------------------------

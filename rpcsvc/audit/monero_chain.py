@@ -10,7 +10,7 @@ Source: the daemon and wallet RPC documentation at getmonero.org.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rpcsvc.audit.records import (
@@ -21,6 +21,7 @@ from rpcsvc.audit.records import (
     MoneroFacts,
     PaymentEntry,
     Sighting,
+    Watched,
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, parse_json
@@ -104,7 +105,9 @@ class MoneroReader:
         await self._recognise(books.monero_primary)
         memory = await self._kept()
         arrivals, sent = await self._listed(memory, head.height)
+        arrivals += await self._waiting()
         balance = await self._balance()
+        stale = await self._is_stale(books.watched.get(MONERO))
         await self._require_same(head)
         payments = books.payments_on(MONERO)
         seen = await self._sightings(memory, payments, head)
@@ -121,12 +124,13 @@ class MoneroReader:
             departures=tuple(departures),
             payments=seen,
             balance=balance,
+            stale=stale,
         )
 
     # --- the wallet's lists --------------------------------------------------------------------
 
     async def _listed(self, memory: _Memory, top: int) -> tuple[list[Arrival], list[_Sent]]:
-        """All that came and went, in blocks up to ``top``, and what waits in the pool."""
+        """All that came and went, in blocks up to ``top``."""
         arrivals, sent = list(memory.arrivals), list(memory.sent)
         after = memory.mark.height if memory.mark else 0
         while after < top:
@@ -141,14 +145,18 @@ class MoneroReader:
             self._window = max(1, self._window // 4) if busy else wider
         return arrivals, sent
 
+    async def _waiting(self) -> list[Arrival]:
+        """What came and waits in the pool."""
+        answer = await self._ask_wallet(
+            "get_transfers", {"pool": True, "account_index": self._wallet.account}
+        )
+        return [replace(_arrival(item), block=None) for item in answer.each("pool")]
+
     async def _transfers(self, after: int, upto: int) -> Answer:
         """What the wallet lists of the blocks above ``after`` and up to ``upto``."""
         params = {
             "in": True,
             "out": True,
-            "pool": False,
-            "pending": False,
-            "failed": False,
             "account_index": self._wallet.account,
             "filter_by_height": True,
             "min_height": after,
@@ -281,6 +289,13 @@ class MoneroReader:
                 f"another XMR wallet is open: its address begins with {found[:12]}, that of the"
                 f" books with {primary[:12]}"
             )
+
+    async def _is_stale(self, watched: Watched | None) -> bool:
+        """Whether the last block that the service looked at is on the chain no more."""
+        if watched is None:
+            return False
+        header = await self._node.header_at(watched.upto)
+        return header is None or header.hash != watched.hash
 
     async def _require_same(self, head: BlockHeader) -> None:
         """The wallet has scanned no further, and the block is still there."""

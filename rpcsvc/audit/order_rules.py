@@ -8,11 +8,11 @@ the chain (deposit_rules.py), wallets (monero_rules.py, evm_rules.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from rpcsvc.audit.records import (
     MONERO,
-    DepositEntry,
     Difference,
     OrderEntry,
     PaymentEntry,
@@ -206,35 +206,38 @@ def _unit_in(order: OrderEntry) -> str:
     return deposit_asset(order.direction).symbol
 
 
-def held(order: OrderEntry) -> tuple[DepositEntry, ...]:
-    """Confirmed deposits that are neither swapped nor sent back."""
-    return tuple(
-        d for d in order.deposits if d.state is DepositState.CONFIRMED and d.transfer_id is None
-    )
-
-
 # --- its transfers on the chain --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The networks that were asked, and those of them with replaced blocks that nobody noted."""
+
+    networks: frozenset[str]
+    stale: frozenset[str]
 
 
 def transfer_differences(
     order: OrderEntry,
     payments: Mapping[str, PaymentEntry],
     seen: Mapping[str, Sighting],
-    looked_at: frozenset[str],
+    asked: Asked,
     pending: list[str],
 ) -> Iterator[Difference]:
     """What the wallets and chains say otherwise of an order's transfers.
 
-    ``looked_at``: the networks that were asked. What the chain may yet change is appended to
-    ``pending``.
+    What the chain may yet change is appended to ``pending``.
     """
     mined_payouts = 0
     for transfer in order.transfers:
-        if transfer.network not in looked_at:
+        if transfer.network not in asked.networks:
             continue
         payment = payments.get(transfer.transfer_id)
         found = seen.get(transfer.transfer_id) if payment else None
         yield from _payment(transfer, payment)
+        if found is None and transfer.network in asked.stale:
+            pending.append(f"{transfer.transfer_id} may have been in a block that was replaced")
+            continue
         yield from _on_chain(transfer, found, pending)
         is_mined = found is not None and found.block is not None and found.paid > 0
         mined_payouts += transfer.kind is TransferKind.PAYOUT and is_mined

@@ -125,10 +125,15 @@ class SweepEntry:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The blocks of a network that the service has looked at: from the first on record."""
+    """The blocks of a network that the service has looked at: from the first on record.
+
+    ``hash``: of block ``upto``. When the chain has another one there, the service has not seen
+    yet that blocks were replaced.
+    """
 
     since: int
     upto: int
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,7 @@ class MoneroFacts:
     """What node and wallet say as of block ``top``. ``deposit_depth``: confirmations at most.
 
     ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
+    ``stale``: blocks were replaced, and the books do not know of it yet.
     """
 
     top: int
@@ -213,6 +219,7 @@ class MoneroFacts:
     departures: tuple[Departure, ...]
     payments: Mapping[str, Sighting]
     balance: int
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +229,7 @@ class EvmFacts:
     ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
     those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
     token that the hot wallet had before the first recorded block; None: the node can't tell.
+    ``stale``: blocks were replaced, and the books do not know of it yet.
     """
 
     network: str
@@ -233,6 +241,7 @@ class EvmFacts:
     nonce: int
     mined: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
+    stale: bool = False
 
 
 # --- what comes of it ------------------------------------------------------------------------

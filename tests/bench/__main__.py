@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.bench import driver, report, seeding, sidecar
+from tests.bench import driver, onchain, report, seeding, sidecar
 from tests.bench.report import NAIVE, RAW, Ratio, Reading, Report, Scenario, Tail
+from tests.bench.watching import Watching
 
 RESULTS = Path("bench-results")
 CONNECTIONS = (16, 64)
@@ -52,10 +53,27 @@ class Plan:
     base: int
     large: int
     starts: int
+    onchain: onchain.Size
 
 
-FULL = Plan(seconds=4.0, warm_up=0.5, small=1_000, base=100_000, large=1_000_000, starts=5)
-QUICK = Plan(seconds=0.8, warm_up=0.2, small=1_000, base=5_000, large=20_000, starts=3)
+FULL = Plan(
+    seconds=4.0,
+    warm_up=0.5,
+    small=1_000,
+    base=100_000,
+    large=1_000_000,
+    starts=5,
+    onchain=onchain.FULL,
+)
+QUICK = Plan(
+    seconds=0.8,
+    warm_up=0.2,
+    small=1_000,
+    base=5_000,
+    large=20_000,
+    starts=3,
+    onchain=onchain.QUICK,
+)
 
 
 def side_by_side(plan: Plan) -> list[Scenario]:
@@ -156,6 +174,30 @@ class Bench:
                     for scenario in scenarios[:: -1 if round_number % 2 else 1]:
                         server = servers[scenario.server]
                         self._period(scenario, server, connections, streams[scenario.name])
+
+    def on_chains(self, only: Sequence[str]) -> None:
+        """What needs real daemons, where they are installed; else it is said that they are not."""
+        wanted = [name for name in onchain.NAMES if not only or name in only]
+        if not wanted:
+            return
+        if (why := onchain.why_not()) is not None:
+            self._report.remarks.append(f"not measured: {', '.join(wanted)} ({why})")
+            return
+        say("monerod, wallets and anvil; chains with money on them")
+        asyncio.run(self._on_chains(wanted))
+
+    async def _on_chains(self, wanted: Sequence[str]) -> None:
+        size, plan = self._plan.onchain, self._plan
+        onchain.log_to(self._dir / "onchain.log")
+        async with onchain.chains(self._dir / "chains") as chains:
+            say(f"making {size.addresses:,} XMR addresses")
+            many = await chains.operator("many", size.addresses, xmr=onchain.MUCH_XMR)
+            if set(wanted) - {onchain.WATCHING}:
+                periods = onchain.Periods(CONNECTIONS, ROUNDS, plan.seconds / ROUNDS, plan.warm_up)
+                await onchain.Creates(many, size.addresses, periods, self._report, say).run()
+            if onchain.WATCHING in wanted:
+                few = await chains.operator("few", 2 * onchain.LEAST_POOL, xmr=onchain.SOME_XMR)
+                await Watching(few, many, size, self._report, say).run()
 
     def _period(
         self,
@@ -300,8 +342,9 @@ def run(plan: Plan, only: list[str], work_dir: Path) -> Report:
         if not only or STARTUP in only:
             bench.starts()
         bench.load(chosen(at_scale(plan), only))
-    except (driver.ServerFailed, seeding.SeedingFailed, OSError) as error:
-        found.problems.append(str(error))
+        bench.on_chains(only)
+    except (driver.ServerFailed, seeding.SeedingFailed, OSError, *onchain.FAILURES) as error:
+        found.problems.append(str(error) or repr(error))
     found.conclude()
     return found
 
@@ -319,7 +362,7 @@ def arguments() -> tuple[Plan, list[str], Path]:
         if not 0.2 <= args.seconds <= 30:
             parser.error(f"--seconds must be from 0.2 to 30, not {args.seconds:g}")
         plan = replace(plan, seconds=args.seconds)
-    names = [s.name for s in side_by_side(plan) + at_scale(plan)] + [STARTUP]
+    names = [s.name for s in side_by_side(plan) + at_scale(plan)] + [STARTUP, *onchain.NAMES]
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")

@@ -86,6 +86,7 @@ class Report:
     measured: dict[Key, Measurement] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def add(self, scenario: Scenario, connections: int, period: Measurement) -> None:
         """Take in one period."""
@@ -211,6 +212,7 @@ def notes(report: Report) -> Iterator[str]:
             yield f"raw at {connections} connections by round: {shown} ({drift:.0%} apart{noisy})"
         if measurement.driver_cpu_seconds > _BUSY_DRIVER * measurement.seconds:
             yield f"{name} at {connections} connections is limited by the driver, not by the server"
+    yield from report.remarks
     yield from (f"{name}: {value}" for name, value in report.environment.items())
 
 
@@ -220,6 +222,7 @@ def write_json(report: Report, path: Path) -> None:
         "environment": dict(report.environment),
         "rows": [_row_document(report, key, m) for key, m in report.measured.items()],
         "readings": [_reading_document(reading) for reading in report.readings],
+        "remarks": report.remarks,
         "problems": report.problems,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

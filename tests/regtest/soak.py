@@ -2,14 +2,17 @@
 
 Orders both ways meanwhile meet deaths of the service and of each daemon, answers that are lost,
 late or garbage, and reorganisations of both chains, none deeper than what confirms a deposit. At
-the end all is left in peace, each order is followed to its completion, and payouts and money are
-counted on the chains. What does not live here: single faults (test_exchange_faults*.py).
+the end all is left in peace, each order is followed to its completion, payouts and money are
+counted on the chains, and ``rpcsvc audit`` compares them with the books.
+
+What does not live here: single faults (test_exchange_faults*.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -196,7 +199,20 @@ class Soak:
         books.usdc_in = sum(
             [sum(await usdc_received(self.stack, item)) for item in books.deposit_addresses]
         )
-        self.tally.differences = await self.trader.differences()
+        self.tally.differences = [*await self.trader.differences(), *await self._audited()]
+
+    async def _audited(self) -> list[str]:
+        """What ``rpcsvc audit`` finds: it knows the books and all daemons, and nothing of us."""
+        data_dir = str(self.stack.data_dir)
+        command = [sys.executable, "-m", "rpcsvc", "audit", "--data-dir", data_dir]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **self.stack.environ()},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        return [] if process.returncode == 0 else ["audit:", *said.decode().splitlines()]
 
 
 async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, seconds: float) -> Tally:

@@ -10,13 +10,15 @@ from rpcsvc.audit.records import MONERO, Books, EvmFacts, MoneroFacts, PaymentEn
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm import Block, EvmClient
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork
 from rpcsvc.settlement.onchain.keys import EvmSigner
 from rpcsvc.settlement.onchain.monero import Destination, MonerodClient, WalletClient
 from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold
-from tests.regtest.daemons import Miner, mined
+from tests.regtest.daemons import SPENDABLE_AGE, Miner, mined
 from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 XMR = 10**12
 NAME = "arbitrum"
@@ -33,10 +35,10 @@ def fresh_address() -> str:
     return EvmSigner(system_random(32)).address
 
 
-def evm_books(since: int, hot: str, *addresses: str) -> Books:
-    return Books(
-        watched={NAME: Watched(since, since)}, evm_hot=hot, evm_addresses=frozenset(addresses)
-    )
+def evm_books(head: Block, hot: str, *addresses: str) -> Books:
+    """The service has looked at the chain up to ``head``, and begins after it."""
+    watched = Watched(head.number + 1, head.number, head.hash)
+    return Books(watched={NAME: watched}, evm_hot=hot, evm_addresses=frozenset(addresses))
 
 
 async def looked(reader: EvmReader, books: Books) -> EvmFacts:
@@ -49,15 +51,16 @@ async def test_events_and_balances_of_our_addresses_are_read(token: Token) -> No
     hot, ours, stranger = fresh_address(), fresh_address(), fresh_address()
     await token.mint(hot, 11)
     reader = EvmReader(network(token), token.client)
-    since = (await reader.head()).number + 1
+    begin = await reader.head()
     await token.mint(ours, 5)
     await token.mint(stranger, 7)
-    books = evm_books(since, hot, ours)
+    books = evm_books(begin, hot, ours)
 
     first = await looked(reader, books)
     assert [(move.recipient, move.units) for move in first.moves] == [(ours.lower(), 5)]
     assert first.balances == {hot.lower(): 11, ours.lower(): 5}
     assert (first.opening, first.nonce, first.deposit_depth) == (11, 0, 3)
+    assert not first.stale
 
     reader.accept()
     await token.mint(hot, 1)
@@ -68,8 +71,9 @@ async def test_events_and_balances_of_our_addresses_are_read(token: Token) -> No
 
 async def test_blocks_that_were_replaced_are_read_again(token: Token) -> None:
     hot, ours = fresh_address(), fresh_address()
+    await token.controls.mine(3)
     reader = EvmReader(network(token), token.client)
-    books = evm_books((await reader.head()).number, hot, ours)
+    books = evm_books(await reader.head(), hot, ours)
     await token.mint(ours, 5)
     assert len((await looked(reader, books)).moves) == 1
 
@@ -78,12 +82,16 @@ async def test_blocks_that_were_replaced_are_read_again(token: Token) -> None:
     facts = await looked(reader, books)
     assert facts.moves == ()
     assert facts.balances == {hot.lower(): 0}
+    assert not facts.stale, "what the service has seen is there"
+
+    await token.controls.reorganise(2)
+    assert (await looked(reader, books)).stale
 
 
 async def test_a_block_that_is_replaced_during_the_look_is_noticed(token: Token) -> None:
     hot = fresh_address()
     reader = EvmReader(network(token), token.client)
-    books = evm_books((await reader.head()).number, hot)
+    books = evm_books(await reader.head(), hot)
     await token.mint(hot, 5)
     head = await reader.head()
     await token.controls.reorganise(1)
@@ -94,7 +102,7 @@ async def test_a_block_that_is_replaced_during_the_look_is_noticed(token: Token)
 async def test_transfers_of_nothing_are_nobodys(token: Token) -> None:
     hot, stranger = fresh_address(), token.owner
     reader = EvmReader(network(token), token.client)
-    books = evm_books((await reader.head()).number, hot)
+    books = evm_books(await reader.head(), hot)
     words = usdc.transfer_from(hot, stranger, 0)
     txid = await token.controls.send_from(stranger, token.address, words)
     assert len((await mined(token.client, txid)).logs) == 1
@@ -105,11 +113,18 @@ async def test_more_addresses_than_one_question_holds_are_all_asked_about(token:
     hot, last = fresh_address(), "0x" + "ff" * 20
     many = ["0x" + f"{number:040x}" for number in range(10**6, 10**6 + 600)]
     reader = EvmReader(network(token), token.client)
-    books = evm_books((await reader.head()).number, hot, *many, last)
+    books = evm_books(await reader.head(), hot, *many, last)
     await token.mint(many[0], 1)
     await token.mint(last, 2)
     facts = await looked(reader, books)
     assert {move.recipient: move.units for move in facts.moves} == {many[0]: 1, last: 2}
+
+
+async def test_a_contract_that_is_no_token_is_unfit(token: Token) -> None:
+    nowhere = EvmNetwork(NAME, 42161, fresh_address(), confirmations=3)
+    reader = EvmReader(nowhere, token.client)
+    with pytest.raises(Unfit, match="is no token"):
+        await looked(reader, evm_books(await reader.head(), fresh_address()))
 
 
 async def test_a_node_of_another_chain_is_unfit(token: Token, evm: EvmClient) -> None:
@@ -124,7 +139,7 @@ OPTIONS = MoneroOptions(nettype="fakechain", thresholds=(Threshold(0, 3), Thresh
 
 
 def monero_books(primary: str, *payments: PaymentEntry) -> Books:
-    return Books(watched={MONERO: Watched(1, 1)}, monero_primary=primary, payments=payments)
+    return Books(watched={MONERO: Watched(1, 1, "")}, monero_primary=primary, payments=payments)
 
 
 async def read(reader: MoneroReader, books: Books) -> MoneroFacts:
@@ -140,7 +155,10 @@ async def test_what_came_what_went_and_what_is_there_is_read(
     (sub,) = await own_wallet.create_addresses(1)
     to = await wallet.primary_address()
     reader = MoneroReader(node, own_wallet, OPTIONS)
-    came = await miner.fund(sub.address, 2 * XMR)
+    came = await miner.pay(sub.address, 2 * XMR)
+    (waits,) = (await read(reader, monero_books(primary))).arrivals
+    assert (waits.txid, waits.address, waits.block) == (came, sub.address, None)
+    await miner.mine(SPENDABLE_AGE)
 
     first = await read(reader, monero_books(primary))
     assert [(a.txid, a.address, a.units) for a in first.arrivals] == [(came, sub.address, 2 * XMR)]

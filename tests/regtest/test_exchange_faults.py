@@ -134,11 +134,15 @@ async def test_a_daemon_that_answers_with_garbage(lines: Lines, name: str) -> No
     await trader.check()
 
 
-async def test_daemons_that_answer_late_only_make_it_slow(lines: Lines) -> None:
+async def test_daemons_that_answer_late_only_make_it_slow(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trader = lines.trader
+    # Nothing is signed in the middle of a block: there has to be time enough between them.
+    monkeypatch.setattr("tests.regtest.exchange.BLOCK_SECONDS", 4.0)
     async with trader.stack.serving() as at:
         for line in lines.lines.values():
-            line.delay = 0.2
+            line.delay = 0.1
         for direction in BOTH:
             await trader.deal(at, direction)
         await trader.finish(at)

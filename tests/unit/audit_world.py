@@ -66,7 +66,7 @@ class World:
             orders=tuple(self.orders),
             payments=tuple(self.payments),
             sweeps=tuple(self.sweeps),
-            watched={MONERO: Watched(SINCE, TOP), ARBITRUM: Watched(SINCE, TOP)},
+            watched={MONERO: Watched(SINCE, TOP, "top"), ARBITRUM: Watched(SINCE, TOP, "top")},
             evm_hot=HOT,
             evm_addresses=frozenset(self.deposit_addresses),
             monero_primary="primary",

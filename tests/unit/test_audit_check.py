@@ -223,9 +223,8 @@ def test_blocks_that_the_service_has_not_looked_at_yet_are_pending() -> None:
     world = World()
     order = world.keep(world.order(X2U))
     world.deposit(order, XMR, block=DEEP)
-    books = replace(
-        world.books(), watched={MONERO: Watched(SINCE, DEEP), ARBITRUM: Watched(SINCE, TOP)}
-    )
+    books = world.books()
+    books = replace(books, watched={**books.watched, MONERO: Watched(SINCE, DEEP, "deep")})
     report = check(books, world.monero(), [world.evm()])
     assert report.differences == ()
     assert report.pending
@@ -290,6 +289,23 @@ def test_a_settled_payout_that_is_nowhere_is_a_difference() -> None:
     world.departures.clear()
     world.proven.clear()
     assert kinds(audited(world)) == {"not_on_chain"}
+
+
+def test_what_was_in_replaced_blocks_that_nobody_noted_is_pending() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
+    swept = world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.sweep(swept)
+    world.arrivals.clear()
+    world.departures.clear()
+    world.proven.clear()
+    world.moves.clear()
+    world.nonce = 3
+    monero, evm = replace(world.monero(), stale=True), replace(world.evm(), stale=True)
+    report = check(world.books(), monero, [evm])
+    assert report.differences == ()
+    assert len(report.pending) == 7, "two networks, two deposits, two payouts, a sweep"
+    assert {"not_on_chain", "deposit_not_on_chain", "sweep"} == kinds(audited(world))
 
 
 # --- paying what was not ordered --------------------------------------------------------------
@@ -372,7 +388,30 @@ def test_a_payment_of_a_transfer_that_no_order_has_is_found() -> None:
     assert "payment_without_order" in kinds(audited(world))
 
 
+def test_a_signed_payment_to_somebody_else_is_found_before_it_is_mined() -> None:
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), XMR), TransferState.PREPARED)
+    world.keep(replace(order, status="executing_swap"))
+    world.payments[0] = replace(world.payments[0], recipient=evm_address(9))
+    assert kinds(audited(world)) == {"recipient"}
+
+
+def test_what_the_wallet_says_a_payment_cost_is_what_is_on_record() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.departures[0] = replace(world.departures[0], fee=world.departures[0].fee + 1)
+    assert kinds(audited(world)) == {"fee"}
+
+
 # --- sweeps -----------------------------------------------------------------------------------
+
+
+def test_more_than_a_sweep_takes_is_found_even_while_blocks_are_replaced() -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.moves.append(Move("other", order.deposit_address, HOT, 1, DEEP))
+    report = check(world.books(), world.monero(), [replace(world.evm(), stale=True)])
+    assert kinds(report) == {"sweep"}
 
 
 def test_a_sweep_under_way_is_pending_before_and_after_it_is_mined() -> None:

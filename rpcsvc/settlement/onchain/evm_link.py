@@ -43,6 +43,7 @@ class EvmLink:
         self.problem: str | None = "not started"
         self.paused = False
         self._domain: usdc.Domain | None = None
+        self._failures = 0
 
     @property
     def domain(self) -> usdc.Domain:
@@ -65,7 +66,12 @@ class EvmLink:
             raise self._unavailable() from refused
 
     async def check(self) -> Block:
-        """The newest block, of a node that was found right. Raises RpcFailure and Refused."""
+        """The newest block, of a node that was found right. Raises RpcFailure and Refused.
+
+        Raises errors.Unavailable when another call failed meanwhile: the node that answers now
+        may not be the one that was checked.
+        """
+        failures = self._failures
         if self.problem is not None:
             await self._check_network()
             self._domain = await self._checked_domain()
@@ -73,6 +79,8 @@ class EvmLink:
         if block is None:
             raise Refused(f"the node of {self.network.name} has no block")
         self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
+        if self._failures != failures:
+            raise self._unavailable()
         if self.problem is not None:
             log.info("evm_ready", network=self.network.name, block=block.number)
         self.problem = None
@@ -129,6 +137,7 @@ class EvmLink:
         )
 
     def _note(self, reason: str) -> None:
+        self._failures += 1
         if reason != self.problem:
             log.warning("evm_not_ready", network=self.network.name, reason=reason)
         self.problem = reason

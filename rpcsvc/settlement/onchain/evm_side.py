@@ -145,6 +145,8 @@ class _Branch:
         if self.link.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()
+        if hot is None and self.link.problem is None:
+            found.append(f"what the hot wallet on {name} holds is not known yet")
         if hot is not None and hot.ether < self.network.gas_reserve:
             found.append(f"the hot wallet on {name} is short of ether for gas")
         if (why := self._why_nothing_is_sent()) is not None:

@@ -62,6 +62,11 @@ class MoneroInventory:
         self._large = 0
 
     @property
+    def is_known(self) -> bool:
+        """Whether there was a look: before it nothing can be promised."""
+        return self._available is not None
+
+    @property
     def available(self) -> Available:
         """What could be paid at the last look. Raises errors.Unavailable before the first."""
         if self._available is None:

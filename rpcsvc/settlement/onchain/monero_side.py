@@ -221,6 +221,8 @@ class MoneroSide:
             return Health(False, f"out of sync: {self._link.lag}")
         if self._addresses.left == 0:
             return Health(False, "no deposit address is left")
+        if not self._inventory.is_known:
+            return Health(False, "what the wallet holds is not known yet")
         if stuck := self._payments.stuck():
             return Health(False, f"payment {stuck} is signed and the network does not take it")
         return Health(True)

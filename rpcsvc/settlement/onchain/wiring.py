@@ -32,6 +32,8 @@ from rpcsvc.settlement.onchain.monero_side import MoneroSide
 
 KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18
+# More orders than half of this, in the time that a commit takes, find no XMR address ready.
+_LEAST_RESERVE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def _monero_side(settings: OnchainSettings, parts: Parts) -> MoneroSide:
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
     """The options of the XMR side. Raises SettingsError."""
     regtest = settings.monero_network == "regtest"
+    ahead = settings.xmr_addresses
     try:
         return MoneroOptions(
             nettype="fakechain" if regtest else settings.monero_network,
@@ -113,9 +116,9 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             wallet_password=_revealed(settings.wallet_file_password) or "",
             thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
             settled_after=settings.xmr_settled_after,
-            pool_target=settings.xmr_addresses,
-            pool_low=settings.xmr_addresses * 3 // 4,
-            reserve=settings.xmr_addresses // 8,
+            pool_target=ahead,
+            pool_low=ahead * 3 // 4,
+            reserve=min(ahead, max(_LEAST_RESERVE, ahead // 4)),
             outputs_target=settings.xmr_outputs,
             output_units=parse_amount(settings.xmr_output, XMR).units,
         )
@@ -182,9 +185,13 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
     nodes = evm_nodes(settings, parts.chains)
+    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, evm_options(settings))
+
+
+def evm_options(settings: OnchainSettings) -> EvmOptions:
+    """The options of the USDC side that hold for all chains."""
     ahead = settings.usdc_addresses
-    options = EvmOptions(pool_target=ahead, pool_low=ahead // 2)
-    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, options)
+    return EvmOptions(pool_target=ahead, pool_low=ahead // 2)
 
 
 # --- both ------------------------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""The rows of the benchmark that need real daemons, where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench import onchain
+from tests.bench.__main__ import QUICK, Bench
+from tests.bench.report import Report, table
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    monkeypatch.setattr(onchain, "missing", lambda: ["anvil", "monerod"])
+    report = Report({})
+    Bench(QUICK, tmp_path, report).on_chains(["watching", "create-onchain"])
+    return report
+
+
+def test_where_the_daemons_are_missing_the_report_says_what_was_not_measured(found: Report) -> None:
+    assert "not measured: create-onchain, watching (not installed: anvil, monerod;" in table(found)
+
+
+def test_where_the_daemons_are_missing_the_run_does_not_fail(found: Report) -> None:
+    found.conclude()
+    assert found.problems == []
+    assert found.readings == []
+
+
+def test_what_was_not_asked_for_is_not_told_of(tmp_path: Path) -> None:
+    report = Report({})
+    Bench(QUICK, tmp_path, report).on_chains(["create"])
+    assert report.remarks == []

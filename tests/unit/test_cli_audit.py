@@ -1,0 +1,101 @@
+"""``rpcsvc audit``: what it prints, and with which exit status it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.audit.records import Difference, Report
+from rpcsvc.audit.unfit import Unfit
+from rpcsvc.settings import Settings
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.transport import cli_audit
+from rpcsvc.transport.cli import run
+
+OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+WRONG = Report(
+    (
+        Difference("payout", "ord_1/payout/1", "12", "11", "USDC"),
+        Difference("destination", "ord_2/refund/1", "4a", "4b"),
+    ),
+    ("deposit tx is seen",),
+    ("arbitrum was not compared",),
+    orders=2,
+    payments=3,
+)
+
+
+async def nothing(_settings: Settings) -> None:
+    raise AssertionError
+
+
+def audit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: Report | Exception, *flags: str
+) -> int:
+    async def fake(_settings: Settings) -> Report:
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    monkeypatch.setattr(cli_audit, "_made", fake)
+    environ = {"RPCSVC_ENGINE": "onchain"}
+    argv = ["audit", "--data-dir", str(tmp_path), *flags]
+    return run(argv, environ, serve=nothing, local=NotImplemented)
+
+
+def test_differences_are_a_table_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(monkeypatch, tmp_path, WRONG) == FAILED
+    assert capsys.readouterr().out.splitlines() == [
+        "DIFFERENCE   WHERE           EXPECTED  FOUND",
+        "payout       ord_1/payout/1  12        11     USDC",
+        "destination  ord_2/refund/1  4a        4b",
+        "pending: deposit tx is seen",
+        "note: arbitrum was not compared",
+        "2 orders, 3 payments: 2 differences, 1 pending",
+    ]
+
+
+def test_json_is_one_object(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(monkeypatch, tmp_path, WRONG, "--json") == FAILED
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["orders"], len(said["differences"])) == (False, 2, 2)
+    assert said["differences"][0] == {
+        "kind": "payout", "subject": "ord_1/payout/1", "expected": "12", "found": "11",
+        "unit": "USDC",
+    }  # fmt: skip
+
+
+def test_pending_alone_is_well(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(monkeypatch, tmp_path, Report(pending=("a",)), "--json") == OK
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(Unfit("another wallet"), UNREACHABLE), (BooksUnreadable("no database"), USAGE)],
+)
+def test_what_can_not_be_audited_is_said_and_is_no_difference(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    failure: Exception,
+    status: int,
+) -> None:
+    assert audit(monkeypatch, tmp_path, failure) == status
+    assert str(failure) in capsys.readouterr().err
+
+
+def test_another_engine_has_nothing_to_audit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["audit", "--data-dir", str(tmp_path)]
+    assert run(argv, {}, serve=nothing, local=NotImplemented) == USAGE
+    assert "The engine is sandbox" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""A node is believed only by a check that no failure came into: another may answer after it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
+from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+
+TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
+HEAD = Block(7, "0x" + "07" * 32, "0x" + "06" * 32, 1_800_000_000, 1)
+DOMAIN = usdc.Domain("USD Coin", "2", 42161, TOKEN)
+
+
+def text(value: str) -> bytes:
+    """A string as a contract returns it (ABI)."""
+    data = value.encode()
+    return usdc.uint_word(32) + usdc.uint_word(len(data)) + data.ljust(32, b"\0")
+
+
+ANSWERS = {
+    usdc.DECIMALS: usdc.uint_word(6),
+    usdc.NAME: text("USD Coin"),
+    usdc.VERSION: text("2"),
+    usdc.DOMAIN_SEPARATOR: DOMAIN.separator(),
+    usdc.PAUSED: usdc.uint_word(0),
+}
+
+
+class Node(EvmClient):
+    """A node of a chain, whose blocks come when they may."""
+
+    def __init__(self) -> None:
+        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        self.chain = 42161
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.was_asked = asyncio.Event()
+
+    async def chain_id(self) -> int:
+        return self.chain
+
+    async def code(self, address: str, at: Any = Tag.LATEST) -> bytes:
+        assert (address, at) == (TOKEN, Tag.LATEST)
+        return b"\x01"
+
+    async def block(self, at: Any = Tag.LATEST) -> Block | None:
+        assert at is Tag.LATEST
+        self.was_asked.set()
+        await self.answers.wait()
+        return HEAD
+
+    async def call(self, call: Call, at: Any = Tag.LATEST) -> bytes:
+        assert at is Tag.LATEST
+        return ANSWERS[call.data]
+
+
+def fail(link: EvmLink) -> None:
+    """Another call meets a dead node."""
+    with pytest.raises(Unavailable), link.watched():
+        raise NotSent("node", "eth_call", "not reached")
+
+
+async def test_a_check_that_began_before_a_failure_does_not_make_the_node_right() -> None:
+    node = Node()
+    link = EvmLink(node, EvmNetwork("arbitrum", 42161, TOKEN))
+    await link.check()
+    node.answers.clear()
+    node.was_asked.clear()
+    early = asyncio.create_task(link.check())
+    await node.was_asked.wait()
+    fail(link)
+    node.chain = 1
+    node.answers.set()
+
+    with pytest.raises(Unavailable):
+        await early
+
+    assert link.problem is not None
+    with pytest.raises(Unavailable), link.watched():
+        await link.check()
+    assert "wrong network: the node of arbitrum is on chain 1" in link.problem
+
+
+async def test_a_check_after_the_failure_makes_it_right_again() -> None:
+    link = EvmLink(Node(), EvmNetwork("arbitrum", 42161, TOKEN))
+    await link.check()
+    fail(link)
+    assert await link.check() == HEAD
+    assert link.problem is None
