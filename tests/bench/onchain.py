@@ -47,6 +47,7 @@ _SHORTEST_SECONDS: Final = 0.2
 _START_SECONDS: Final = 60.0
 _FILL_SECONDS: Final = 300.0
 _VARIETY: Final = 512
+_SIDES: Final = ("XMR", "USDC")
 _USDC_HELD: Final = 20_000_000 * USDC
 SOME_XMR: Final = 20 * XMR
 MUCH_XMR: Final = 300 * XMR
@@ -176,13 +177,28 @@ async def in_process(operator: Exchange, data_dir: Path, **onchain: int) -> Asyn
 
 @asynccontextmanager
 async def looked_after(up: Running) -> AsyncIterator[None]:
-    """Wallets and addresses of a service in this process are kept up meanwhile."""
+    """Wallets and addresses of a service in this process are kept up meanwhile.
+
+    It ends between two rounds of each side: addresses that the wallet was still making, and the
+    store does not know of, would make the next start throw the pool away.
+    """
     engine = up.service.engine
     assert isinstance(engine, OnchainEngine)
-    upkeep = asyncio.create_task(engine.run())
+    stopping, parked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def pause(seconds: float) -> None:
+        if stopping.is_set():
+            parked.release()
+            await asyncio.Event().wait()
+        await asyncio.sleep(seconds)
+
+    upkeep = asyncio.create_task(engine.run(pause))
     try:
         await until(lambda: _knows_its_money(up), seconds=_START_SECONDS)
         yield
+        stopping.set()
+        for _ in _SIDES:
+            await parked.acquire()
     finally:
         upkeep.cancel()
         await asyncio.gather(upkeep, return_exceptions=True)

@@ -44,7 +44,7 @@ from tests.regtest.exchange import USDC, XMR, Exchange
 
 ROUNDS: Final = 4
 WARM_UP_BLOCKS: Final = 3
-STRANGERS: Final = 20  # USDC transfers in each block that are none of ours
+STRANGERS: Final = 2  # USDC transfers in each block that are none of ours
 _X2U_IN_TEN: Final = 3  # of ten open orders; an XMR address takes long to make
 _PAYEE: Final = str(Seed("1" * 64).public_address())  # regtest has the addresses of mainnet
 _AT_A_TIME: Final = 64
