@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rpcsvc.domain.money import USDC, XMR, Asset, mul_div_ceil, mul_div_floor
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, mul_div_ceil, mul_div_floor
 from rpcsvc.domain.states import Direction
 
 ONE_XMR: int = 10**XMR.decimals
@@ -75,6 +75,14 @@ class Price:
     def output(self, direction: Direction, units: int) -> int:
         """What is paid out for a deposit of ``units``, in payout units; 0 if fees eat it all."""
         return max(0, self.exchanged(direction, units) - self.payout_fee)
+
+    def least(self, direction: Direction) -> int:
+        """The smallest deposit, in deposit units, of which anything is paid out."""
+        low, high = 0, MAX_UNITS
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.output(direction, middle) == 0 else (low, middle)
+        return high
 
     def exchanged(self, direction: Direction, units: int) -> int:
         """What a deposit of ``units`` brings before the network's fee, in payout units."""

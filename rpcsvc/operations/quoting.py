@@ -175,6 +175,8 @@ async def make_quote(
         integrator.fee_bps if integrator else 0,
     )
     output = price.output(direction, amount.units)
+    if output == 0:
+        raise _eaten_by_fees(price, direction, amount, chain)
     _require_payable(service, direction, chain, amount, output + fees.payout)
     return Quote(
         direction=direction,
@@ -187,6 +189,20 @@ async def make_quote(
         maximum=maximum,
         expected_output=output,
         min_received=price.min_received(direction, amount.units),
+    )
+
+
+def _eaten_by_fees(
+    price: Price, direction: Direction, amount: Money, chain: Chain
+) -> AmountBelowMinimum:
+    """Of such an amount nothing would be paid out. ``minimum`` is the least that brings a unit."""
+    minimum = format_units(price.least(direction), amount.asset)
+    return AmountBelowMinimum(
+        f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"
+        f" {amount.asset.symbol} has to be sent for anything to arrive.",
+        field="amount",
+        received=format_units(amount.units, amount.asset),
+        details={"minimum": minimum, "asset": amount.asset.symbol},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Holdings
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from tests.contract.serving import SWAP, Served
+from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6
 QUOTE = {key: SWAP[key] for key in ("direction", "chain", "amount")}
@@ -76,3 +77,16 @@ async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: A
     assert (await served.post("/agent/swap/quote", QUOTE)).status == 503
     answer = await served.http("GET", "/agent/capabilities")
     assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {"0"}
+
+
+async def test_an_amount_that_the_fees_would_eat_is_refused_with_the_least(tmp_path: Path) -> None:
+    """Network fees may be above what the chain's minimum in dollars is worth."""
+    async with serving(tmp_path, sandbox__usdc_payout_fee="20") as served:
+        wish = {**SWAP, "amount": "0.1"}
+        for path in ("/agent/swap/quote", "/agent/swap/create"):
+            answer = await served.post(
+                path, wish if path.endswith("create") else {**QUOTE, "amount": "0.1"}
+            )
+            assert (answer.status, answer.body["error"]["code"]) == (400, "amount_below_minimum")
+        least = answer.body["error"]["details"]["minimum"]
+        assert (await served.post("/agent/swap/create", {**SWAP, "amount": least})).status == 200

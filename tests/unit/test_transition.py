@@ -277,6 +277,16 @@ def test_no_more_is_paid_out_than_the_rate_gives(
     assert price.min_received(direction, units) <= output
 
 
+@given(st.integers(0, 10**9), st.integers(10**6, 10**10), st.sampled_from(Direction))
+def test_the_least_deposit_is_the_first_that_brings_anything(
+    fee: int, rate: int, direction: Direction
+) -> None:
+    price = Price(rate, 50, fee, 9_900)
+    least = price.least(direction)
+    assert price.output(direction, least) > 0
+    assert price.output(direction, least - 1) == 0
+
+
 def test_an_exact_deposit_is_paid_what_was_quoted() -> None:
     for direction in Direction:
         order = open_order(terms(direction))

@@ -38,6 +38,7 @@ class AddressPool:
         self._pooled: deque[Subaddress] = deque()  # committed
         self._free: deque[Subaddress] = deque()  # committed and reserved
         self._reserving: asyncio.Task[None] | None = None
+        self._making: asyncio.Task[None] | None = None
         self._loaded = False
         # Batches are committed and handed out in the order of their indices.
         self._turn = asyncio.Lock()
@@ -84,8 +85,8 @@ class AddressPool:
 
     async def close(self) -> None:
         """Give back what was reserved and not handed out."""
-        if self._reserving is not None:
-            await asyncio.gather(self._reserving, return_exceptions=True)
+        under_way = [task for task in (self._making, self._reserving) if task is not None]
+        await asyncio.gather(*under_way, return_exceptions=True)
         async with self._turn:
             if self._free:
                 unused = min(item.index.minor for item in self._free)
@@ -139,6 +140,13 @@ class AddressPool:
         await self._reserve()
 
     async def _make(self, count: int, *, load: bool = True) -> None:
+        """Make some more. It goes on when the caller is cancelled: addresses that the wallet has
+        and the database does not know are never used.
+        """
+        self._making = asyncio.create_task(self._made(count, load=load), name="make-addresses")
+        await asyncio.shield(self._making)
+
+    async def _made(self, count: int, *, load: bool) -> None:
         made = await self._wallet.create_addresses(count)
         await self._wallet.store()
         await self._ledger.add_addresses(made)
