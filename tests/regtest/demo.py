@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from rpcsvc.settlement.onchain.monero import WalletClient
 from tests.e2e.processes import Server, until
 from tests.regtest.daemons import Anvil, Miner, Monerod, WalletRpc, missing, new_wallet
 from tests.regtest.exchange import (
-    BLOCK_SECONDS,
     STEP_SECONDS,
     USDC,
     XMR,
@@ -74,17 +72,15 @@ async def swap(run: Exchange, at: Server, title: str, wish: dict[str, Any]) -> N
 
 async def follow(run: Exchange, at: Server, order_id: str) -> dict[str, Any]:
     """Say each status as it comes, with a block now and then, until the order is completed."""
-    last, next_block = "awaiting_deposit", 0.0
+    last = "awaiting_deposit"
 
     async def look() -> dict[str, Any] | None:
-        nonlocal last, next_block
+        nonlocal last
         data = await details(at, order_id)
         if data["order"]["status"] != last:
             last = data["order"]["status"]
             say(f"  {last}")
-        if time.monotonic() > next_block:
-            await run.mine()
-            next_block = time.monotonic() + BLOCK_SECONDS
+        await run.mine_in_time()
         return data if data["outcome"] else None
 
     return await until(look, seconds=STEP_SECONDS)

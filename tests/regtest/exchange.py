@@ -76,6 +76,7 @@ class Exchange:
     user: EvmSigner
     treasury: str
     extra: dict[str, str] = field(default_factory=dict)
+    next_block: float = 0.0
 
     def environ(self) -> dict[str, str]:
         """The service's settings. Nodes may be swapped for a proxy by ``extra``."""
@@ -118,6 +119,19 @@ class Exchange:
         """A few blocks on both chains."""
         await self.miner.mine(blocks)
         await self.controls.mine(blocks)
+
+    async def mine_in_time(self, *, evm: bool = True) -> None:
+        """The next block, if it is time for one.
+
+        Blocks with time between them, as real ones: the service looks at wallet and node in one
+        state, and signs nothing while they differ.
+        """
+        if time.monotonic() < self.next_block:
+            return
+        await self.miner.mine()
+        if evm:
+            await self.controls.mine()
+        self.next_block = time.monotonic() + BLOCK_SECONDS
 
     async def pay_usdc(self, to: str, units: int) -> str:
         """The user sends USDC; the transaction id. It is mined."""
@@ -211,20 +225,14 @@ async def details(at: Server, order_id: str) -> dict[str, Any]:
 async def reaches(
     stack: Exchange, at: Server, order_id: str, wanted: str, *, mine: bool = True
 ) -> dict[str, Any]:
-    """Wait, with a block now and then, until the order has a status.
-
-    Blocks with time between them, as real ones: the service looks at both chains in one state.
-    """
-    next_block = 0.0
+    """Wait, with a block now and then, until the order has a status."""
 
     async def look() -> dict[str, Any] | None:
-        nonlocal next_block
         order = await status(at, order_id)
         if order["status"] == wanted:
             return order
-        if mine and time.monotonic() > next_block:
-            await stack.mine()
-            next_block = time.monotonic() + BLOCK_SECONDS
+        if mine:
+            await stack.mine_in_time()
         return None
 
     return await until(look, seconds=STEP_SECONDS)

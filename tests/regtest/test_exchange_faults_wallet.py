@@ -170,7 +170,7 @@ async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_
         nonce = await stack.evm.nonce(signer.address)
 
         async def published() -> bool:
-            await stack.miner.mine()
+            await stack.mine_in_time(evm=False)
             return await stack.evm.nonce(signer.address) > nonce
 
         await until(published, seconds=60)
@@ -180,7 +180,7 @@ async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_
         assert (await status(at, deal.order_id))["status"] == "executing_swap"
 
         async def asks() -> bool:
-            await stack.mine()
+            await stack.mine_in_time()
             return str((await status(at, deal.order_id))["status"]) == "refunding"
 
         await until(asks, seconds=60)
