@@ -55,7 +55,7 @@ check: install ## lint, types, import direction, generated files
 generate: install ## write the generated files anew
 	$(BIN)/python -m tools.generate
 
-bench: install ## measure speed against the yardsticks (about six minutes)
+bench: install ## measure speed against the yardsticks (about a quarter of an hour)
 	$(BIN)/python -m tests.bench
 
 clean: ## remove what make made
