@@ -78,7 +78,6 @@ log = structlog.get_logger(__name__)
 
 SOCKET_NAME = "rpcsvc.sock"
 LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less its final NUL
-TICK_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +195,7 @@ async def _onchain(
     from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger  # noqa: PLC0415
+    from rpcsvc.store.onchain_foreign import SqliteForeignLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_monero import SqliteMoneroLedger  # noqa: PLC0415
 
     rates = rate_source(settings.rates, clock)
@@ -205,7 +205,11 @@ async def _onchain(
         chains=served,
         clock=clock,
         monero_ledger=SqliteMoneroLedger(database),
-        evm_ledgers=Ledgers(SqliteEvmDepositLedger(database), SqliteEvmPaymentLedger(database)),
+        evm_ledgers=Ledgers(
+            SqliteEvmDepositLedger(database),
+            SqliteEvmPaymentLedger(database),
+            SqliteForeignLedger(database),
+        ),
         sent_since=OnchainBooks(database).sent_since,
     )
     name = settings.onchain.monero_network
@@ -262,8 +266,8 @@ async def _compose(
         DepositWatcher(store, engine, processor, OrdersAside()),
         effects,
         clock,
-        tick_ms=TICK_MS,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
+        is_paused=engine.is_paused,
         beside=(*backend.beside, retries, *((relay.run,) if relay else ())),
     )
     service = Service(

@@ -40,8 +40,12 @@ class OffsetClock:
         return self._base.now_ms() + self.offset_ms
 
 
+@lru_cache(maxsize=1024)
 def iso8601(at_ms: int) -> str:
-    """``at_ms`` as RFC 3339 UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``."""
+    """``at_ms`` as RFC 3339 UTC with milliseconds, such as ``2026-01-02T03:04:05.678Z``.
+
+    An answer tells each of its few moments several times; the text depends on nothing else.
+    """
     days, rest = divmod(at_ms, _DAY_MS)
     seconds, millis = divmod(rest, 1000)
     minutes, seconds = divmod(seconds, 60)

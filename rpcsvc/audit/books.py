@@ -20,6 +20,7 @@ from rpcsvc.audit.records import (
     MONERO,
     Books,
     DepositEntry,
+    Explanation,
     FillEntry,
     OrderEntry,
     PaymentEntry,
@@ -53,10 +54,14 @@ _EVENTS = (
     "SELECT order_id, event, details FROM order_events"
     " WHERE event IN ('Repriced', 'RefundAddressGiven') ORDER BY order_id, version"
 )
+# A transaction that pays several transfers is one entry for each of them.
 _MONERO_PAYMENTS = (
-    "SELECT transfer_id, purpose, address, units, state, txid, fee, tx_key FROM monero_payments"
-    " ORDER BY seq"
+    "SELECT coalesce(e.transfer_id, p.transfer_id), p.purpose, coalesce(e.address, p.address),"
+    " coalesce(e.units, p.units), p.state, p.txid, p.fee, p.tx_key, p.height"
+    " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.transfer_id"
+    " WHERE e.live IS NOT 0 ORDER BY p.seq, e.transfer_id"
 )
+_EXPLAINED = "SELECT network, txid, note FROM explained_transactions ORDER BY at, network, txid"
 _EVM_PAYMENTS = (
     "SELECT payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"
     " ORDER BY seq"
@@ -126,6 +131,7 @@ def _books(copy: sqlite3.Connection) -> Books:
             str(address) for (address,) in copy.execute("SELECT address FROM evm_addresses")
         ),
         monero_primary=_one(copy, "SELECT primary_address FROM monero_wallet"),
+        explanations=tuple(Explanation(*row) for row in copy.execute(_EXPLAINED)),
     )
 
 
@@ -207,12 +213,13 @@ def _grouped(copy: sqlite3.Connection, sql: str, make: Any) -> dict[str, list[An
 
 
 def _monero_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:
-    for payment_id, purpose, address, units, state, txid, fee, key in copy.execute(
+    for payment_id, purpose, address, units, state, txid, fee, key, block in copy.execute(
         _MONERO_PAYMENTS
     ):
         yield PaymentEntry(
-            payment_id, MONERO, purpose, address, units, state, (txid,), fee=fee, tx_key=key
-        )
+            payment_id, MONERO, purpose, address, units, state, (txid,),
+            fee=fee, tx_key=key, block=block,
+        )  # fmt: skip
 
 
 def _evm_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:

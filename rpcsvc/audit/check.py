@@ -7,23 +7,31 @@ evm_rules.py), reading either side (books.py, monero_chain.py, evm_chain.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rpcsvc.audit.deposit_rules import Shown, deposit_differences, shown
-from rpcsvc.audit.evm_rules import evm_arrivals, evm_differences, evm_sightings
-from rpcsvc.audit.monero_rules import monero_differences
+from rpcsvc.audit.evm_rules import (
+    evm_arrivals,
+    evm_differences,
+    evm_explained,
+    evm_sightings,
+)
+from rpcsvc.audit.monero_rules import monero_differences, monero_explained
 from rpcsvc.audit.order_rules import Asked, order_differences, transfer_differences
 from rpcsvc.audit.records import (
     MONERO,
+    Arrival,
     Books,
     Difference,
     EvmFacts,
+    Explained,
     MoneroFacts,
     PaymentEntry,
     Report,
     Sighting,
 )
+from rpcsvc.domain.addresses import evm_checksum
 
 
 def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> Report:
@@ -34,8 +42,10 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
     for facts in evm:
         work.take_evm(facts)
     work.compare_orders()
+    work.note_unfound()
     return Report(
         differences=tuple(work.differences),
+        explained=tuple(work.explained),
         pending=tuple(dict.fromkeys(work.pending)),
         notes=tuple(work.notes),
         orders=len(books.orders),
@@ -51,22 +61,31 @@ class _Work:
     differences: list[Difference] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    explained: list[Explained] = field(default_factory=list)
     chains: dict[str, Shown] = field(default_factory=dict)
     seen: dict[str, Sighting] = field(default_factory=dict)
+    tops: dict[str, int] = field(default_factory=dict)
 
     def take_monero(self, facts: MoneroFacts) -> None:
         watched = self.books.watched.get(MONERO)
+        self.tops[MONERO] = facts.top
         self.chains[MONERO] = shown(facts, facts.arrivals, watched)
         self.seen.update(facts.payments)
         since = facts.top + 1 if watched is None else watched.since
-        self.differences += monero_differences(self.books.payments_on(MONERO), since, facts)
+        self.differences += monero_differences(self.books, since, facts)
+        self.explained += monero_explained(self.books, facts)
+        self.notes += self._strays(MONERO, facts.arrivals, self.books.monero_primary, since)
 
     def take_evm(self, facts: EvmFacts) -> None:
         watched = self.books.watched[facts.network]
-        self.chains[facts.network] = shown(facts, evm_arrivals(self.books, facts), watched)
+        arrivals = evm_arrivals(self.books, facts)
+        self.tops[facts.network] = facts.top
+        self.chains[facts.network] = shown(facts, arrivals, watched)
+        self.notes += self._strays(facts.network, arrivals, self.books.evm_hot, watched.since)
         seen = evm_sightings(self.books, facts)
         self.seen.update(seen)
         self.differences += evm_differences(self.books, facts, seen, self.pending)
+        self.explained += evm_explained(self.books, facts)
         if facts.opening is None:
             self.notes.append(
                 f"the node of {facts.network} does not keep what the hot wallet held before block"
@@ -80,15 +99,40 @@ class _Work:
         self.pending += (f"{name}: replaced blocks are not on record yet" for name in sorted(stale))
         self.differences += self._shared_addresses()
         self.differences += self._orphans(payments)
+        asked = Asked(looked_at, stale, self.tops)
         for order in self.books.orders:
             self.differences += order_differences(order)
             self.differences += transfer_differences(
-                order, payments, self.seen, Asked(looked_at, stale), self.pending
+                order, payments, self.seen, asked, self.pending
             )
             chain = self.chains.get(order.deposit_network)
             if chain is not None:
                 self.differences += deposit_differences(order, chain, self.pending)
         self._note_unasked(looked_at)
+
+    def _strays(
+        self, network: str, arrivals: Iterable[Arrival], wallet: str | None, since: int
+    ) -> Iterator[str]:
+        """Money at deposit addresses that no order has: of orders that the database has lost."""
+        known = {order.deposit_address.lower() for order in self.books.orders}
+        known.add((wallet or "").lower())
+        told, unit = self.books.explained_on(network), "XMR" if network == MONERO else "USDC"
+        for item in arrivals:
+            is_old = item.block is not None and item.block < since
+            if item.address.lower() not in known and item.txid not in told and not is_old:
+                to = item.address
+                to = evm_checksum(to) if to.startswith("0x") else to
+                yield (
+                    f"{item.txid} on {network} brought {item.units} {unit} units to {to}, which is"
+                    " no order's address"
+                )
+
+    def note_unfound(self) -> None:
+        """Explanations of what is on no chain that was looked at."""
+        found = {(item.network, item.txid) for item in self.explained}
+        for item in self.books.explanations:
+            if item.network in self.chains and (item.network, item.txid) not in found:
+                self.notes.append(f"{item.txid} is explained, and {item.network} does not show it")
 
     def _shared_addresses(self) -> Iterator[Difference]:
         used = Counter(order.deposit_address.lower() for order in self.books.orders)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from rpcsvc.audit.records import (
     Arrival,
@@ -21,7 +22,10 @@ from rpcsvc.audit.records import (
     Watched,
 )
 from rpcsvc.domain.pricing import deposit_asset
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.states import LIVE_TRANSFERS, DepositState, TransferState
+
+# States of a transfer that has, or may have, spent the deposits it was planned for.
+_SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,24 @@ def deposit_differences(
     for deposit in order.deposits:
         deposits[deposit.txid].append(deposit)
     unit = deposit_asset(order.direction).symbol
+    if not chain.stale:
+        yield from _unmined(order, arrivals, unit)
     for txid in sorted({*arrivals, *deposits}):
         yield from _of_one_transaction(
             chain, unit, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
         )
+
+
+def _unmined(
+    order: OrderEntry, arrivals: Mapping[str, list[Arrival]], unit: str
+) -> Iterator[Difference]:
+    """Deposits that were paid out for, and that a deep reorganisation put back into the pool."""
+    for deposit in order.deposits:
+        spent_on = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+        if spent_on is None or spent_on.state not in _SPENT:
+            continue
+        if any(item.block is None for item in arrivals.get(deposit.txid, ())):
+            yield Difference("deposit_unmined", deposit.txid, str(deposit.units), "0", unit)
 
 
 def _of_one_transaction(

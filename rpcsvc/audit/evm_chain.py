@@ -87,6 +87,7 @@ class EvmReader:
         nonce = await self._client.nonce(hot, head.number)
         mined, waiting = await self._transactions(memory, books, head)
         depth = await self._deposit_depth(head)
+        explained = await self._explained(books, hot, head)
         stale = await self._is_stale(books.watched[self.network.name])
         await self._require_same(head)
         return EvmFacts(
@@ -100,6 +101,7 @@ class EvmReader:
             mined=mined,
             waiting=waiting,
             stale=stale,
+            explained=explained,
         )
 
     def accept(self) -> None:
@@ -222,6 +224,16 @@ class EvmReader:
                 elif receipt is not None or await self._client.transaction(txid) is not None:
                     waiting.add(txid)
         return frozenset(mined), frozenset(waiting)
+
+    async def _explained(self, books: Books, hot: str, head: Block) -> dict[str, int | None]:
+        """Those of the explained transactions that are mined; with the hot wallet's own nonce."""
+        found: dict[str, int | None] = {}
+        for txid in books.explained_on(self.network.name):
+            made = await self._client.transaction(txid)
+            if made is None or made.block_number is None or made.block_number > head.number:
+                continue
+            found[txid] = made.nonce if made.sender.lower() == hot.lower() else None
+        return found
 
     # --- plumbing ------------------------------------------------------------------------------
 

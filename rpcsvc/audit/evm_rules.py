@@ -1,8 +1,9 @@
 """The rules for the USDC wallets of one network: hot wallet and deposit addresses.
 
 Every Transfer event that takes from one of them is a payment or a sweep on record, every nonce of
-the hot wallet is a payment on record, and each balance is the sum of its events. What does not live
-here: deposits of orders (deposit_rules.py), payouts of orders (order_rules.py).
+the hot wallet is a payment on record, and each balance is the sum of its events. What the operator
+has explained may be on no record. What does not live here: deposits of orders (deposit_rules.py),
+payouts of orders (order_rules.py).
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
+from rpcsvc.audit.hints import hint, unpaid_in
 from rpcsvc.audit.records import (
     Arrival,
     Books,
     Difference,
     EvmFacts,
+    Explained,
     Move,
     PaymentEntry,
     Sighting,
@@ -89,10 +92,10 @@ def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[D
             swept[move.source].append(move)
             continue
         payment = payments.get(move.txid)
-        if payment is None or payment.payment_id in used or not _is_of(move, payment, hot):
-            yield Difference("unrecorded_payment", move.txid, "0", str(move.units), _USDC)
-            continue
-        used.add(payment.payment_id)
+        if payment is not None and payment.payment_id not in used and _is_of(move, payment, hot):
+            used.add(payment.payment_id)
+        elif not _is_explained(move, books, facts):
+            yield _unrecorded(move, books, facts.network)
     yield from _sweeps(books, facts, swept, pending)
 
 
@@ -104,6 +107,19 @@ def _is_of(move: Move, payment: PaymentEntry, hot: str) -> bool:
     return (
         payment.is_transfer and move.source == hot and move.recipient == payment.recipient.lower()
     )
+
+
+def _is_explained(move: Move, books: Books, facts: EvmFacts) -> bool:
+    """Whether an explanation settles it: not if it looks like what would be paid once more."""
+    if move.txid not in facts.explained:
+        return False
+    return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
+
+
+def _unrecorded(move: Move, books: Books, network: str) -> Difference:
+    paid = [(move.recipient, move.units)]
+    told = hint(books, network, move.txid, paid, move.units)
+    return Difference("unrecorded_payment", move.txid, "0", str(move.units), _USDC, told)
 
 
 def _sweeps(
@@ -118,12 +134,14 @@ def _sweeps(
     for address in sorted({*swept, *sweeps}):
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
+        told = sum(move.units for move in moves if move.txid in facts.explained)
         taken = sum(_taken(sweep, moves, payments) for sweep in sweeps.get(address, []))
         open_ones = [sweep for sweep in sweeps.get(address, []) if sweep.state == "signed"]
         pending.extend(f"sweep {sweep.payment_id} is under way" for sweep in open_ones)
         if left < taken and facts.stale:
             pending.append(f"a sweep of {address} may have been in a block that was replaced")
-        elif left != taken:
+        # What a sweep of a lost database took may be on record since, as found done.
+        elif taken not in (left, left - told):
             yield Difference("sweep", address, str(taken), str(left), _USDC)
 
 
@@ -149,7 +167,10 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
         for item in books.payments_on(facts.network)
         if item.nonce is not None and item.state != "withdrawn"
     }
+    told = set(facts.explained.values())
     for nonce in range(min(recorded, default=facts.nonce), facts.nonce):
+        if nonce in told and nonce not in recorded:
+            continue
         payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
         if sighting is None or sighting.block is None:
@@ -174,6 +195,20 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
         if opening + sums[address] != balance:
             expected = str(opening + sums[address])
             yield Difference("wallet", address, expected, str(balance), _USDC)
+
+
+# --- what is explained -----------------------------------------------------------------------
+
+
+def evm_explained(books: Books, facts: EvmFacts) -> Iterator[Explained]:
+    """The explained transactions that are mined, with what they moved; ether is not counted."""
+    ours = _ours(books)
+    notes = books.explained_on(facts.network)
+    for txid in facts.explained:
+        moves = [move for move in facts.moves if move.txid == txid]
+        sent = sum(m.units for m in moves if m.source in ours and m.recipient not in ours)
+        came = sum(m.units for m in moves if m.recipient in ours and m.source not in ours)
+        yield Explained(facts.network, txid, sent, came, _USDC, notes[txid])
 
 
 def _ours(books: Books) -> frozenset[str]:

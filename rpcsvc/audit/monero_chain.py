@@ -40,7 +40,6 @@ _MANY: Final = 400
 _TRANSACTIONS_PER_CALL: Final = 50
 # Blocks that are read again each time: deeper ones are kept.
 _YOUNG: Final = 60
-_WRONG_KEY: Final = -25
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +164,30 @@ class MoneroReader:
         return await self._ask_wallet("get_transfers", params)
 
     async def _balance(self) -> int:
-        """What the blocks alone say that the account holds: nothing that is unconfirmed."""
+        """What the blocks alone say that the account holds: nothing that is unconfirmed.
+
+        The wallet leaves out what is held back in it (frozen), which is there all the same.
+        """
         params = {
             "account_index": self._wallet.account,
             "address_indices": [0],
             "strict": True,
         }
-        return (await self._ask_wallet("get_balance", params)).whole("balance")
+        balance = (await self._ask_wallet("get_balance", params)).whole("balance")
+        held_back = (item for item in await self._wallet.outputs() if item.frozen)
+        return balance + sum(item.amount for item in held_back if not item.spent)
 
     async def _outward(self, item: _Sent) -> Departure:
         """A transaction that is not on record, without what it paid to the wallet itself."""
-        own = 0
+        own, paid = 0, []
         for address, units in item.destinations:
             index = await self._wallet.index_of(address)
             if index is not None and index.major == self._wallet.account:
                 own += units
+            else:
+                paid.append((address, units))
         found = item.departure
-        return Departure(found.txid, max(found.units - own, 0), found.fee, found.block)
+        return replace(found, units=max(found.units - own, 0), destinations=tuple(paid))
 
     # --- payments ------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class MoneroReader:
                 payment.txids[0], payment.tx_key or "", payment.recipient
             )
         except NodeError as error:
-            if error.code in (WalletCode.WRONG_ADDRESS, _WRONG_KEY):
+            if error.code in (WalletCode.WRONG_ADDRESS, WalletCode.WRONG_TX_KEY):
                 return 0
             raise
         return check.received

@@ -1,42 +1,92 @@
-"""The rules for the XMR wallet: every transaction of it is on record, and the sum is what it holds.
+"""The rules for the XMR wallet: every transaction of it is on record or explained, and the sum is
+what it holds.
 
 What does not live here: deposits of orders (deposit_rules.py), payouts of orders (order_rules.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
-from rpcsvc.audit.records import Departure, Difference, MoneroFacts, PaymentEntry
+from rpcsvc.audit.hints import hint, may_pay
+from rpcsvc.audit.records import (
+    MONERO,
+    Books,
+    Departure,
+    Difference,
+    Explained,
+    MoneroFacts,
+    PaymentEntry,
+)
 
 _XMR = "XMR"
 WALLET = "the XMR wallet"
 
 
-def monero_differences(
-    payments: list[PaymentEntry], since: int, facts: MoneroFacts
-) -> Iterator[Difference]:
+def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
     """Where the wallet's transactions since block ``since`` and the record do not agree."""
-    by_txid = {txid: item for item in payments for txid in item.txids}
+    payments, explained = books.payments_on(MONERO), books.explained_on(MONERO)
+    by_txid: dict[str, list[PaymentEntry]] = defaultdict(list)
+    for payment in payments:
+        for txid in payment.txids:
+            by_txid[txid].append(payment)
     for departure in facts.departures:
-        payment = by_txid.get(departure.txid)
-        if payment is not None:
-            yield from _recorded(departure, payment)
-        elif departure.block >= since:
-            units = str(departure.units + departure.fee)
-            yield Difference("unrecorded_payment", departure.txid, "0", units, _XMR)
+        if recorded := by_txid.get(departure.txid):
+            yield from _recorded(departure, recorded, is_explained=departure.txid in explained)
+        elif _is_due(departure, books, since) and not _is_settled_by(explained, departure, books):
+            yield _unrecorded(departure, books)
     yield from _said_by_the_transactions(payments, facts)
     expected = _expected_balance(by_txid, facts)
     if expected != facts.balance:
         yield Difference("wallet", WALLET, str(expected), str(facts.balance), _XMR)
 
 
-def _recorded(departure: Departure, payment: PaymentEntry) -> Iterator[Difference]:
-    """A transaction of an order pays nothing beside what is on record; upkeep pays nobody."""
-    if payment.is_transfer and departure.units != payment.units:
-        yield Difference("sent", payment.payment_id, str(payment.units), str(departure.units), _XMR)
-    if departure.fee != payment.fee:
-        yield Difference("fee", payment.payment_id, str(payment.fee), str(departure.fee), _XMR)
+def _is_due(departure: Departure, books: Books, since: int) -> bool:
+    """Whether it must be on record: not what the wallet did before there was a service.
+
+    A copy of the database from before the service's first look does not say when that was.
+    """
+    return departure.block >= since or _may_pay(departure, books)
+
+
+def _may_pay(departure: Departure, books: Books) -> bool:
+    """Whether it looks like the payment of an open transfer."""
+    found = may_pay(books, MONERO, departure.txid, departure.destinations, departure.units)
+    return bool(found)
+
+
+def _is_settled_by(explained: Mapping[str, str], departure: Departure, books: Books) -> bool:
+    """Whether an explanation settles it: not if it looks like what would be paid once more."""
+    if departure.txid not in explained:
+        return False
+    return not _may_pay(departure, books)
+
+
+def _unrecorded(departure: Departure, books: Books) -> Difference:
+    return Difference(
+        "unrecorded_payment",
+        departure.txid,
+        "0",
+        str(departure.units + departure.fee),
+        _XMR,
+        hint(books, MONERO, departure.txid, departure.destinations, departure.units),
+    )
+
+
+def _recorded(
+    departure: Departure, payments: Sequence[PaymentEntry], *, is_explained: bool
+) -> Iterator[Difference]:
+    """A transaction of orders pays nothing beside what is on record; upkeep pays nobody.
+
+    What else it paid may be explained: to orders, for one, that a lost database had.
+    """
+    first, due = payments[0], sum(item.units for item in payments)
+    more = is_explained and departure.units > due
+    if first.is_transfer and departure.units != due and not more:
+        yield Difference("sent", first.payment_id, str(due), str(departure.units), _XMR)
+    if departure.fee != first.fee:
+        yield Difference("fee", first.payment_id, str(first.fee), str(departure.fee), _XMR)
 
 
 def _said_by_the_transactions(
@@ -48,12 +98,23 @@ def _said_by_the_transactions(
             yield Difference("fee", payment.payment_id, str(payment.fee), str(seen.fee), _XMR)
 
 
-def _expected_balance(by_txid: Mapping[str, PaymentEntry], facts: MoneroFacts) -> int:
+def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFacts) -> int:
     """All that came in mined blocks less all that went: of upkeep, the fee alone."""
     came = sum(item.units for item in facts.arrivals if item.block is not None)
     went = 0
     for departure in facts.departures:
-        payment = by_txid.get(departure.txid)
-        is_upkeep = payment is not None and not payment.is_transfer
+        recorded = by_txid.get(departure.txid)
+        is_upkeep = recorded is not None and not recorded[0].is_transfer
         went += departure.fee + (0 if is_upkeep else departure.units)
     return came - went
+
+
+def monero_explained(books: Books, facts: MoneroFacts) -> Iterator[Explained]:
+    """The explained transactions that the wallet lists, with what they moved."""
+    for txid, note in books.explained_on(MONERO).items():
+        sent = [item for item in facts.departures if item.txid == txid]
+        received = [item for item in facts.arrivals if item.txid == txid]
+        if sent or received:
+            out = sum(item.units + item.fee for item in sent)
+            came = sum(item.units for item in received)
+            yield Explained(MONERO, txid, out, came, _XMR, note)

@@ -8,7 +8,7 @@ the chain (deposit_rules.py), wallets (monero_rules.py, evm_rules.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from rpcsvc.audit.records import (
@@ -23,6 +23,8 @@ from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
 
+# A payment that was mined and is not for so many blocks is lost until the opposite is shown.
+_LONG_BLOCKS: Final = 30
 _GIVEN_UP: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
 
@@ -211,10 +213,19 @@ def _unit_in(order: OrderEntry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The networks that were asked, and those of them with replaced blocks that nobody noted."""
+    """The networks that were asked, and those of them with replaced blocks that nobody noted.
+
+    ``tops``: the newest block of each.
+    """
 
     networks: frozenset[str]
     stale: frozenset[str]
+    tops: Mapping[str, int] = field(default_factory=dict)
+
+    def has_waited(self, payment: PaymentEntry) -> bool:
+        """Whether a payment fell off the chain so long ago that it has not just been replaced."""
+        top = self.tops.get(payment.network)
+        return top is not None and payment.block is not None and top - payment.block > _LONG_BLOCKS
 
 
 def transfer_differences(
@@ -238,6 +249,9 @@ def transfer_differences(
         if found is None and transfer.network in asked.stale:
             pending.append(f"{transfer.transfer_id} may have been in a block that was replaced")
             continue
+        if payment and found and found.block is None and asked.has_waited(payment):
+            # It may look alive in the pool for as long as the node keeps it there.
+            found = None
         yield from _on_chain(transfer, found, pending)
         is_mined = found is not None and found.block is not None and found.paid > 0
         mined_payouts += transfer.kind is TransferKind.PAYOUT and is_mined

@@ -91,7 +91,8 @@ class PaymentEntry:
     """A signed payment of a wallet, of an order or of the wallet's own upkeep.
 
     ``txids``: its signed transactions, of which one at most is ever mined. ``fee`` (XMR) and
-    ``nonce`` (EVM) are None on the other side. ``tx_key`` proves what an XMR payment paid.
+    ``nonce`` (EVM) are None on the other side. ``tx_key`` proves what an XMR payment paid;
+    ``block`` is where the service saw it mined last (XMR).
     """
 
     payment_id: str
@@ -104,6 +105,7 @@ class PaymentEntry:
     fee: int | None = None
     nonce: int | None = None
     tx_key: str | None = field(default=None, repr=False)
+    block: int | None = None
 
     @property
     def is_transfer(self) -> bool:
@@ -121,6 +123,15 @@ class SweepEntry:
     taken: int
     state: str
     payment_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The operator's word that a transaction was made by hand; ``note`` says what for."""
+
+    network: str
+    txid: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +158,15 @@ class Books:
     evm_hot: str | None = None
     evm_addresses: frozenset[str] = frozenset()
     monero_primary: str | None = None
+    explanations: tuple[Explanation, ...] = ()
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""
         return [item for item in self.payments if item.network == network]
+
+    def explained_on(self, network: str) -> dict[str, str]:
+        """What the operator says of transactions of one network, by transaction."""
+        return {item.txid: item.note for item in self.explanations if item.network == network}
 
 
 # --- the chains ------------------------------------------------------------------------------
@@ -173,12 +189,16 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """An XMR transaction of our wallet that is mined: ``units`` left it, and ``fee``."""
+    """An XMR transaction of our wallet that is mined: ``units`` left it, and ``fee``.
+
+    ``destinations``: to whom, as the wallet remembers it; empty when it does not.
+    """
 
     txid: str
     units: int
     fee: int
     block: int
+    destinations: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +249,8 @@ class EvmFacts:
     ``mined`` has those of the recorded transactions that are mined and moved no token, ``waiting``
     those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
     token that the hot wallet had before the first recorded block; None: the node can't tell.
-    ``stale``: blocks were replaced, and the books do not know of it yet.
+    ``stale``: blocks were replaced, and the books do not know of it yet. ``explained``: those of
+    the explained transactions that are mined, with the nonce of the hot wallet's own.
     """
 
     network: str
@@ -242,6 +263,7 @@ class EvmFacts:
     mined: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     stale: bool = False
+    explained: Mapping[str, int | None] = field(default_factory=dict)
 
 
 # --- what comes of it ------------------------------------------------------------------------
@@ -252,7 +274,7 @@ class Difference:
     """Books and chain do not agree, or the books not with themselves.
 
     ``subject``: the order, transfer, transaction or wallet. ``unit``: of the two values when they
-    are amounts; empty when they are not.
+    are amounts; empty when they are not. ``hint``: what it looks like, and what to do then.
     """
 
     kind: str
@@ -260,15 +282,33 @@ class Difference:
     expected: str
     found: str
     unit: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """An explained transaction as the chain has it: units that left our wallets, and that came.
+
+    The fee of an XMR transaction is part of ``sent``.
+    """
+
+    network: str
+    txid: str
+    sent: int
+    received: int
+    unit: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """What an audit found. ``pending``: what the chains may still change; ``notes``: what could
-    not be looked at. ``orders`` and ``payments`` count what was compared.
+    not be looked at. ``orders`` and ``payments`` count what was compared. ``explained``: what is
+    on no record of the service, and taken as right because the operator said so.
     """
 
     differences: tuple[Difference, ...] = ()
+    explained: tuple[Explained, ...] = field(default=(), kw_only=True)
     pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     orders: int = 0

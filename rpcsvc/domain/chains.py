@@ -10,7 +10,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from rpcsvc.domain.addresses import evm_checksum, parse_evm_address
@@ -28,6 +28,8 @@ class Chain:
     """One EVM chain. ``min_swap_usd`` in whole dollars, ``block_time_ms`` typical.
 
     The ``test_*`` fields name the test network that the sandbox uses in its payment URIs.
+    ``l1_fee_oracle`` is the contract of an OP-stack chain that tells what it takes for data on
+    L1; None on a chain that takes nothing for that.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Chain:
     test_network: str
     test_chain_id: int
     test_usdc_contract: str
+    l1_fee_oracle: str | None = None
 
 
 class ChainRegistry:
@@ -134,10 +137,11 @@ def load_chains(toml_text: str) -> ChainRegistry:
 
 
 _WANTED = {f.name: f.type for f in fields(Chain) if f.name != "name"}
+_REQUIRED = {f.name for f in fields(Chain) if f.name != "name" and f.default is MISSING}
 
 
 def _chain(name: str, table: dict[str, Any]) -> Chain:
-    for key in sorted(table.keys() ^ _WANTED.keys()):
+    for key in sorted((table.keys() - _WANTED.keys()) | (_REQUIRED - table.keys())):
         problem = "is missing" if key in _WANTED else "is not known"
         raise ValueError(f"chains.{name}.{key} {problem}")
     for key, value in table.items():
@@ -158,6 +162,7 @@ def _check(where: str, key: str, value: Any) -> None:
     good, wanted = {
         "int": (type(value) is int and value > 0, "a whole number above 0"),
         "str": (isinstance(value, str) and bool(value), "a string that is not empty"),
+        "str | None": (isinstance(value, str) and bool(value), "a string that is not empty"),
         "tuple[str, ...]": (
             isinstance(value, list) and all(isinstance(v, str) for v in value),
             "a list of strings",
@@ -165,7 +170,7 @@ def _check(where: str, key: str, value: Any) -> None:
     }[str(_WANTED[key])]
     if not good:
         raise ValueError(f"{where} must be {wanted}, not {value!r}")
-    if key.endswith("usdc_contract"):
+    if key.endswith("usdc_contract") or key == "l1_fee_oracle":
         _check_contract(where, value)
 
 

@@ -23,6 +23,11 @@ def next_transfer_id(order: Order, kind: TransferKind) -> str:
     return f"{order.order_id}/{kind}/{count + 1}"
 
 
+def order_of(transfer_id: str) -> str:
+    """The id of the order that a transfer belongs to."""
+    return transfer_id.partition("/")[0]
+
+
 def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
     """Plan a refund of every unspent deposit whose recipient is known; write dust off.
 

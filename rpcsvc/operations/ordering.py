@@ -79,8 +79,6 @@ async def _make(
     record = None
     if service.relay is not None:
         terms, record = await _relayed(service.relay, terms, wish, claim)
-    else:
-        terms = replace(terms, deposit_address=service.engine.deposit_address(found.deposit_asset))
     order = open_order(terms)
     status = None
     if not order.terms.is_bridge:
@@ -132,7 +130,7 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         chain_id=found.chain.chain_id,
         deposit_network=network_of(found.deposit_asset, found.chain),
         payout_network=network_of(found.payout_asset, found.chain),
-        deposit_address="",  # given by the engine or the upstream
+        deposit_address=_deposit_address(service, found),
         to_address=wish.to,
         deposit_amount=found.deposit.units,
         expected_output=found.expected_output,
@@ -147,6 +145,11 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         integrator=wish.integrator.id if wish.integrator else None,
         twap=wish.twap if wish.twap and _is_cut(found, wish.twap) else None,
     )
+
+
+def _deposit_address(service: Service, found: Quote) -> str:
+    """The engine's; of an order that an upstream settles, nothing before that has made it."""
+    return "" if service.relay is not None else service.engine.deposit_address(found.deposit_asset)
 
 
 def _is_cut(found: Quote, plan: TwapPlan) -> bool:

@@ -87,6 +87,8 @@ def require_within_limits(
 ) -> tuple[int, int]:
     """The limits. Raises AmountBelowMinimum or AmountAboveMaximum when the amount is outside."""
     minimum, maximum = limits(service, direction, chain, rate)
+    if minimum <= amount.units <= maximum:
+        return minimum, maximum
     asset = amount.asset
     shown = {
         "minimum": format_units(minimum, asset),
@@ -101,15 +103,13 @@ def require_within_limits(
             received=format_units(amount.units, asset),
             details=shown,
         )
-    if amount.units > maximum:
-        raise AmountAboveMaximum(
-            f"{amount.display()} is above the maximum of {shown['maximum']} {asset.symbol}"
-            f" ({service.policy.max_swap_usd} USD). Split it into several orders.",
-            field="amount",
-            received=format_units(amount.units, asset),
-            details=shown,
-        )
-    return minimum, maximum
+    raise AmountAboveMaximum(
+        f"{amount.display()} is above the maximum of {shown['maximum']} {asset.symbol}"
+        f" ({service.policy.max_swap_usd} USD). Split it into several orders.",
+        field="amount",
+        received=format_units(amount.units, asset),
+        details=shown,
+    )
 
 
 def payable_deposit(direction: Direction, free: int, rate: Rate) -> int:

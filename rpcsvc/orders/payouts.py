@@ -23,6 +23,7 @@ from rpcsvc.domain.events import (
     TransferUnknown,
 )
 from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
@@ -30,6 +31,7 @@ from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
     OrderStore,
     Outcome,
+    PreparedTransfer,
     SettlementEngine,
     TransferRejected,
     Verdict,
@@ -87,7 +89,7 @@ class Payouts:
             return None
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
-                signed = await self._engine.prepare(transfer)
+                signed = await self._engine.prepare(transfer, self._companions(transfer))
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
@@ -100,19 +102,39 @@ class Payouts:
         except Exception:
             log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)
             return None
-        return await self._commit_prepared(order.order_id, transfer, signed.txid, signed.raw)
+        return await self._commit_prepared(order.order_id, transfer, signed)
+
+    def _companions(self, transfer: Transfer) -> list[Transfer]:
+        """Others that are due on the network and may go out in one transaction with this one.
+
+        One transfer of an order at a time: its next one may depend on what became of this one.
+        """
+        most = self._engine.transfers_per_payment(transfer.network)
+        if most == 1:
+            return []
+        found = {order_of(transfer.transfer_id): transfer}
+        for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
+            order = self._store.order(order_id)
+            item = order.transfer(transfer_id) if order else None
+            if order is not None and item is not None and _is_agreed(order, item):
+                found.setdefault(order_id, item)
+        return list(found.values())[1:most]
 
     async def _commit_prepared(
-        self, order_id: str, transfer: Transfer, txid: str, raw: str
+        self, order_id: str, transfer: Transfer, signed: PreparedTransfer
     ) -> Transfer | None:
-        event = TransferPrepared(transfer.transfer_id, txid, raw)
+        """Commit all that the signed bytes pay, or nothing: they are published only after that."""
+        events: dict[str, Event] = {
+            order_of(paid): TransferPrepared(paid, signed.txid, signed.raw)
+            for paid in signed.transfer_ids or (transfer.transfer_id,)
+        }
         try:
-            order = await self._processor.apply(order_id, event)
+            orders = await self._processor.apply_together(events)
         except ImpossibleTransition as refused:
             # Taken back while it was being signed. The bytes were never published: drop them.
             log.info("transfer_withdrawn", transfer_id=transfer.transfer_id, reason=str(refused))
             return None
-        return order.transfer(transfer.transfer_id)
+        return orders[order_id].transfer(transfer.transfer_id)
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from rpcsvc.domain.effects import Effect
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Order, Transfer
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.states import DepositState, OnDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,19 @@ class OrderStore(Protocol):
         """All events of an order, oldest first."""
         ...
 
-    def overdue(self, now: int, limit: int) -> list[str]:
-        """Ids of orders whose deadline is at or before ``now``, oldest deadline first."""
+    def overdue(self, now: int, limit: int, *, but: OnDeadline | None = None) -> list[str]:
+        """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
+
+        Those with ``but`` to be done at their deadline are left out.
+        """
         ...
 
     def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
+        ...
+
+    def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
+        """Order and transfer ids of what is due on a network and not signed, oldest first."""
         ...
 
     def response(self, namespace: str, key: str) -> StoredResponse | None:
@@ -188,8 +195,8 @@ class OrderStore(Protocol):
         """Ids of the orders that an upstream settles and that are not over, oldest first."""
         ...
 
-    async def commit(self, change: Change) -> None:
-        """Make the change durable, whole or not at all."""
+    async def commit(self, *changes: Change) -> None:
+        """Make the changes durable, all of them whole or nothing at all."""
         ...
 
     async def settle(self) -> None:
@@ -215,10 +222,15 @@ class DepositSighting:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransfer:
-    """A signed transfer that is not published: its transaction id and its bytes, hex."""
+    """A signed transfer that is not published: its transaction id and its bytes, hex.
+
+    ``transfer_ids`` are all that this transaction pays, if there are others besides: it must not
+    be published before each of them has been committed as prepared.
+    """
 
     txid: str
     raw: str
+    transfer_ids: tuple[str, ...] = ()
 
 
 class Outcome(StrEnum):
@@ -306,6 +318,10 @@ class SettlementEngine(Protocol):
         """Connect, load, catch up."""
         ...
 
+    def is_paused(self) -> bool:
+        """Whether the operator has stopped all outgoing money."""
+        ...
+
     def require_ready(self) -> None:
         """Raise errors.Unavailable when orders can't be taken now."""
         ...
@@ -344,8 +360,18 @@ class SettlementEngine(Protocol):
         """These are committed: final ones need not be shown again."""
         ...
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
-        """Sign without publishing. Raises TransferRejected; anything else may be retried."""
+    def transfers_per_payment(self, network: str) -> int:
+        """How many transfers one transaction of a network may carry out."""
+        ...
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
+        """Sign without publishing. Raises TransferRejected; anything else may be retried.
+
+        ``companions`` are due on the same network as well: those that go along are named in the
+        answer. What was signed before is given back as it was, whatever the companions.
+        """
         ...
 
     async def publish(self, transfer: Transfer) -> Verdict:

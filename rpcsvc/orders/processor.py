@@ -1,4 +1,4 @@
-"""Commit, then act: one event of one order at a time.
+"""Commit, then act: one event of an order at a time.
 
 ``OrderProcessor.apply`` loads the order, asks the pure machine what the event makes of it,
 commits order, history and effects in one transaction, and only then hands the effects over to
@@ -8,9 +8,9 @@ be carried out. What does not live here: the decisions (domain/transition.py), t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 
 import structlog
 
@@ -38,6 +38,16 @@ log = structlog.get_logger(__name__)
 EffectSink = Callable[[str, Iterable[Effect]], None]
 # Bytes and addresses are on the order already; the history keeps what happened, not copies.
 _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an event makes of an order, to be committed."""
+
+    before: Order
+    after: Order
+    event: Event
+    change: Change
 
 
 class OrderProcessor:
@@ -98,44 +108,62 @@ class OrderProcessor:
         (the order was not changed) and errors.Unavailable (nothing was changed).
         """
         async with self._locks.hold(order_id):
-            before = self._store.order(order_id)
-            if before is None:
-                raise OrderNotFound(f"There is no order {order_id}.")
-            now = self._clock.now_ms()
             finished = tuple(PendingEffect(order_id, effect) for effect in done)
             try:
-                after, effects = _next(before, event, now)
+                step = self._step(order_id, event)
             except ImpossibleTransition:
                 if done_if_void:
                     # Under the lock: the next event may call for the same effect once more.
                     await self._store.commit(Change(done=finished))
                 raise
-            entry = _history_entry(after, event, now)
-            await self._store.commit(
-                Change(
-                    order=after,
-                    view=self._project(after),
-                    history=entry,
-                    effects=effects,
-                    done=finished,
-                    evidence=evidence,
-                )
-            )
-            if self._promises is not None:
-                self._promises.note(after)
-        for sink in self._sinks:
-            sink(order_id, effects)
-        _log_transition(before, after, event)
-        return after
+            step = replace(step, change=replace(step.change, done=finished, evidence=evidence))
+            await self._commit([step])
+        self._tell([step])
+        return step.after
+
+    async def apply_together(self, events: Mapping[str, Event]) -> dict[str, Order]:
+        """Let events of several orders, by order id, happen in one commit: all of them or none.
+
+        Returns the orders as committed. Raises as ``apply`` does.
+        """
+        async with AsyncExitStack() as held:
+            for order_id in sorted(events):  # everyone in the same order: nobody waits in a circle
+                await held.enter_async_context(self._locks.hold(order_id))
+            steps = [self._step(order_id, event) for order_id, event in events.items()]
+            await self._commit(steps)
+        self._tell(steps)
+        return {step.after.order_id: step.after for step in steps}
+
+    def _step(self, order_id: str, event: Event) -> _Step:
+        """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
+        before = self._store.order(order_id)
+        if before is None:
+            raise OrderNotFound(f"There is no order {order_id}.")
+        now = self._clock.now_ms()
+        result = transition(before, event, now)
+        change = Change(
+            order=result.order,
+            view=self._project(result.order),
+            history=_history_entry(result.order, event, now),
+            effects=result.effects,
+        )
+        return _Step(before, result.order, event, change)
+
+    async def _commit(self, steps: Sequence[_Step]) -> None:
+        await self._store.commit(*(step.change for step in steps))
+        if self._promises is not None:
+            for step in steps:
+                self._promises.note(step.after)
+
+    def _tell(self, steps: Sequence[_Step]) -> None:
+        for step in steps:
+            for sink in self._sinks:
+                sink(step.after.order_id, step.change.effects)
+            _log_transition(step.before, step.after, step.event)
 
     async def discard(self, order_id: str, effect: Effect) -> None:
         """Drop an effect that has nothing left to do."""
         await self._store.commit(Change(done=(PendingEffect(order_id, effect),)))
-
-
-def _next(before: Order, event: Event, now: int) -> tuple[Order, tuple[Effect, ...]]:
-    result = transition(before, event, now)
-    return result.order, result.effects
 
 
 def _history_entry(after: Order, event: Event, now: int) -> HistoryEntry:

@@ -13,6 +13,7 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DeadlinePassed
+from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.deposits import DepositWatcher
@@ -22,6 +23,7 @@ from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
 
+TICK_MS = 200
 DEADLINES_PER_TICK = 200
 HOUR_MS = 3_600_000
 RESTART_SECONDS = 1
@@ -38,8 +40,8 @@ class Worker:
         effects: EffectRunner,
         clock: Clock,
         *,
-        tick_ms: int,
         keep_responses_ms: int,
+        is_paused: Callable[[], bool] = lambda: False,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._store = store
@@ -48,8 +50,8 @@ class Worker:
         self._effects = effects
         self._aside = watcher.aside
         self._clock = clock
-        self._tick_ms = tick_ms
         self._keep_responses_ms = keep_responses_ms
+        self._is_paused = is_paused
         self._beside = tuple(beside)
         self._next_cleaning = 0
         self._wake = asyncio.Event()
@@ -89,33 +91,51 @@ class Worker:
         await self._effects.drain()
 
     async def tick(self) -> int:
-        """One beat; returns how much there was to do. Effects are started, not awaited."""
-        found = await self._watcher.reconcile()
-        overdue = await self._keep_deadlines()
-        await self._forget_old_responses()
-        return found + overdue + self._effects.start_due()
+        """One beat; returns how much there was to do. Effects are started, not awaited.
+
+        What fails keeps none of the rest waiting: then the first failure is raised in the end.
+        """
+        done = 0
+        failures: list[Exception] = []
+        for part in (self._watcher.reconcile, self._keep_deadlines, self._start_effects,
+                     self._forget_old_responses):  # fmt: skip
+            try:
+                done += await part()
+            except Exception as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+        for further in failures[1:]:
+            if repr(further) != repr(failures[0]):  # a database that is down stops all of them
+                _log_failure(further)
+        if failures:
+            raise failures[0]
+        return done
 
     async def _beat(self) -> None:
         try:
             await self.tick()
             self._failure = None
-        except ServiceError as error:
-            self._failure = error.message
-            log.warning("beat_failed", reason=error.message)
-        except Exception:
-            self._failure = "The settlement loop fails; the log has the cause."
-            log.exception("beat_failed")
+        except Exception as error:  # noqa: BLE001 - logged, and in health
+            self._failure = _log_failure(error)
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(self._tick_ms / 1000):
+            async with asyncio.timeout(TICK_MS / 1000):
                 await self._wake.wait()
         except TimeoutError:
             return
         self._wake.clear()
 
+    async def _start_effects(self) -> int:
+        return self._effects.start_due()
+
     async def _keep_deadlines(self) -> int:
-        overdue = self._store.overdue(self._clock.now_ms(), DEADLINES_PER_TICK)
+        now = self._clock.now_ms()
+        if self._is_paused():
+            # A payout may have been made that only the operator knows of: he says so (adopts it)
+            # while it is planned. No refund could go out now anyway.
+            overdue = self._store.overdue(now, DEADLINES_PER_TICK, but=OnDeadline.REFUND)
+        else:
+            overdue = self._store.overdue(now, DEADLINES_PER_TICK)
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in overdue))
         return len(overdue)
 
@@ -129,14 +149,25 @@ class Worker:
             except ImpossibleTransition as refused:
                 log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
 
-    async def _forget_old_responses(self) -> None:
+    async def _forget_old_responses(self) -> int:
+        """Nothing that anybody waits for."""
         now = self._clock.now_ms()
         if now < self._next_cleaning:
-            return
+            return 0
         self._next_cleaning = now + HOUR_MS
         forgotten = await self._store.forget_responses(now - self._keep_responses_ms)
         if forgotten:
             log.info("idempotency_keys_forgotten", count=forgotten)
+        return 0
+
+
+def _log_failure(error: Exception) -> str:
+    """Say in the log why a part of a beat failed; what health says of it."""
+    if isinstance(error, ServiceError):
+        log.warning("beat_failed", reason=error.message)
+        return error.message
+    log.error("beat_failed", exc_info=error)
+    return "The settlement loop fails; the log has the cause."
 
 
 async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

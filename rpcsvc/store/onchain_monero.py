@@ -10,6 +10,7 @@ from rpcsvc.settlement.onchain.monero import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
     DepositRecord,
+    Payee,
     Payment,
     PaymentState,
     Purpose,
@@ -45,6 +46,8 @@ _PUT_CURSOR = (
     "INSERT INTO monero_cursor (height, hash) VALUES (?, ?)"
     " ON CONFLICT (height) DO UPDATE SET hash = excluded.hash"
 )
+_RESCAN_DUE = "INSERT INTO monero_rescan_due (id) VALUES (1) ON CONFLICT (id) DO NOTHING"
+_RESCAN_OVER = "DELETE FROM monero_rescan_due"
 _PAYMENT = (
     "transfer_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at, state,"
     " relayed_at, height, conflict_height, conflict_hash, proof"
@@ -56,8 +59,15 @@ _ADD_PAYMENT = (
 )
 _PUT_PAYMENT = (
     "UPDATE monero_payments SET state = ?, relayed_at = ?, height = ?, conflict_height = ?,"
-    " conflict_hash = ?, proof = ? WHERE transfer_id = ?"
+    " conflict_hash = ? WHERE transfer_id = ?"
 )
+_ADD_PAYEE = (
+    "INSERT INTO monero_payees (payment_id, transfer_id, address, units, live)"
+    " VALUES (?, ?, ?, ?, 1)"
+)
+_FREE_PAYEES = "UPDATE monero_payees SET live = 0 WHERE payment_id = ?"
+_PUT_PROOF = "UPDATE monero_payments SET proof = ? WHERE transfer_id = ?"
+_PUT_PAYEE_PROOF = "UPDATE monero_payees SET proof = ? WHERE payment_id = ? AND transfer_id = ?"
 _ADD_IMAGE = "INSERT INTO monero_key_images (transfer_id, key_image, live) VALUES (?, ?, 1)"
 _FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
 
@@ -106,6 +116,18 @@ class SqliteMoneroLedger:
         """Addresses up to this index may be handed out from now on."""
         await self._db.write([Statement(_RESERVE, (minor,))])
 
+    def rescan_due(self) -> bool:
+        """Whether the wallet has to scan the chain anew."""
+        return self._db.read_one("SELECT 1 FROM monero_rescan_due") is not None
+
+    async def note_rescan_due(self) -> None:
+        """It has to, from now on until ``note_rescanned``."""
+        await self._db.write([Statement(_RESCAN_DUE, ())])
+
+    async def note_rescanned(self) -> None:
+        """It has, and has stored what it found."""
+        await self._db.write([Statement(_RESCAN_OVER, ())])
+
     # --- deposits ------------------------------------------------------------------------------
 
     def cursors(self) -> list[Cursor]:
@@ -117,6 +139,11 @@ class SqliteMoneroLedger:
         """One deposit."""
         row = self._db.read_one(f"{_SELECT_DEPOSIT} WHERE txid = ? AND d.minor = ?", (txid, minor))
         return _deposit(row) if row else None
+
+    def deposits_to(self, minor: int) -> list[DepositRecord]:
+        """All deposits to one address."""
+        where = "WHERE d.minor = ? ORDER BY d.first_seen_at, d.txid"
+        return [_deposit(row) for row in self._db.read(f"{_SELECT_DEPOSIT} {where}", (minor,))]
 
     def deposits_to_watch(self, above: int) -> list[DepositRecord]:
         """Deposits that are watched, and all in blocks above a height."""
@@ -147,8 +174,10 @@ class SqliteMoneroLedger:
     # --- payments ------------------------------------------------------------------------------
 
     def payment(self, transfer_id: str) -> Payment | None:
-        """The payment of a transfer."""
-        found = self._payments("WHERE transfer_id = ?", transfer_id)
+        """The payment of a transfer, alone or with others; not one withdrawn with others."""
+        sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = ? AND live = 1"
+        row = self._db.read_one(sql, (transfer_id,))
+        found = self._payments("WHERE transfer_id = ?", row[0] if row else transfer_id)
         return found[0] if found else None
 
     def payments_in(self, *states: PaymentState) -> list[Payment]:
@@ -165,14 +194,22 @@ class SqliteMoneroLedger:
         sql = "SELECT 1 FROM monero_key_images WHERE key_image = ? AND live = 1"
         return {image for image in images if self._db.read_one(sql, (image,)) is not None}
 
+    def free_key_images(self) -> set[str]:
+        """Those of payments that can never be made, and of no other payment."""
+        sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
+        return {image for (image,) in self._db.read(sql)}
+
     async def add_payment(self, payment: Payment) -> None:
-        """Commit a signed payment. Raises StoreConflict when another is unpublished, or spends
-        the same.
+        """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
+        same, or pays one of its transfers.
         """
+        name = payment.transfer_id
         statements = [Statement(_ADD_PAYMENT, _payment_row(payment))]
         statements += [
-            Statement(_ADD_IMAGE, (payment.transfer_id, image)) for image in payment.key_images
+            Statement(_ADD_PAYEE, (name, item.transfer_id, item.address, item.units))
+            for item in payment.batch
         ]
+        statements += [Statement(_ADD_IMAGE, (name, image)) for image in payment.key_images]
         await self._db.write(statements)
 
     async def put_payment(self, payment: Payment) -> None:
@@ -181,12 +218,22 @@ class SqliteMoneroLedger:
         values = (
             payment.state.value, payment.relayed_at, payment.height,
             conflict.height if conflict else None, conflict.hash if conflict else None,
-            payment.proof, payment.transfer_id,
+            payment.transfer_id,
         )  # fmt: skip
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
             statements.append(Statement(_FREE_IMAGES, (payment.transfer_id,)))
+        if payment.state is PaymentState.WITHDRAWN:
+            statements.append(Statement(_FREE_PAYEES, (payment.transfer_id,)))
         await self._db.write(statements)
+
+    async def put_proof(self, payment: Payment, payee: Payee) -> None:
+        """Keep the proof of what a payment paid for one transfer."""
+        if payment.batch:
+            values = (payee.proof, payment.transfer_id, payee.transfer_id)
+            await self._db.write([Statement(_PUT_PAYEE_PROOF, values)])
+        else:
+            await self._db.write([Statement(_PUT_PROOF, (payee.proof, payment.transfer_id))])
 
     def transfer_state(self, transfer_id: str) -> TransferState | None:
         """What the order layer has committed of a transfer."""
@@ -196,7 +243,14 @@ class SqliteMoneroLedger:
 
     def _payments(self, where: str, *values: Any) -> list[Payment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)
-        return [_payment(row, self._images(row[0])) for row in rows]
+        return [_payment(row, self._images(row[0]), self._batch(row[0])) for row in rows]
+
+    def _batch(self, payment_id: str) -> tuple[Payee, ...]:
+        sql = (
+            "SELECT transfer_id, address, units, proof FROM monero_payees WHERE payment_id = ?"
+            " ORDER BY transfer_id"
+        )
+        return tuple(Payee(*row) for row in self._db.read(sql, (payment_id,)))
 
     def _images(self, transfer_id: str) -> tuple[str, ...]:
         sql = "SELECT key_image FROM monero_key_images WHERE transfer_id = ? ORDER BY key_image"
@@ -222,7 +276,7 @@ def _deposit_row(item: DepositRecord) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _payment(row: tuple[Any, ...], images: tuple[str, ...]) -> Payment:
+def _payment(row: tuple[Any, ...], images: tuple[str, ...], batch: tuple[Payee, ...]) -> Payment:
     (
         transfer_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at,
         state, relayed_at, height, conflict_height, conflict_hash, proof,
@@ -230,7 +284,7 @@ def _payment(row: tuple[Any, ...], images: tuple[str, ...]) -> Payment:
     conflict = None if conflict_height is None else Cursor(conflict_height, conflict_hash)
     return Payment(
         transfer_id, Purpose(purpose), address, units, fee, txid, raw, metadata, tx_key, images,
-        prepared_at, PaymentState(state), relayed_at, height, conflict, proof,
+        prepared_at, PaymentState(state), relayed_at, height, conflict, proof, batch,
     )  # fmt: skip
 
 

@@ -1,21 +1,27 @@
 """What the operator asks of the books: transfers and how far they are, and sums over the wallets.
 
-Read-only, over a snapshot. Amounts are atomic units, times ms since the epoch, gas is in wei.
+Read-only, over a snapshot; the operator's explanations alone are written, beside a running service
+that never touches them. Amounts are atomic units, times ms since the epoch, gas is in wei.
 What does not live here: what the chains say (settlement/onchain/inspection.py), words and tables
 (transport/cli_payouts.py, transport/cli_treasury.py).
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
 from rpcsvc.orders.promises import claims_of
+from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.snapshot import Snapshot
+from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME
 
 PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)
 
@@ -129,6 +135,19 @@ class OperatorBooks:
     def _booked(self, where: str, *values: Any) -> list[BookedTransfer]:
         return [_booked(row) for row in self._db.read(f"{_SELECT} {where}", values)]
 
+    # --- explanations --------------------------------------------------------------------------
+
+    def explanation(self, network: str, txid: str) -> str | None:
+        """What the operator said of a transaction that was made by hand."""
+        sql = "SELECT note FROM explained_transactions WHERE network = ? AND txid = ?"
+        row = self._db.read_one(sql, (network, txid))
+        return None if row is None else str(row[0])
+
+    def payment_with(self, txid: str) -> str | None:
+        """The payment on record that has a transaction, by the id that it is known by."""
+        row = self._db.read_one(_PAYMENT_WITH, (txid, txid))
+        return None if row is None else str(row[0])
+
     # --- own addresses -------------------------------------------------------------------------
 
     def is_own_address(self, address: str) -> bool:
@@ -190,6 +209,10 @@ class OperatorBooks:
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
 
 
+_PAYMENT_WITH: Final = (
+    "SELECT transfer_id FROM monero_payments WHERE txid = ?"
+    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = ?"
+)
 _OWN_ADDRESSES: Final = (
     "SELECT 1 FROM monero_addresses WHERE address = ?",
     "SELECT 1 FROM monero_wallet WHERE primary_address = ?",
@@ -243,3 +266,39 @@ def _booked(row: tuple[Any, ...]) -> BookedTransfer:
         order_status=OrderStatus(as_stored.order_status),
         on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
     )
+
+
+# --- the operator's word ---------------------------------------------------------------------
+
+
+def explain(data_dir: Path, network: str, txid: str, note: str, at: int) -> bool:
+    """Note that a transaction was made by hand; False when it is noted already.
+
+    Raises BooksUnreadable when it can't be written.
+    """
+    sql = (
+        "INSERT OR IGNORE INTO explained_transactions (network, txid, note, at) VALUES (?, ?, ?, ?)"
+    )
+    return _write(data_dir, sql, (network, txid, note, at))
+
+
+def take_back(data_dir: Path, network: str, txid: str) -> bool:
+    """Forget an explanation; False when there is none. Raises BooksUnreadable."""
+    sql = "DELETE FROM explained_transactions WHERE network = ? AND txid = ?"
+    return _write(data_dir, sql, (network, txid))
+
+
+def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:
+    """One statement in a transaction of its own, durable when this returns.
+
+    The service never writes this table, and waits its turn for the database as this does.
+    """
+    path = data_dir / DATABASE_NAME
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as writer:
+            writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            writer.execute("PRAGMA synchronous = FULL")
+            return writer.execute(sql, values).rowcount == 1
+    except sqlite3.Error as error:
+        raise BooksUnreadable(f"{path} can't be written: {error}.") from error

@@ -162,6 +162,12 @@ _SELECT_EFFECTS = """
     LEFT JOIN transfers t ON t.transfer_id = e.transfer_id
     ORDER BY t.state IS NULL OR t.state = 'planned', e.order_id
 """
+_SELECT_PLANNED = """
+    SELECT t.order_id, t.transfer_id FROM transfers t JOIN effects e
+        ON e.order_id = t.order_id AND e.kind = 'advance_transfer'
+        AND e.transfer_id = t.transfer_id
+    WHERE t.network = ? AND t.state = 'planned' ORDER BY t.rowid LIMIT ?
+"""
 
 
 class SqliteOrderStore:
@@ -242,11 +248,15 @@ class SqliteOrderStore:
         )
         return [HistoryEntry(row[0], row[1], row[2], row[3], orjson.loads(row[4])) for row in rows]
 
-    def overdue(self, now: int, limit: int) -> list[str]:
-        """Ids of orders whose deadline is at or before ``now``, oldest deadline first."""
+    def overdue(self, now: int, limit: int, *, but: OnDeadline | None = None) -> list[str]:
+        """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
+
+        Those with ``but`` to be done at their deadline are left out.
+        """
         rows = self._db.read(
-            "SELECT order_id FROM orders WHERE deadline_at <= ? ORDER BY deadline_at LIMIT ?",
-            (now, limit),
+            "SELECT order_id FROM orders WHERE deadline_at <= ? AND on_deadline IS NOT ?"
+            " ORDER BY deadline_at LIMIT ?",
+            (now, but and but.value, limit),
         )
         return [row[0] for row in rows]
 
@@ -256,6 +266,10 @@ class SqliteOrderStore:
             PendingEffect(order_id, _effect_from(kind, transfer_id))
             for order_id, kind, transfer_id in self._db.read(_SELECT_EFFECTS)
         ]
+
+    def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
+        """Order and transfer ids of what is due on a network and not signed, oldest first."""
+        return [tuple(row) for row in self._db.read(_SELECT_PLANNED, (network, limit))]
 
     def response(self, namespace: str, key: str) -> StoredResponse | None:
         """The stored answer under an idempotency key."""
@@ -289,12 +303,13 @@ class SqliteOrderStore:
         )
         return [order_id for (order_id,) in rows]
 
-    async def commit(self, change: Change) -> None:
-        """Make the change durable, whole or not at all.
+    async def commit(self, *changes: Change) -> None:
+        """Make the changes durable, all of them whole or nothing at all.
 
         Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
         """
-        await self._db.write(_statements(change, self._view_key()))
+        key = self._view_key()
+        await self._db.write([row for change in changes for row in _statements(change, key)])
 
     async def settle(self) -> None:
         """Wait until every commit begun so far is on disk or refused."""

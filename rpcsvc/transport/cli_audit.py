@@ -11,17 +11,19 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_client import Unreachable
 from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli_operator import onchain_settings, print_json, print_table
 
 if TYPE_CHECKING:
-    from rpcsvc.audit.records import Report
+    from rpcsvc.audit.records import Difference, Explained, Report
 
 Common = Callable[[argparse.ArgumentParser], None]
+_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
 def add_audit(commands: Any, common: Common) -> None:
@@ -74,17 +76,28 @@ def _as_json(report: Report) -> Json:
         "ok": not report.differences,
         "orders": report.orders,
         "payments": report.payments,
-        "differences": [asdict(item) for item in report.differences],
+        "differences": [_difference(item) for item in report.differences],
+        "explained": [asdict(item) for item in report.explained],
         "pending": list(report.pending),
         "notes": list(report.notes),
     }
 
 
+def _difference(item: Difference) -> Json:
+    """Its fields; the hint only where there is one."""
+    return {name: text for name, text in asdict(item).items() if text or name != "hint"}
+
+
 def _print(report: Report) -> None:
     if report.differences:
         head = ("DIFFERENCE", "WHERE", "EXPECTED", "FOUND", "")
-        rows = [tuple(asdict(item).values()) for item in report.differences]
+        rows = [(i.kind, i.subject, i.expected, i.found, i.unit) for i in report.differences]
         print_table([head, *rows])
+    for item in report.differences:
+        if item.hint:
+            sys.stdout.write(f"{item.subject} {item.hint}\n")
+    for told in report.explained:
+        sys.stdout.write(f"explained: {told.network} {told.txid}: {_moved(told)}: {told.note}\n")
     for text in report.pending:
         sys.stdout.write(f"pending: {text}\n")
     for text in report.notes:
@@ -93,3 +106,10 @@ def _print(report: Report) -> None:
         f"{report.orders} orders, {report.payments} payments: {len(report.differences)}"
         f" differences, {len(report.pending)} pending\n"
     )
+
+
+def _moved(told: Explained) -> str:
+    asset = _ASSETS[told.unit]
+    parts = (("sent", told.sent), ("received", told.received))
+    said = [f"{word} {format_units(units, asset)} {asset.symbol}" for word, units in parts if units]
+    return ", ".join(said) or f"moved no {asset.symbol}"

@@ -2,7 +2,7 @@
 
 It pays nothing and takes no order. Beside a running service it only looks. What does not live
 here: what is asked of nodes (settlement/onchain/inspection.py), what is judged missing
-(settlement/onchain/readiness.py).
+(settlement/onchain/readiness.py), what ``skip-addresses`` does (cli_skip.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rpcsvc.transport.cli_nodes import Recorded
 
 Common = Callable[[argparse.ArgumentParser], None]
+_MOST_SKIPPED: Final = 100_000
 
 
 def add_onchain(commands: Any, common: Common) -> None:
@@ -37,6 +38,40 @@ def add_onchain(commands: Any, common: Common) -> None:
     common(init)
     init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     init.set_defaults(command=_init)
+    _add_skip(actions, common)
+
+
+def _add_skip(actions: Any, common: Common) -> None:
+    text = "hand out none of the next N deposit addresses of each side, after a restored backup"
+    skip = actions.add_parser(
+        "skip-addresses",
+        help=text,
+        description=f"{text}: orders that the database has lost may have them."
+        " The service must not be running.",
+    )
+    common(skip)
+    skip.add_argument(
+        "count", type=_count, metavar="N", help="more than there can have been orders since"
+    )
+    skip.add_argument(
+        "--rescan",
+        action="store_true",
+        help="have the Monero wallet scan the chain again, if it was restored from its words:"
+        " that may take hours",
+    )
+    skip.set_defaults(command=_skip)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_SKIPPED):
+        raise argparse.ArgumentTypeError(f"must be 1 to {_MOST_SKIPPED}, not {text!r}")
+    return int(text)
+
+
+def _skip(context: Context) -> int:
+    from rpcsvc.transport.cli_skip import skip_addresses  # noqa: PLC0415 - help needs none of it
+
+    return skip_addresses(context)
 
 
 def _init(context: Context) -> int:

@@ -2,8 +2,9 @@
 
 ``list`` and ``show`` only read. ``pause`` and ``resume`` throw the switch (settlement/onchain/
 guard.py), with or without a running service. ``retry`` asks the running service to try a transfer
-now instead of after its pause; it signs nothing. What does not live here: the reading
-(store/operator_books.py), the request's way into the service (orders/retries.py).
+now instead of after its pause; it signs nothing. ``adopt`` is for a restored database, while no
+service runs. What does not live here: the reading (store/operator_books.py), the request's way
+into the service (orders/retries.py), adopting (cli_adopt.py).
 """
 
 from __future__ import annotations
@@ -54,9 +55,16 @@ def add_payouts(commands: Any, common: Common) -> None:
     _add_list(action("list", "payouts and refunds, the newest first", _list))
     show = action("show", "everything about one payout or refund", _show)
     retry = action("retry", "have a pending one tried now instead of after its pause", _retry)
-    for one in (show, retry):
+    adopt = action(
+        "adopt", "say which transaction paid one, after an older database was restored", _adopt
+    )
+    for one in (show, retry, adopt):
         one.add_argument("transfer", metavar="TRANSFER", help="its id, as payouts list shows it")
     show.add_argument("--full", action="store_true", help="do not shorten the address")
+    adopt.add_argument("txid", metavar="TXID", help="the transaction, as rpcsvc audit names it")
+    adopt.add_argument(
+        "--tx-key", metavar="KEY", help="of an XMR transaction whose key the wallet has lost"
+    )
     pause = action("pause", "stop all outgoing money, at once and over restarts", _pause)
     pause.add_argument("--reason", required=True, type=_reason, help="shown in health and logs")
     action("resume", "let money out again", _resume)
@@ -230,6 +238,12 @@ def _retry(context: Context) -> int:
     _ask(settings, wanted)
     sys.stdout.write(f"{wanted} is tried now. See how it goes: rpcsvc payouts show {wanted}\n")
     return OK
+
+
+def _adopt(context: Context) -> int:
+    from rpcsvc.transport.cli_adopt import adopt  # noqa: PLC0415 - help needs none of it
+
+    return adopt(context)
 
 
 def _ask(settings: Settings, transfer_id: str) -> None:

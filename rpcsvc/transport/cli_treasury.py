@@ -2,7 +2,8 @@
 
 Balances come from the nodes, all else from the database, read-only, beside a running service or
 without one. A node that does not answer leaves a gap that is named. What does not live here: the
-sums (store/operator_books.py), the questions to nodes (settlement/onchain/inspection.py).
+sums (store/operator_books.py), the questions to nodes (settlement/onchain/inspection.py), what
+``rpcsvc treasury explain`` does (cli_explain.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rpcsvc.transport.cli_operator import is_running, onchain_settings, print_js
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
+    from rpcsvc.settlement.onchain.foreign import Stray
     from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
     from rpcsvc.store.operator_books import Owed, Unswept
     from rpcsvc.store.snapshot import Snapshot
@@ -41,6 +43,31 @@ def add_treasury(commands: Any, common: Common) -> None:
     common(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.set_defaults(command=_treasury)
+    _add_explain(parser.add_subparsers(metavar="ACTION"), common)
+
+
+def _add_explain(actions: Any, common: Common) -> None:
+    text = "say what a transaction was that you made by hand, so that the audit takes it as right"
+    # What was given before the action holds, too.
+    parser = actions.add_parser(
+        "explain",
+        help=text,
+        description=f"{text}. Its units are read from the chain.",
+        argument_default=argparse.SUPPRESS,
+    )
+    common(parser)
+    parser.add_argument("network", metavar="NETWORK", help="monero, or a chain such as arbitrum")
+    parser.add_argument("txid", metavar="TXID", help="the transaction, as rpcsvc audit names it")
+    said = parser.add_mutually_exclusive_group(required=True)
+    said.add_argument("--note", default=None, metavar="TEXT", help="what it was for")
+    said.add_argument("--take-back", action="store_true", default=False, help="forget the note")
+    parser.set_defaults(command=_explain)
+
+
+def _explain(context: Context) -> int:
+    from rpcsvc.transport.cli_explain import explain  # noqa: PLC0415 - help needs none of it
+
+    return explain(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,7 @@ class _Books:
     monero_fees: dict[str, int]
     gas_fees: dict[str, dict[str, int]]
     sent_today: dict[str, int]
+    strays: list[Stray]
 
 
 def _treasury(context: Context) -> int:
@@ -85,6 +113,7 @@ def _treasury(context: Context) -> int:
             }
             for asset in (XMR, USDC)
         },
+        "ofNoOrder": [_stray_view(item) for item in books.strays],
         "problems": problems,
     }
     if context.options.json:
@@ -114,6 +143,7 @@ def _read(taken: Snapshot, now: int) -> _Books:
     from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
     from rpcsvc.store.operator_books import OperatorBooks, owed, reserved  # noqa: PLC0415
+    from rpcsvc.store.stray_deposits import stray_deposits  # noqa: PLC0415
 
     books, sums = OperatorBooks(taken), OnchainBooks(taken)
     wallet = SqliteEvmDepositLedger(taken).wallet()
@@ -126,6 +156,7 @@ def _read(taken: Snapshot, now: int) -> _Books:
         swept=books.swept(),
         monero_fees=books.monero_fees(),
         gas_fees=books.gas_fees(),
+        strays=stray_deposits(taken),
         sent_today={asset.symbol: sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)},
     )
 
@@ -170,6 +201,17 @@ def _usdc_view(found: NetworkFound, coin: str, books: _Books) -> Json:
     }
 
 
+def _stray_view(item: Stray) -> Json:
+    asset = XMR if item.network == _MONERO else USDC
+    return {
+        "network": item.network,
+        "txid": item.txid,
+        "amount": f"{format_units(item.units, asset)} {asset.symbol}",
+        "address": item.address,
+        "addressOf": item.order_id,
+    }
+
+
 def _promised(network: str, asset: Asset, books: _Books) -> Json:
     from rpcsvc.store.operator_books import Owed  # noqa: PLC0415
 
@@ -200,8 +242,20 @@ def _print_tables(view: Json) -> None:
             for name, caps in view["caps"].items()
         ]
     )  # fmt: skip
+    _print_strays(view["ofNoOrder"])
     for problem in view["problems"]:
         sys.stdout.write(f"\nnot asked: {problem}\n")
+
+
+def _print_strays(strays: list[Json]) -> None:
+    if not strays:
+        return
+    sys.stdout.write("\ndeposits that are of no order, to be paid back by hand\n")
+    head = ("  AMOUNT", "NETWORK", "TRANSACTION", "THE ADDRESS IS OF")
+    cells = ("amount", "network", "txid", "addressOf")
+    rows = [tuple(str(item[name] or "no order") for name in cells) for item in strays]
+    print_table([head, *((f"  {amount}", *rest) for amount, *rest in rows)])
+    sys.stdout.write("once it is done: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
 
 
 def _print_side(title: str, side: Json) -> None:

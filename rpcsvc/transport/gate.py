@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -30,6 +31,8 @@ from rpcsvc.transport.limits import (
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
+# Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
+_GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
 
 
@@ -57,6 +60,16 @@ VISITOR = web.RequestKey("visitor", Visitor)
 def is_request_id(text: str | None) -> TypeGuard[str]:
     """Whether a caller's text may stand as a request id."""
     return text is not None and _REQUEST_ID.fullmatch(text) is not None
+
+
+def _is_on_socket(request: web.Request) -> bool:
+    """Whether a request came over the UNIX socket, by the socket's own family.
+
+    A missing peer address proves nothing: a TCP client that has hung up has none any more.
+    """
+    transport = request.transport
+    connection = transport.get_extra_info("socket") if transport is not None else None
+    return connection is not None and connection.family == socket.AF_UNIX
 
 
 def _was_forwarded(request: web.Request) -> bool:
@@ -144,13 +157,10 @@ class Gate:
         return True
 
     def _address(self, request: web.Request) -> str:
-        transport = request.transport
-        peer = transport.get_extra_info("peername") if transport is not None else None
-        if not isinstance(peer, tuple):
+        if _is_on_socket(request):
             return SOCKET_CLIENT
-        if not self._trusted:
-            return str(peer[0])
-        return self._behind_proxies(request, str(peer[0]))
+        peer = request.remote or _GONE
+        return self._behind_proxies(request, peer) if self._trusted else peer
 
     def _behind_proxies(self, request: web.Request, peer: str) -> str:
         forwarded = ",".join(request.headers.getall("x-forwarded-for", ()))

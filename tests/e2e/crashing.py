@@ -59,7 +59,11 @@ def seam(name: str) -> Seam:
         from tests.regtest import seams  # noqa: PLC0415
 
         return Seam(*seams.SEAMS[name])
-    return Seam(OrderProcessor, "apply", lambda args: type(args[2]).__name__ == name)
+    return Seam(
+        OrderProcessor,
+        "_commit",
+        lambda args: any(type(step.event).__name__ == name for step in args[1]),
+    )
 
 
 def arm(at: Seam, when: str, number: int) -> None:

@@ -20,7 +20,9 @@ from tests.regtest.daemons import (
     run_apart,
     running,
 )
+from tests.regtest.payees import Payee, funded_accounts
 from tests.regtest.token import Token, compiled, deploy
+from tests.regtest.treasury import Treasury, treasury
 
 HERE = Path(__file__).parent
 HINT = "run tools/regtest/install and pip install --editable '.[dev,onchain]'"
@@ -144,3 +146,35 @@ async def evm(anvil: Anvil) -> AsyncIterator[EvmClient]:
 async def token(evm: EvmClient, token_code: bytes) -> Token:
     """A token nobody holds yet."""
     return await deploy(evm, token_code)
+
+
+# --- the XMR side ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def payee(wallet: WalletClient) -> Payee:
+    return Payee(wallet, await wallet.primary_address())
+
+
+@pytest.fixture(scope="module")
+def killable(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WalletRpc]:
+    """A wallet daemon that the tests of a module share and leave running."""
+    with WalletRpc(tmp_path_factory.mktemp("killable"), monerod) as daemon:
+        run_apart(new_wallet(daemon))
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def accounts(request: pytest.FixtureRequest, killable: WalletRpc, miner: Miner) -> list[int]:
+    """As many accounts with money as the module says (ACCOUNTS)."""
+    return run_apart(funded_accounts(killable, miner, request.module.ACCOUNTS))
+
+
+@pytest.fixture
+async def own(
+    killable: WalletRpc, accounts: list[int], node: MonerodClient, tmp_path: Path
+) -> AsyncIterator[Treasury]:
+    """A side on an account that holds two outputs."""
+    async with treasury(killable, tmp_path, account=accounts.pop()) as made:
+        await made.side.maintain()
+        yield made

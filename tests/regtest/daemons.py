@@ -31,6 +31,7 @@ from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
 from rpcsvc.settlement.onchain.monero import (
     Destination,
     MonerodClient,
+    TransferKind,
     WalletClient,
 )
 from tests.e2e.processes import free_port, until
@@ -38,6 +39,7 @@ from tests.e2e.processes import free_port, until
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"
 START_SECONDS: Final = 30
 POLL_SECONDS: Final = 0.02
+_CALL_GAS: Final = 500_000
 LOG_TAIL: Final = 4000
 WALLET_NAME: Final = "treasury"
 WALLET_PASSWORD: Final = "wallet-password"
@@ -294,6 +296,21 @@ class Miner:
             await bank.store()
             return txid
 
+    async def offer_anew(self) -> None:
+        """What the bank paid and monerod gave up while blocks were replaced, hand over once more.
+
+        It would stay in the pool, unmined. What others paid is their own affair.
+        """
+        async with WalletClient(self.bank.endpoint) as bank:
+            mine = {item.txid for item in await bank.transfers(0, (TransferKind.PENDING,))}
+        async with MonerodClient(self.monerod.endpoint) as node:
+            for item in await node.pool():
+                if item.given_up and item.txid in mine:
+                    asked = {"txs_hashes": [item.txid], "prune": False}
+                    found = await node.rpc.read_path("/get_transactions", asked)
+                    await node.flush_pool([item.txid])
+                    await node.submit(found["txs"][0]["as_hex"])
+
     async def reconnect(self) -> None:
         """To be called after the node was killed: the bank's connection to it is dead."""
         async with WalletClient(self.bank.endpoint) as bank:
@@ -349,7 +366,8 @@ class AnvilControls:
         """Have Anvil sign and send a transaction; its id."""
         params = {"from": sender, "data": "0x" + data.hex(), "value": hex(value)}
         if to is not None:
-            params["to"] = to
+            # Anvil's own estimate is of the state before those that wait to be mined.
+            params |= {"to": to, "gas": hex(_CALL_GAS)}
         return str(await self._rpc.act("eth_sendTransaction", [params]))
 
     async def mine(self, blocks: int = 1) -> None:

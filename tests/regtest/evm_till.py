@@ -16,12 +16,15 @@ from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
 from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPayment, PaymentState
 from rpcsvc.settlement.onchain.evm_payments import EvmPayments
 from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.keys import HdKeys
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
@@ -70,6 +73,10 @@ class Till:
     sweeps: EvmSweeps
     is_open: bool = True
     transfers: int = field(default=0)
+
+    @property
+    def switch(self) -> PauseSwitch:
+        return PauseSwitch(self.data_dir)
 
     @property
     def controls(self) -> AnvilControls:
@@ -167,7 +174,9 @@ async def till(
     client.rpc.open()
     link = EvmLink(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
-    payments = EvmPayments(link, signer, ledger, hands, KEYS.address(1).__eq__)
+    foreign, switch = SqliteForeignLedger(database), PauseSwitch(data_dir)
+    nonces = EvmNonces(link, signer.address, ledger, foreign, switch)
+    payments = EvmPayments(link, signer, ledger, hands, KEYS.address(1).__eq__, nonces)
     sweeps = EvmSweeps(link, payments, ledger, KEYS, hands)
     made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
     try:

@@ -106,9 +106,9 @@ class Exchange:
             yield running
 
     @asynccontextmanager
-    async def starting(self) -> AsyncIterator[Server]:
-        """The service as it comes up; it may not be fit to take orders."""
-        running = Server(self.data_dir, environ=self.environ())
+    async def starting(self, crash: Crash | None = None) -> AsyncIterator[Server]:
+        """The service as it comes up; it may not be fit to take orders, or dead already."""
+        running = Server(self.data_dir, crash=crash, environ=self.environ())
         try:
             yield running
         finally:

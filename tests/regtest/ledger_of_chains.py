@@ -7,7 +7,7 @@ it adds up to one atomic unit. What does not live here: orders (trading.py), the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rpcsvc.settlement.onchain import usdc
@@ -38,6 +38,12 @@ async def xmr_received(wallet: WalletClient, address: str) -> list[int]:
     """Piconero of each transaction that paid an address of a wallet, mined or in the pool."""
     await refreshed(wallet)
     return [item.amount for item in await wallet.transfers(0) if item.address == address]
+
+
+async def xmr_payments(wallet: WalletClient, addresses: Container[str]) -> set[str]:
+    """The transactions that paid any of these addresses of a wallet: one may pay several."""
+    await refreshed(wallet)
+    return {item.txid for item in await wallet.transfers(0) if item.address in addresses}
 
 
 async def refreshed(wallet: WalletClient) -> None:
@@ -90,6 +96,7 @@ async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receip
     receipts = []
     for number in range(first_block, head.number + 1):
         block = await stack.evm.rpc.read("eth_getBlockByNumber", [hex(number), True])
+        assert block is not None, f"block {number} of {head.number} is not there"
         for item in block["transactions"]:
             if item["from"].lower() == stack.treasury.lower():
                 receipt = await stack.evm.receipt(item["hash"])
@@ -105,7 +112,8 @@ async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receip
 class Books:
     """What the wallets held at first, and what came and went since, as the users know it.
 
-    ``given`` are units that the test put into the hot wallet, or took out, besides.
+    ``given`` are units that the test put into the hot wallet, or took out, besides; ``payments``
+    are transactions of XMR that reached users.
     """
 
     stack: Exchange
@@ -119,7 +127,7 @@ class Books:
     xmr_out: int = 0
     usdc_out: int = 0
     ether_given: int = 0
-    payouts: int = 0
+    payments: int = 0
 
     @classmethod
     async def opened(cls, stack: Exchange) -> Books:
@@ -144,7 +152,7 @@ class Books:
         return [
             *_difference("XMR in the wallet", held.unspent, due),
             *_difference("XMR that the wallet shows", held.shown, held.unspent),
-            *_difference("transactions of the XMR wallet", len(held.sent), self.payouts),
+            *_difference("transactions of the XMR wallet", len(held.sent), self.payments),
         ]
 
     async def _usdc_differences(self) -> list[str]:

@@ -1,12 +1,13 @@
 """A line to a daemon that passes calls on, garbles the answers, holds them back, or changes them.
 
-What does not live here: what the service makes of it (test_exchange_faults.py).
+What does not live here: what the service makes of it (test_exchange_faults.py), a node's rule that
+the daemon does not have (fee_rule.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -20,17 +21,21 @@ _HOP: Final = frozenset({"host", "connection", "keep-alive", "content-length", "
 
 # What becomes of an answer: the method asked for (its path and body), and the answer.
 Change = Callable[[bytes, bytes], bytes]
+# Answers a call (its body) in the daemon's place; None: the daemon shall.
+StandIn = Callable[[bytes], Awaitable[bytes | None]]
 
 
 class Line:
     """Between the service and one daemon. ``change`` is applied to each answer; None: to none.
 
+    What ``stand_in`` answers never reaches the daemon; it stays when the line is cleared.
     While ``hold`` is cleared no answer comes; ``lost`` counts answers that were thrown away.
     """
 
     def __init__(self, target: str) -> None:
         self.port = free_port()
         self.change: Change | None = None
+        self.stand_in: StandIn | None = None
         self.lose: Callable[[bytes], bool] | None = None
         self.lost = 0
         self.delay = 0.0
@@ -49,6 +54,8 @@ class Line:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Carry one call."""
         body = await request.read()
+        if self.stand_in is not None and (said := await self.stand_in(body)) is not None:
+            return web.Response(body=said, content_type="application/json")
         try:
             status, headers, answer = await self._asked(request, body)
         except aiohttp.ClientError:

@@ -169,6 +169,7 @@ class Soak:
         async with self.stack.node as node:
             await node.pop_blocks(depth)
         await self.stack.miner.mine(depth + 1)
+        await self.stack.miner.offer_anew()
 
     async def _reorganise_evm(self) -> None:
         await self.stack.controls.reorganise(self._random.randint(1, _DEEPEST))

@@ -191,6 +191,17 @@ async def test_what_came_what_went_and_what_is_there_is_read(
     assert again == kept, "what is deep is kept, and the same"
 
 
+async def test_what_is_held_back_in_the_wallet_is_there(
+    own_wallet: WalletClient, miner: Miner, node: MonerodClient
+) -> None:
+    primary = await own_wallet.primary_address()
+    await miner.fund(primary, 2 * XMR, XMR)
+    await own_wallet.refresh()
+    await own_wallet.freeze((await own_wallet.outputs())[0].key_image)
+    facts = await read(MoneroReader(node, own_wallet, OPTIONS), monero_books(primary))
+    assert facts.balance == 3 * XMR
+
+
 async def test_a_payment_recorded_with_another_address_has_paid_it_nothing(
     own_wallet: WalletClient, wallet: WalletClient, miner: Miner, node: MonerodClient
 ) -> None:

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.sqlite import DATABASE_NAME
@@ -144,16 +145,29 @@ async def send_with(stack: Exchange, signer: EvmSigner, nonce: int, max_fee: int
     assert answer.submission.value == "accepted", answer
 
 
-async def test_a_nonce_that_someone_else_used_is_passed_over(trader: Trader) -> None:
+async def test_a_nonce_that_someone_else_used_pauses_payouts_until_the_operator_resumes(
+    trader: Trader,
+) -> None:
     stack = trader.stack
     async with stack.serving() as at:
         await trader.deal(at, "x2u")
         await trader.finish(at)
-        signer = own_key(stack)
+        signer, switch = own_key(stack), PauseSwitch(stack.data_dir)
         await send_with(stack, signer, await stack.evm.nonce(signer.address), 100 * GWEI)
-        await trader.deal(at, "x2u")
-        await trader.finish(at)
+        deal = await trader.deal(at, "x2u")
+
+        async def paused() -> bool:
+            await stack.mine_in_time()
+            return switch.reason() is not None
+
+        await until(paused, seconds=60)
+        await degraded(at, "transactions of the hot wallet on arbitrum that the database does not")
         await degraded(at, "something else sends from the hot wallet on arbitrum")
+        assert await trader.received(deal) == []
+        assert (await status(at, deal.order_id))["status"] == "deposit_confirmed"
+        switch.resume()
+        await trader.finish(at)
+        assert switch.reason() is None
         await trader.stop(at)
     await trader.check()
 

@@ -6,9 +6,7 @@ What was paid is counted in the wallet that was to be paid, never in the service
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,110 +14,29 @@ import pytest
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
+from rpcsvc.orders.ports import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
 from rpcsvc.settlement.onchain.monero import (
-    MOST_DESTINATIONS,
     Destination,
     MonerodClient,
-    TransferKind,
-    WalletClient,
 )
 from rpcsvc.settlement.onchain.monero_ledger import PaymentState
 from rpcsvc.store.sqlite import StoreConflict
-from tests.regtest.daemons import SPENDABLE_AGE, Miner, Monerod, WalletRpc, new_wallet, run_apart
+from tests.regtest.daemons import SPENDABLE_AGE, Miner
+from tests.regtest.payees import Payee, pay, sent, settle
 from tests.regtest.treasury import (
     OPTIONS,
     XMR,
     Treasury,
-    add_account,
-    bank_of,
     kill_wallet,
-    treasury,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 UNITS = XMR // 7
-ACCOUNTS = 24
-
-
-@dataclass
-class Payee:
-    """Someone else's wallet: what it got is what was paid."""
-
-    wallet: WalletClient
-    address: str
-
-    async def received(self) -> list[int]:
-        await self.wallet.refresh()
-        return [item.amount for item in await self.wallet.transfers(0)]
-
-
-@pytest.fixture
-async def payee(shared_wallet_rpc: WalletRpc, wallet: WalletClient) -> Payee:
-    return Payee(wallet, await wallet.primary_address())
-
-
-@pytest.fixture(scope="module")
-def killable(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WalletRpc]:
-    """A wallet daemon that tests share and leave running."""
-    with WalletRpc(tmp_path_factory.mktemp("killable"), monerod) as daemon:
-        run_apart(new_wallet(daemon))
-        yield daemon
-
-
-@pytest.fixture(scope="module")
-def accounts(killable: WalletRpc, miner: Miner) -> list[int]:
-    """Accounts with two outputs of 1 XMR each, paid together to save time."""
-    return run_apart(_funded_accounts(killable, miner))
-
-
-async def _funded_accounts(rpc: WalletRpc, miner: Miner) -> list[int]:
-    made = [await add_account(rpc) for _ in range(ACCOUNTS)]
-    due = [Destination(address, XMR) for _, address in made for _ in range(2)]
-    async with bank_of(miner) as bank:
-        await bank.refresh()
-        for at in range(0, len(due), MOST_DESTINATIONS):
-            payment = await bank.prepare(due[at : at + MOST_DESTINATIONS])
-            await bank.relay(payment.metadata)
-        await bank.store()
-    await miner.mine(SPENDABLE_AGE)
-    return [account for account, _ in made]
-
-
-@pytest.fixture
-async def own(
-    killable: WalletRpc, accounts: list[int], node: MonerodClient, tmp_path: Path
-) -> AsyncIterator[Treasury]:
-    """A side on an account that holds two outputs."""
-    async with treasury(killable, tmp_path, account=accounts.pop()) as made:
-        await made.side.maintain()
-        yield made
-
-
-async def pay(side: Treasury, transfer: Transfer) -> Verdict:
-    """As the order layer does: look for our own id first, publish if it is absent."""
-    verdict = await side.side.look_up(transfer)
-    if verdict.outcome is Outcome.ABSENT:
-        verdict = await side.side.publish(transfer)
-    return verdict
-
-
-async def settle(side: Treasury, miner: Miner, transfer: Transfer) -> None:
-    """Bring it to its end."""
-    assert (await pay(side, transfer)).outcome is Outcome.PENDING
-    await miner.mine(OPTIONS.settled_after)
-    assert await side.side.look_up(transfer) == Verdict(Outcome.SETTLED)
-
-
-async def sent(wallet: WalletClient) -> list[str]:
-    kinds = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
-    await wallet.refresh()
-    return [item.txid for item in await wallet.transfers(0, kinds)]
+ACCOUNTS = 24  # how many of the tests below may use one up
 
 
 # --- the plain way -----------------------------------------------------------------------------

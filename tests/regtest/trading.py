@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.monero import WalletClient
 from tests.e2e.processes import Crash, Gone, Server
 from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc, new_wallet, wait_for
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches
-from tests.regtest.ledger_of_chains import Books, usdc_received, xmr_received
+from tests.regtest.ledger_of_chains import Books, usdc_received, xmr_payments, xmr_received
 from tests.regtest.token import deploy
 
 DEATH_SECONDS = 60
@@ -111,15 +111,12 @@ class Trader:
 
     async def differences(self) -> list[str]:
         """What of the money is not accounted for. The service must not be running."""
-        self._count([await self.received(deal) for deal in self.deals])
-        return await self.books.differences()
-
-    def _count(self, paid: Sequence[Sequence[int]]) -> None:
         out = {"x2u": 0, "u2x": 0}
-        for deal, amounts in zip(self.deals, paid, strict=True):
-            out[deal.direction] += sum(amounts)
+        for deal in self.deals:
+            out[deal.direction] += sum(await self.received(deal))
         self.books.usdc_out, self.books.xmr_out = out["x2u"], out["u2x"]
-        self.books.payouts = sum(deal.direction == "u2x" for deal in self.deals)
+        self.books.payments = len(await xmr_payments(self.payee, {deal.to for deal in self.deals}))
+        return await self.books.differences()
 
     async def received(self, deal: Deal) -> list[int]:
         """The payments that came to a deal's address."""

@@ -283,6 +283,28 @@ def test_a_settled_payout_that_waits_in_the_pool_again_is_pending() -> None:
     assert report.pending
 
 
+def test_a_settled_payout_that_stays_in_the_pool_is_a_difference() -> None:
+    world = World()
+    world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))
+    world.departures.clear()
+    world.proven = {k: replace(v, block=None) for k, v in world.proven.items()}
+    for block, found in ((TOP - 30, set()), (TOP - 31, {"not_on_chain"})):
+        world.payments = [replace(item, block=block) for item in world.payments]
+        assert kinds(audited(world)) == found
+
+
+@pytest.mark.parametrize("state", [DepositState.SEEN, DepositState.CONFIRMED])
+def test_a_deposit_back_in_the_pool_that_was_paid_out_for_is_a_difference(
+    state: DepositState,
+) -> None:
+    """A reorganisation was deeper than what confirms a deposit."""
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), XMR))
+    world.keep(replace(order, deposits=(replace(order.deposits[0], state=state),)))
+    world.arrivals = [replace(item, block=None) for item in world.arrivals]
+    assert kinds(audited(world)) == {"deposit_unmined"}
+
+
 def test_a_settled_payout_that_is_nowhere_is_a_difference() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(U2X), 100 * USDC)))

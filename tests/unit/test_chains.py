@@ -128,6 +128,16 @@ def test_no_test_network_is_a_network_where_funds_are_real(chains: ChainRegistry
     assert chains.token_contracts.isdisjoint(c.test_usdc_contract.lower() for c in chains.all())
 
 
+def test_the_op_stack_chains_and_no_others_name_the_oracle_of_l1_fees(
+    chains: ChainRegistry,
+) -> None:
+    oracles = {chain.name: chain.l1_fee_oracle for chain in chains.all()}
+    assert {name: oracle for name, oracle in oracles.items() if oracle is not None} == {
+        "base": "0x420000000000000000000000000000000000000F",
+        "optimism": "0x420000000000000000000000000000000000000F",
+    }
+
+
 ARBITRUM_USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 
 
@@ -144,8 +154,20 @@ ARBITRUM_USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
         ("min_swap_usd = 10\n", "min_swap_usd = 0\n", "min_swap_usd must be a whole number above"),
         ("min_swap_usd = 10\n", "min_swap_usd = true\n", "must be a whole number above 0"),
         ("min_swap_usd = 10\n", "min_swap_usd = 1.5\n", "must be a whole number above 0"),
+        ("0x420000000000000000000000000000000000000F", "", "base.l1_fee_oracle must be a string"),
+        (
+            '"0x420000000000000000000000000000000000000F"',
+            "7",
+            "base.l1_fee_oracle must be a string",
+        ),
+        (
+            "0x420000000000000000000000000000000000000F",
+            "0x420000000000000000000000000000000000000f",
+            "base.l1_fee_oracle must be a checksummed",
+        ),
+        ("l1_fee_oracle = ", "l1_oracle = ", "base.l1_oracle is not known"),
         ("[chains.arbitrum]", "[chains]\nmoon = 1\n[chains.arbitrum]", "chains.moon must be a tab"),
-        ("[chains.arbitrum]", "[chains.arbitrum", "line 6"),
+        ("[chains.arbitrum]", "[chains.arbitrum", "line 8"),
     ],
 )
 def test_what_no_caller_could_use_or_nobody_owns_is_refused(

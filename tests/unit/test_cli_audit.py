@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.audit.records import Difference, Report
+from rpcsvc.audit.records import Difference, Explained, Report
 from rpcsvc.audit.unfit import Unfit
 from rpcsvc.settings import Settings
 from rpcsvc.store.books import BooksUnreadable
@@ -69,6 +69,34 @@ def test_json_is_one_object(
         "kind": "payout", "subject": "ord_1/payout/1", "expected": "12", "found": "11",
         "unit": "USDC",
     }  # fmt: skip
+
+
+def test_a_hint_and_what_is_explained_are_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(
+        (
+            Difference(
+                "unrecorded_payment", "tx", "0", "7", "XMR", "looks like a payment: adopt it"
+            ),
+        ),
+        explained=(
+            Explained("monero", "ab", 2_500_000_000_000, 0, "XMR", "to the cold wallet"),
+            Explained("arbitrum", "0xcd", 1_000_000, 2_000_000, "USDC", "both ways"),
+            Explained("arbitrum", "0xef", 0, 0, "USDC", "ether"),
+        ),
+    )
+    assert audit(monkeypatch, tmp_path, report) == FAILED
+    assert capsys.readouterr().out.splitlines()[2:6] == [
+        "tx looks like a payment: adopt it",
+        "explained: monero ab: sent 2.5 XMR: to the cold wallet",
+        "explained: arbitrum 0xcd: sent 1 USDC, received 2 USDC: both ways",
+        "explained: arbitrum 0xef: moved no USDC: ether",
+    ]
+    assert audit(monkeypatch, tmp_path, report, "--json") == FAILED
+    said = json.loads(capsys.readouterr().out)
+    assert said["differences"][0]["hint"] == "looks like a payment: adopt it"
+    assert said["explained"][0]["sent"] == 2_500_000_000_000
 
 
 def test_pending_alone_is_well(

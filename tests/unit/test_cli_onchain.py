@@ -194,12 +194,18 @@ def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Cli) ->
     assert arbitrum["hotWallet"] is None
     assert (arbitrum["unswept"], arbitrum["swept"], arbitrum["address"]) == ("2.5", "0", "0xFirst")
     assert said["xmr"]["unlocked"] is None
+    assert said["ofNoOrder"] == [
+        {"network": "arbitrum", "txid": "a", "amount": "2.5 USDC", "address": "0x1",
+         "addressOf": None}
+    ]  # fmt: skip
     assert said["caps"]["XMR"] == {"sentIn24Hours": "0", "perDay": "5000", "perTransfer": "500"}
     assert len(said["problems"]) == 2
 
     assert cli("treasury") == 1
     assert cli.out.startswith("payouts: PAUSED: odd numbers\n")
     assert "not known" in cli.out
+    assert "\ndeposits that are of no order, to be paid back by hand\n" in cli.out
+    assert "2.5 USDC" in cli.out
     assert cli.out.count("not asked: ") == 2
 
 

@@ -16,6 +16,7 @@ from rpcsvc.settlement.onchain.evm_fees import (
     first_price,
     is_too_low,
     raised_price,
+    with_l1_margin,
     with_margin,
 )
 from rpcsvc.settlement.onchain.evm_payment_ledger import (
@@ -144,8 +145,17 @@ def test_a_replacement_offers_at_least_the_moment() -> None:
 def test_a_replacement_beyond_the_bound_is_none() -> None:
     gas, old = 50_000, GasPrice(8 * GWEI, GWEI)
     assert raised_price(old, FeeData(GWEI, 0), 25, gas, 10 * GWEI * gas) is not None
-    assert raised_price(old, FeeData(GWEI, 0), 25, gas, 10 * GWEI * gas - 1) is None
     assert raised_price(old, FeeData(20 * GWEI, 0), 25, gas, 10 * GWEI * gas) is None
+
+
+def test_the_last_replacement_offers_the_bound_while_nodes_take_it_for_a_rise() -> None:
+    gas, old, moment = 50_000, GasPrice(8 * GWEI, GWEI), FeeData(GWEI, 0)
+    last = raised_price(old, moment, 25, gas, 10 * GWEI * gas - gas)
+    assert last == GasPrice(10 * GWEI - 1, GWEI * 11 // 10)
+    tenth = 8 * GWEI * 11 // 10
+    assert raised_price(old, moment, 25, gas, tenth * gas) == GasPrice(tenth, GWEI * 11 // 10)
+    assert raised_price(old, moment, 25, gas, tenth * gas - 1) is None
+    assert raised_price(old, moment, 25, gas, -1) is None
 
 
 def test_a_price_fits_the_database_whatever_the_bound() -> None:
@@ -163,6 +173,11 @@ def test_a_price_is_too_low_when_the_next_block_would_not_take_it() -> None:
 
 def test_a_gas_limit_has_a_quarter_to_spare() -> None:
     assert with_margin(40_001) == 50_001
+
+
+def test_the_l1_part_may_double_as_the_base_fee_may_and_has_a_quarter_to_spare() -> None:
+    assert with_l1_margin(1000) == 2500
+    assert with_l1_margin(0) == 0
 
 
 # --- payments in the database -------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
     DepositRecord,
     MoneroOptions,
+    Payee,
     Payment,
     PaymentState,
     Purpose,
@@ -210,11 +211,76 @@ async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqliteMoneroLedger) 
     assert ledger.payment("a") == over
 
 
+def batch(name: str, *payees: str) -> Payment:
+    """A payment of several transfers; each has an address of its own name."""
+    shares = tuple(Payee(item, f"4x-{item}", XMR) for item in payees)
+    return replace(payment(name, f"image-{name}"), batch=shares, units=len(payees) * XMR)
+
+
+async def test_a_payment_of_several_transfers_is_found_by_each(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    made = batch("batch_1", "a", "b")
+    await ledger.add_payment(made)
+    assert [ledger.payment(name) for name in ("a", "b", "batch_1", "c")] == [made, made, made, None]
+    await ledger.put_proof(made, replace(made.payee("b"), proof="p"))
+    found = ledger.payment("a")
+    assert found is not None
+    assert [item.proof for item in found.payees] == [None, "p"]
+    with pytest.raises(LookupError):
+        found.payee("c")
+
+
+@pytest.mark.parametrize(
+    "second", [payment("a", "i9"), batch("batch_2", "b", "c")], ids=["alone", "with another"]
+)
+async def test_a_transfer_is_paid_by_one_payment(
+    ledger: SqliteMoneroLedger, second: Payment
+) -> None:
+    first = batch("batch_1", "a", "b")
+    await ledger.add_payment(first)
+    published = replace(first, state=PaymentState.PUBLISHED, relayed_at=5)
+    await ledger.put_payment(published)
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(second)
+    await ledger.put_payment(replace(published, state=PaymentState.FAILED))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(second)
+
+
+async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqliteMoneroLedger) -> None:
+    alone = payment("a", "i1")
+    await ledger.add_payment(alone)
+    await ledger.put_payment(replace(alone, state=PaymentState.PUBLISHED, relayed_at=5))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(batch("batch_1", "a", "b"))
+
+
+async def test_an_address_is_paid_once_in_a_payment(ledger: SqliteMoneroLedger) -> None:
+    shares = (Payee("a", "4x", XMR), Payee("b", "4x", XMR))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(replace(payment("batch_1", "i1"), batch=shares))
+
+
+async def test_the_transfers_of_a_withdrawn_payment_may_be_signed_anew(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    first = batch("batch_1", "a", "b")
+    await ledger.add_payment(first)
+    await ledger.put_payment(replace(first, state=PaymentState.WITHDRAWN))
+    assert ledger.payment("a") is None
+    second = payment("a", "image-batch_1")
+    await ledger.add_payment(second)
+    assert ledger.payment("a") == second
+
+
 async def test_settled_payments_are_found_by_height(ledger: SqliteMoneroLedger) -> None:
     for name, height in (("a", 5), ("b", 9)):
         item = payment(name, f"image-{name}")
         await ledger.add_payment(item)
-        done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height, proof="p")
+        done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height)
         await ledger.put_payment(done)
+        await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
     assert [item.transfer_id for item in ledger.settled_above(5)] == ["b"]
+    assert [item.proof for item in ledger.settled_above(0)] == ["proof of a", "proof of b"]
     assert ledger.transfer_state("a") is None

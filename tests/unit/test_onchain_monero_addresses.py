@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero import (
     Subaddress,
     SubaddressIndex,
@@ -33,12 +33,19 @@ class Wallet:
         self.made = self.stored = 0
         self.spelling = "8w"
         self.rescans = 0
+        self.failures = 0
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.scans = asyncio.Event()
 
     def kill(self) -> None:
         self.made = self.stored
 
     async def create_addresses(self, count: int) -> list[Subaddress]:
         assert 1 <= count <= 64
+        if self.failures and self.made > 100:
+            self.failures -= 1
+            raise TimedOut("wallet", "create_address", "no answer")
         first = self.made + 1
         self.made += count
         return [self._at(minor) for minor in range(first, self.made + 1)]
@@ -52,6 +59,11 @@ class Wallet:
         return [self._at(minor) for minor in indices]
 
     async def rescan_blockchain(self) -> None:
+        self.scans.set()
+        await self.may_end.wait()
+        if self.failures:
+            self.failures -= 1
+            raise TimedOut("wallet", "rescan_blockchain", "no answer")
         self.rescans += 1
 
     def _at(self, minor: int) -> Subaddress:
@@ -163,3 +175,125 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedg
     wallet.spelling = "8z"
     with pytest.raises(Refused, match="another wallet"):
         await pool_of(wallet, ledger)
+
+
+# --- a scan of the chain -------------------------------------------------------------------------
+
+
+async def restored(ledger: SqliteMoneroLedger, made: int = 0) -> Wallet:
+    """A wallet that knows ``made`` addresses of the 300 and more that are on record."""
+    wallet = Wallet()
+    for _ in range(4):
+        await take(await pool_of(wallet, ledger), 90)
+    other = Wallet()
+    other.made = other.stored = made
+    return other
+
+
+def unhurried(wallet: Wallet, ledger: SqliteMoneroLedger, patience: float = 5.0) -> AddressPool:
+    return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, patience=patience)
+
+
+@pytest.mark.parametrize("made", [0, 150], ids=["while addresses are made", "while it scans"])
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_rescan_that_was_cut_short_is_made_up_for(
+    ledger: SqliteMoneroLedger, made: int, killed: bool
+) -> None:
+    wallet = await restored(ledger, made)
+    wallet.failures = 1
+    with pytest.raises(TimedOut):
+        await unhurried(wallet, ledger).reconcile()
+    assert wallet.rescans == 0
+    if killed:
+        wallet.kill()
+    await unhurried(wallet, ledger).reconcile()
+    await unhurried(wallet, ledger).reconcile()
+    assert wallet.rescans == 1
+
+
+async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
+    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wallet, due = await restored(ledger), list[bool]()
+    make = wallet.create_addresses
+
+    async def noted(count: int) -> list[Subaddress]:
+        due.append(ledger.rescan_due())
+        return await make(count)
+
+    monkeypatch.setattr(wallet, "create_addresses", noted)
+    await unhurried(wallet, ledger).reconcile()
+    assert set(due) == {True}
+    assert not ledger.rescan_due()
+
+
+async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
+    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wallet = await restored(ledger)
+    store = wallet.store
+
+    async def full_disk() -> None:
+        if wallet.rescans:
+            raise NodeError("wallet", "store", -1, "disk full")
+        await store()
+
+    monkeypatch.setattr(wallet, "store", full_disk)
+    with pytest.raises(NodeError):
+        await unhurried(wallet, ledger).reconcile()
+    assert ledger.rescan_due()
+
+
+async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoneroLedger) -> None:
+    wallet = await restored(ledger)
+    wallet.may_end.clear()
+    pool = unhurried(wallet, ledger)
+    caller = asyncio.create_task(pool.reconcile())
+    await wallet.scans.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    with pytest.raises(Refused, match="rescanning"):
+        pool.require_scanned()
+    wallet.may_end.set()
+    await pool.reconcile()
+    pool.require_scanned()
+    assert wallet.rescans == 1
+    assert not ledger.rescan_due()
+
+
+async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    wallet = await restored(ledger)
+    wallet.may_end.clear()
+    pool = unhurried(wallet, ledger, patience=0)
+    for _ in range(3):
+        with pytest.raises(Refused, match="rescanning"):
+            await pool.reconcile()
+    await pool.close()
+    assert ledger.rescan_due()
+    wallet.may_end.set()
+    await unhurried(wallet, ledger).reconcile()
+    assert wallet.rescans == 1
+
+
+@pytest.mark.parametrize(("lacks", "rescans"), [(199, 0), (200, 1)])
+async def test_a_wallet_rescans_for_what_it_did_not_look_ahead_to(
+    ledger: SqliteMoneroLedger, lacks: int, rescans: int
+) -> None:
+    wallet = await restored(ledger)
+    highest = ledger.highest_address()
+    assert highest is not None
+    wallet.made = wallet.stored = highest.index.minor - lacks
+    await unhurried(wallet, ledger).reconcile()
+    assert wallet.rescans == rescans
+
+
+async def test_another_wallet_is_refused_before_it_scans(ledger: SqliteMoneroLedger) -> None:
+    wallet = await restored(ledger, 150)
+    await ledger.note_rescan_due()
+    wallet.spelling, wallet.made = "8z", 1000
+    with pytest.raises(Refused, match="another wallet"):
+        await unhurried(wallet, ledger).reconcile()
+    assert wallet.rescans == 0

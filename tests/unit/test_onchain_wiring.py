@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
 from rpcsvc.settings_onchain import OnchainSettings
-from rpcsvc.settlement.onchain.wiring import evm_options, monero_options
+from rpcsvc.settlement.onchain.wiring import (
+    evm_nodes,
+    evm_options,
+    monero_options,
+    served_chains,
+)
 
 
 def test_the_pools_are_as_large_as_the_settings_say() -> None:
@@ -26,3 +33,14 @@ def test_more_addresses_are_never_reserved_than_the_pool_is_made_for(addresses: 
 
 def test_by_default_a_burst_of_a_hundred_orders_finds_addresses_ready() -> None:
     assert monero_options(OnchainSettings()).reserve // 2 >= 100
+
+
+def test_a_network_asks_the_oracle_that_the_table_of_chains_names_and_else_none() -> None:
+    nodes = ("arbitrum=http://127.0.0.1:1", "base=http://127.0.0.1:2")
+    settings = OnchainSettings(nodes=nodes)
+    chains = load_chains(chains_toml(None))
+    made = evm_nodes(settings, served_chains(settings, chains))
+    assert {node.network.name: node.network.l1_fee_oracle for node in made} == {
+        "arbitrum": None,
+        "base": "0x420000000000000000000000000000000000000F",
+    }

@@ -14,6 +14,7 @@ import pytest
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.effects import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.ports import (
     Change,
@@ -184,6 +185,31 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     assert store.pending_effects() == [first, second]
     await store.commit(Change(done=(first, PendingEffect("ord_1", PriceLateDeposit()))))
     assert store.pending_effects() == [second]
+
+
+async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
+    store: SqliteOrderStore,
+) -> None:
+    waiting, stuck = fresh(1), fresh(2)
+    for order in (waiting, replace(stuck, on_deadline=OnDeadline.REFUND)):
+        await store.commit(created(order))
+    late = waiting.deadline_at or 0
+    assert store.overdue(late, 9) == ["ord_1", "ord_2"]
+    assert store.overdue(late, 9, but=OnDeadline.REFUND) == ["ord_1"]
+    assert store.overdue(late, 1) == ["ord_1"]
+    assert store.overdue(NOW, 9) == []
+
+
+async def test_several_changes_are_committed_together_or_not_at_all(
+    store: SqliteOrderStore,
+) -> None:
+    await store.commit(created(fresh(1)))
+    with pytest.raises(StoreConflict):
+        await store.commit(created(fresh(2)), created(fresh(1)))
+    assert store.order("ord_2") is None
+    await store.commit(created(fresh(2)), created(fresh(3)))
+    assert store.order("ord_2") is not None
+    assert store.order("ord_3") is not None
 
 
 async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStore) -> None:

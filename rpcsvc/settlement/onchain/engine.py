@@ -28,6 +28,7 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
+from rpcsvc.settlement.onchain.first_look import FirstLook
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.settlement.onchain.side_watch import SideWatch
@@ -38,7 +39,10 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class OnchainEngine:
-    """Implements SettlementEngine with one side per asset."""
+    """Implements SettlementEngine with one side per asset.
+
+    ``first_looks``: what has to be looked at once, by asset, before anything is signed for it.
+    """
 
     name = "onchain"
     bridges: frozenset[str] = frozenset()
@@ -50,11 +54,13 @@ class OnchainEngine:
         *,
         floors: Mapping[Asset, int],
         poll_ms: int,
+        first_looks: Mapping[Asset, FirstLook] | None = None,
     ) -> None:
         self._sides = {side.asset: side for side in sides}
         self._watches = {side.asset: SideWatch(side) for side in sides}
         self._guard = guard
         self._floors = floors
+        self._first_looks = dict(first_looks or {})
         self.poll_ms = poll_ms
 
     async def start(self) -> None:
@@ -72,8 +78,25 @@ class OnchainEngine:
 
     async def _look_after(self, side: Side, pause: Pause) -> None:
         while True:
+            await self._look_first(side)
             await _maintain(side)
             await pause(self.poll_ms / 1000)
+
+    async def _look_first(self, side: Side) -> None:
+        """Whatever was sent and is not on record is found even if nothing is to be signed."""
+        look = self._first_looks.get(side.asset)
+        if look is None:
+            return
+        try:
+            await look.require_done()
+        except Unavailable as reason:
+            log.info("first_look_put_off", asset=side.asset.symbol, reason=reason.message)
+        except Exception:
+            log.exception("upkeep_failed", asset=side.asset.symbol)
+
+    def is_paused(self) -> bool:
+        """Whether the operator has stopped all outgoing money."""
+        return self._guard.paused() is not None
 
     # --- taking orders -------------------------------------------------------------------------
 
@@ -139,11 +162,21 @@ class OnchainEngine:
 
     # --- transfers -----------------------------------------------------------------------------
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def transfers_per_payment(self, network: str) -> int:
+        """How many transfers one transaction of a network may carry out."""
+        return self._of(network).transfers_per_payment(network)
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
         """Sign without publishing. Raises TransferRejected and errors.Unavailable."""
         self._guard.require_open()
         self._guard.require_within_caps(transfer)
-        return await self._of(transfer.network).prepare(transfer)
+        within = self._guard.within_caps(companions, after=transfer)
+        side = self._of(transfer.network)
+        if (look := self._first_looks.get(side.asset)) is not None:
+            await look.require_done()
+        return await side.prepare(transfer, within)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the transfer's own bytes to the network, unless payouts are paused."""
@@ -162,6 +195,7 @@ class OnchainEngine:
         checks = [("payouts", self._guard.health())]
         checks += [(side.asset.symbol, side.health()) for side in self._sides.values()]
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
+        checks += [(asset.symbol, look.health()) for asset, look in self._first_looks.items()]
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
         notes = [text for side in self._sides.values() for text in side.notes()]

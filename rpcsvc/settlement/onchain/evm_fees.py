@@ -14,6 +14,9 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import LARGEST_STORED
 
 USUAL_GAS: Final = 65_000
 """What a transfer of USDC to a new holder takes, about; used until a node has estimated it."""
+# By so many percent nodes want both fees of a replacement higher, unless told otherwise: Geth,
+# Reth and Nethermind.
+_USUAL_RULE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class GasPrice:
 def with_margin(gas: int) -> int:
     """The gas limit for an estimate. Gas that is not used is not paid."""
     return gas + gas // 4
+
+
+def with_l1_margin(fee: int) -> int:
+    """What an OP-stack chain may take for L1, from its estimate: as for gas, and it may double."""
+    return with_margin(2 * fee)
 
 
 def price_of(moment: FeeData) -> GasPrice:
@@ -44,10 +52,14 @@ def raised_price(
 ) -> GasPrice | None:
     """What a replacement offers: both fees raised by ``percent`` and at least the moment's.
 
-    None when that costs more than the bound. Nodes refuse a replacement unless both rise.
+    When that costs more than the bound, the bound itself, if nodes would still take that for a
+    rise; else None. Nodes refuse a replacement unless both rise, by 10 percent usually.
     """
-    least = GasPrice(_raised(old.max_fee, percent), _raised(old.tip, percent))
-    return _bounded(moment, least, gas, highest_cost)
+    wished = _bounded(moment, _both_raised(old, percent), gas, highest_cost)
+    if wished is not None:
+        return wished
+    last = _bounded(moment, _both_raised(old, _USUAL_RULE), gas, highest_cost)
+    return None if last is None else GasPrice(_highest(gas, highest_cost), last.tip)
 
 
 def is_too_low(price: GasPrice, moment: FeeData) -> bool:
@@ -55,13 +67,21 @@ def is_too_low(price: GasPrice, moment: FeeData) -> bool:
     return price.max_fee < moment.base_fee + min(price.tip, moment.tip)
 
 
+def _both_raised(old: GasPrice, percent: int) -> GasPrice:
+    return GasPrice(_raised(old.max_fee, percent), _raised(old.tip, percent))
+
+
 def _raised(fee: int, percent: int) -> int:
     """Rounded up, and more than before whatever the percentage."""
     return max(-(-fee * (100 + percent) // 100), fee + 1)
 
 
+def _highest(gas: int, highest_cost: int) -> int:
+    return min(highest_cost // gas, LARGEST_STORED)
+
+
 def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> GasPrice | None:
-    highest = min(highest_cost // gas, LARGEST_STORED)
+    highest = _highest(gas, highest_cost)
     tip = max(least.tip, moment.tip)
     needed = max(least.max_fee, moment.base_fee + tip, 1)
     if needed > highest:

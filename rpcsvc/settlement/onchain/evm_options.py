@@ -24,7 +24,8 @@ class EvmNetwork:
     block then. A payment not mined for ``bump_after_ms`` is replaced by one with a fee higher by
     ``bump_percent``, as long as it costs no more than ``highest_fee`` in all. ``gas_reserve`` is
     what the hot wallet should always hold. Deposits of ``sweep_units`` and more are swept, at
-    most ``sweep_batch`` at a time.
+    most ``sweep_batch`` at a time. ``l1_fee_oracle`` tells what the chain takes for data on L1
+    (EIP-55, OP stack); None on a chain that takes nothing for that.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EvmNetwork:
     gas_reserve: int = 2_000_000 * _GWEI
     sweep_units: int = 1_000_000
     sweep_batch: int = 20
+    l1_fee_oracle: str | None = None
 
     def __post_init__(self) -> None:
         least = {"chain_id": 1, "settled_after": 1, "failed_after": 1, "tracked_blocks": 1,

@@ -8,7 +8,7 @@ never from an error. A payment that was taken back before it was published leave
 transaction that moves nothing, since those after it could not be mined otherwise.
 
 What does not live here: which transfers are due (orders/payouts.py), whether one can be paid
-(evm_checks.py), sweeps (evm_sweeps.py).
+(evm_checks.py), which nonce is next (evm_nonces.py), sweeps (evm_sweeps.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
-from rpcsvc.settlement.onchain.evm import Tag
 from rpcsvc.settlement.onchain.evm_checks import EvmChecks
 from rpcsvc.settlement.onchain.evm_fees import GasPrice
 from rpcsvc.settlement.onchain.evm_gas import EvmGas, HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm_payment_ledger import (
     EvmPayment,
     EvmPaymentLedger,
@@ -62,6 +62,7 @@ class EvmPayments:
         ledger: EvmPaymentLedger,
         clock: Clock,
         is_ours: Callable[[str], bool],
+        nonces: EvmNonces,
     ) -> None:
         self._link = link
         self._network = link.network
@@ -71,6 +72,7 @@ class EvmPayments:
         self._gas = EvmGas(link, signer.address)
         self._checks = EvmChecks(link, self._gas, signer.address, is_ours)
         self._writer = asyncio.Lock()
+        self._nonces = nonces
         self._payouts_waiting = 0
         self._conditions = Conditions(link.network.name)
         self._publisher = EvmPublisher(link, signer, ledger, clock)
@@ -82,7 +84,8 @@ class EvmPayments:
         """Sign and commit, or give back what was signed and committed before.
 
         Raises TransferRejected for a destination that can't be paid; Unavailable while an earlier
-        payout is unpublished, for want of USDC or ether, or if the gas would cost too much.
+        payout is unpublished, while the wallet has sent what is not on record, for want of USDC or
+        ether, or if the gas would cost too much.
         """
         async with self._payout_turn():
             known = self._ledger.payment(transfer.transfer_id)
@@ -119,31 +122,20 @@ class EvmPayments:
                 " Nothing new is signed before it is.",
                 details={"transferId": waiting},
             )
-        price = await self._gas.first_price(order.gas)
-        await self._require_ether(order.gas * price.max_fee, order.purpose)
-        nonce = await self._next_nonce()
+        price = await self._gas.first_price(order)
+        await self._require_ether(order, price)
+        nonce = await self._nonces.next()
         payment = self._signed(order, nonce, price)
         await self._ledger.add_payment(payment, sweep)
         return payment
 
-    async def _require_ether(self, cost: int, purpose: Purpose) -> None:
+    async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
         """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
-        spoken_for = sum(item.most_fee for item in self._publisher.unmined())
-        if purpose is Purpose.SWEEP:
-            spoken_for += self._network.gas_reserve
-        if await self._link.client.ether(self.hot_wallet) < spoken_for + cost:
+        needed = await self._gas.needed(order, price, self._publisher.unmined())
+        if order.purpose is Purpose.SWEEP:
+            needed += self._network.gas_reserve
+        if await self._link.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
-
-    async def _next_nonce(self) -> int:
-        pending = await self._link.client.nonce(self.hot_wallet, Tag.PENDING)
-        own = self._ledger.next_nonce(self._network.name, self.hot_wallet)
-        if pending > own > 0:
-            self._conditions.set(
-                "nonce",
-                f"something else sends from the hot wallet on {self._network.name}: the network is"
-                f" at nonce {pending}, this service at {own}",
-            )
-        return max(pending, own)
 
     def _signed(self, order: PaymentOrder, nonce: int, price: GasPrice) -> EvmPayment:
         attempt = self._publisher.attempt(order, nonce, price)
@@ -179,7 +171,7 @@ class EvmPayments:
         name = f"fill-{self._network.name}-{payment.nonce}"
         gas = await self._gas.estimate(self.hot_wallet, b"")
         order = PaymentOrder(name, Purpose.FILL, self.hot_wallet, 0, self.hot_wallet, b"", gas)
-        price = await self._gas.first_price(gas)
+        price = await self._gas.first_price(order)
         await self._ledger.withdraw(payment, self._signed(order, payment.nonce, price))
         log.info("evm_nonce_filled", network=self._network.name, nonce=payment.nonce)
         await self._publisher.advance(name)
@@ -220,7 +212,9 @@ class EvmPayments:
         top = await self._link.check()
         async with self._writer:
             await self._finish_what_can_be()
-        for payment in self._publisher.own(PaymentState.PUBLISHED):
+        published = self._publisher.own(PaymentState.PUBLISHED)
+        self._upkeep.forget_all_but({payment.payment_id for payment in published})
+        for payment in published:
             # One at a time: a payout does not wait for all of them.
             async with self._writer:
                 await self._upkeep.follow(payment.payment_id)
@@ -239,7 +233,7 @@ class EvmPayments:
 
     def conditions(self) -> list[str]:
         """What the operator should know, in words."""
-        return self._conditions.texts()
+        return self._conditions.texts() + self._nonces.conditions()
 
     def stuck(self) -> str | None:
         """The payment that is signed and has long not been mined."""
@@ -251,6 +245,11 @@ class EvmPayments:
         """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
         return self._payouts_waiting > 0 or any(map(_is_payout, self._publisher.unmined()))
 
+    async def first_look(self) -> None:
+        """Find out once after a start whether the hot wallet has sent what is not on record."""
+        async with self._writer:
+            await self._nonces.first_look()
+
     async def fee(self) -> None:
         """Look at fees and at the hot wallet's balances. To be called every few seconds."""
         await self._gas.look()
@@ -258,6 +257,10 @@ class EvmPayments:
     def gas_fee(self) -> int:
         """Wei that a payout costs at the last look, with margin. Raises Unavailable before one."""
         return self._gas.payout_cost()
+
+    def gas_problem(self) -> str | None:
+        """Why it is not known what a payout costs, for the operator; None: it is, or no look."""
+        return self._gas.problem
 
     def hot(self) -> HotBalances | None:
         """The hot wallet's balances at the last look; None before one."""

@@ -7,7 +7,7 @@ and price a payment gets (evm_payments.py), when it gets another attempt (evm_up
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.evm import Submission
 from rpcsvc.settlement.onchain.evm_fees import GasPrice
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_payment_ledger import (
@@ -31,6 +32,33 @@ from rpcsvc.settlement.onchain.keys import EvmSigner, TransactionPlan
 log = structlog.get_logger(__name__)
 
 _LIVE: Final = (PaymentState.PREPARED, PaymentState.PUBLISHED)
+_TAKEN: Final = (Submission.ACCEPTED, Submission.KNOWN)
+# Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
+# is in words that say nothing to us, and some nodes have their own for fees.
+_MORE_MAY_HELP: Final = (
+    Submission.KNOWN,
+    Submission.REPLACEMENT_UNDERPRICED,
+    Submission.UNDERPRICED,
+    Submission.REFUSED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a node said to a transaction; it proves nothing. ``submission`` None: no answer came."""
+
+    text: str
+    submission: Submission | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the node says that it has it."""
+        return self.submission in _TAKEN
+
+    @property
+    def more_may_help(self) -> bool:
+        """Whether the node may take, or mine, the same for a higher fee."""
+        return self.submission in _MORE_MAY_HELP
 
 
 class EvmPublisher:
@@ -101,7 +129,7 @@ class EvmPublisher:
         said = await self.hand_over(payment)
         verdict = await self.verdict(self.recorded(payment_id))
         if verdict.outcome is Outcome.ABSENT:
-            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
+            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said.text}")
         return verdict
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
@@ -109,8 +137,8 @@ class EvmPublisher:
         calls_token = payment.order.purpose is not Purpose.FILL
         return self._link.paused and calls_token and payment.state is PaymentState.PREPARED
 
-    async def hand_over(self, payment: EvmPayment) -> str:
-        """Submit the latest attempt; what the node said, which proves nothing."""
+    async def hand_over(self, payment: EvmPayment) -> Said:
+        """Submit the latest attempt; what the node said."""
         if payment.state is PaymentState.PREPARED:
             now = self._clock.now_ms()
             marked = replace(payment, state=PaymentState.PUBLISHED, published_at=now)
@@ -119,7 +147,7 @@ class EvmPublisher:
             answer = await self._link.client.submit(bytes.fromhex(payment.latest.raw))
         except RpcFailure as failure:
             log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
-            return str(failure)
+            return Said(str(failure))
         said = f"{answer.submission.value} {answer.text}".strip()
         log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=said)
-        return said
+        return Said(said, answer.submission)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.money import USDC, Asset, mul_div_ceil
+from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import (
@@ -33,10 +33,13 @@ from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm_gas import HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm_payments import EvmPayments
 from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.foreign import ForeignLedger
+from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.keys import HdKeys
 from rpcsvc.settlement.onchain.receipts import evm_receipt
 
@@ -53,6 +56,7 @@ class Ledgers:
 
     deposits: EvmDepositLedger
     payments: EvmPaymentLedger
+    foreign: ForeignLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +71,23 @@ class EvmNode:
 class _Branch:
     """Everything about one network."""
 
-    def __init__(self, node: EvmNode, keys: HdKeys, ledgers: Ledgers, clock: Clock) -> None:
+    def __init__(
+        self, node: EvmNode, keys: HdKeys, ledgers: Ledgers, clock: Clock, switch: PauseSwitch
+    ) -> None:
         self.network = node.network
         self.client = node.client
         self._coin_price = node.coin_price
         self.link = EvmLink(node.client, node.network)
         self.deposits = EvmDepositScanner(self.link, ledgers.deposits, clock)
         signer = keys.signer(HOT_WALLET_INDEX)
+        nonces = EvmNonces(self.link, signer.address, ledgers.payments, ledgers.foreign, switch)
         self.payments = EvmPayments(
-            self.link, signer, ledgers.payments, clock, lambda a: bool(ledgers.deposits.ours([a]))
+            self.link,
+            signer,
+            ledgers.payments,
+            clock,
+            lambda a: bool(ledgers.deposits.ours([a])),
+            nonces,
         )
         self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
 
@@ -101,10 +113,12 @@ class _Branch:
         return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
 
     def _why_nothing_is_sent(self) -> str | None:
-        """Gas that nobody would pay, or too little ether for one transfer; None: neither.
+        """Gas at no known price or one that nobody would pay, or too little ether; None: neither.
 
         An order taken now would wait for its payout, or for its refund.
         """
+        if (unknown := self.payments.gas_problem()) is not None:
+            return unknown
         hot = self.payments.hot()
         if hot is None:
             return None
@@ -124,6 +138,7 @@ class _Branch:
             with self.link.watched():
                 await self.link.check()
                 await self.payments.fee()
+                await self.payments.first_look()
         except Unavailable as reason:
             log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
 
@@ -172,10 +187,12 @@ class EvmSide:
         ledgers: Ledgers,
         clock: Clock,
         options: EvmOptions,
+        switch: PauseSwitch,
     ) -> None:
+        self._foreign = ledgers.foreign
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
         self._branches: Mapping[str, _Branch] = {
-            node.network.name: _Branch(node, keys, ledgers, clock) for node in nodes
+            node.network.name: _Branch(node, keys, ledgers, clock, switch) for node in nodes
         }
 
     @property
@@ -282,7 +299,15 @@ class EvmSide:
 
     # --- payouts -------------------------------------------------------------------------------
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
+        """Each transfer is a transaction of its own."""
+        return 1
+
+    async def prepare(
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer] = (),  # noqa: ARG002 - never any
+    ) -> PreparedTransfer:
         """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
         branch = self._branches[transfer.network]
         with branch.link.watched():
@@ -320,8 +345,24 @@ class EvmSide:
         return Health(not problems, "; ".join(problems) or None)
 
     def notes(self) -> list[str]:
-        """What the operator should see to in time: deposits that can't be swept."""
-        return [text for branch in self._branches.values() for text in branch.notes()]
+        """What the operator should see to in time: what can't be swept, what is of no order."""
+        unswept = [text for branch in self._branches.values() for text in branch.notes()]
+        return unswept + self._of_no_order()
+
+    def _of_no_order(self) -> list[str]:
+        try:
+            strays = [item for item in self._foreign.strays() if self.serves(item.network)]
+        except Unavailable:
+            return []  # the database's own health tells
+        if not strays:
+            return []
+        units, first = sum(item.units for item in strays), strays[0]
+        whose = f"order {first.order_id}" if first.order_id else "no order"
+        return [
+            f"{len(strays)} deposits of {format_units(units, USDC)} USDC in all are of no order:"
+            f" {first.txid} on {first.network} came to the address of {whose}; rpcsvc treasury"
+            " lists them"
+        ]
 
 
 async def _observed(branch: _Branch) -> Sequence[DepositSighting]:

@@ -9,7 +9,7 @@ nothing is lost by waiting, and health says why. What does not live here: the co
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -101,11 +101,22 @@ class PayoutGuard:
             self._held[transfer.transfer_id] = problem
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
-    def _over(self, transfer: Transfer) -> str | None:
+    def within_caps(self, transfers: Sequence[Transfer], *, after: Transfer) -> list[Transfer]:
+        """Those that may go out together with ``after``; the others wait for their own turn."""
+        passed: list[Transfer] = []
+        units = after.units
+        for transfer in transfers:
+            if self._over(transfer, besides=units) is None:
+                passed.append(transfer)
+                units += transfer.units
+        return passed
+
+    def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
+        """What a transfer is over, if ``besides`` units are about to be signed away as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
-        sent = self._sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        sent = self._sent_since(asset, self._clock.now_ms() - _DAY_MS) + besides
         if sent + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None

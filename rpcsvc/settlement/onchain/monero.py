@@ -21,6 +21,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     JsonObject,
     NodeError,
     Pause,
+    parse_json,
 )
 
 MOST_ADDRESSES_PER_CALL: Final = 64
@@ -30,8 +31,13 @@ LARGEST_AMOUNT: Final = 2**64 - 1
 _RPC_PATH: Final = "/json_rpc"
 _HASHES_PER_CALL: Final = 100
 _SLOW_SECONDS: Final = 600.0
+_RESCAN_SECONDS: Final = 48 * 3600.0
 _HEIGHT_BEYOND_TOP: Final = -2
 _INTERNAL_ERROR: Final = -5
+# Of the base point of Ed25519 (RFC 8032).
+_GROUP_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
+_KEY_DIGITS: Final = 64
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 
 class WalletCode(IntEnum):
@@ -48,6 +54,7 @@ class WalletCode(IntEnum):
     NOT_ENOUGH_MONEY = -17
     WALLET_EXISTS = -21
     NO_TX_KEY = -24
+    WRONG_TX_KEY = -25
     NOT_ENOUGH_UNLOCKED = -37
     NO_DAEMON = -38
 
@@ -99,6 +106,19 @@ class NodeTransaction:
         return self.height is None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeBytes:
+    """A transaction that monerod knows, whole. ``raw`` is hex, and empty where it is pruned.
+
+    ``height`` is None while it is in the pool.
+    """
+
+    txid: str
+    raw: str
+    key_images: tuple[str, ...]
+    height: int | None
+
+
 class Spent(IntEnum):
     """Where a key image was seen. Both SPENT states say nothing about which transaction did it."""
 
@@ -139,7 +159,11 @@ class SubmissionResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolTransaction:
-    """A transaction in the pool. ``received_at``: seconds; ``fee``: piconero; ``weight``: bytes."""
+    """A transaction in the pool. ``received_at``: seconds; ``fee``: piconero; ``weight``: bytes.
+
+    ``given_up``: it was not valid at a moment, and the node will not try again to mine it. A
+    restricted node doesn't tell.
+    """
 
     txid: str
     fee: int
@@ -148,6 +172,7 @@ class PoolTransaction:
     do_not_relay: bool
     double_spend_seen: bool
     received_at: int
+    given_up: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +268,12 @@ class MonerodClient:
                 found[item.text("tx_hash")] = _node_transaction(item)
         return found
 
+    async def transaction_bytes(self, txid: str) -> NodeBytes | None:
+        """A transaction of the pool or the main chain with its bytes; None when unknown."""
+        body = {"txs_hashes": [txid], "decode_as_json": True, "prune": False}
+        items = (await self._read_path("/get_transactions", body)).each("txs")
+        return _node_bytes(items[0]) if items else None
+
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         """Whether each key image is spent, by key image."""
         states: dict[str, Spent] = {}
@@ -281,6 +312,11 @@ class MonerodClient:
         reason = answer.text("reason", "") or status
         return SubmissionResult(_submission(status, flags), flags, reason)
 
+    async def flush_pool(self, txids: Sequence[str] = ()) -> None:
+        """Forget these transactions of the pool, or all of them. Needs an unrestricted node."""
+        params = {"txids": list(txids)} if txids else {}
+        self._checked("flush_txpool", await self.rpc.act("flush_txpool", params))
+
     # --- making a chain do as told: regtest only -----------------------------------------------
 
     async def generate_blocks(self, count: int, address: str) -> tuple[str, ...]:
@@ -295,11 +331,6 @@ class MonerodClient:
         """Take the newest blocks off the chain; the height after. Needs an unrestricted node."""
         answer = await self.rpc.act_path("/pop_blocks", {"nblocks": count})
         return self._checked("/pop_blocks", answer).whole("height")
-
-    async def flush_pool(self, txids: Sequence[str] = ()) -> None:
-        """Forget these transactions of the pool, or all of them. Needs an unrestricted node."""
-        params = {"txids": list(txids)} if txids else {}
-        self._checked("flush_txpool", await self.rpc.act("flush_txpool", params))
 
     # --- plumbing ------------------------------------------------------------------------------
 
@@ -351,6 +382,17 @@ def _node_transaction(item: Answer) -> NodeTransaction:
     )
 
 
+def _node_bytes(item: Answer) -> NodeBytes:
+    try:
+        decoded = parse_json(item.text("as_json").encode())
+    except ValueError as error:
+        raise item.bad("has a transaction that is not JSON") from error
+    inputs = Answer(item.node, item.method, decoded).each("vin")
+    images = tuple(each.inner("key").text("k_image") for each in inputs)
+    height = None if item.flag("in_pool") else item.whole("block_height")
+    return NodeBytes(item.text("tx_hash"), item.text("as_hex"), images, height)
+
+
 def _pool_transaction(item: Answer) -> PoolTransaction:
     return PoolTransaction(
         txid=item.text("id_hash"),
@@ -360,6 +402,7 @@ def _pool_transaction(item: Answer) -> PoolTransaction:
         do_not_relay=item.flag("do_not_relay"),
         double_spend_seen=item.flag("double_spend_seen"),
         received_at=item.whole("receive_time"),
+        given_up=item.whole("last_failed_height", 0) > 0,
     )
 
 
@@ -603,8 +646,11 @@ class WalletClient:
         await self._act("auto_refresh", {"enable": enabled, "period": period})
 
     async def rescan_blockchain(self) -> None:
-        """Scan everything again; keeps keys and addresses, loses notes on sent transactions."""
-        await self._act("rescan_blockchain", {"hard": False}, seconds=_SLOW_SECONDS)
+        """Scan everything again; keeps keys and addresses, loses notes on sent transactions.
+
+        It takes hours where there are years to scan; the wallet answers nothing else meanwhile.
+        """
+        await self._act("rescan_blockchain", {"hard": False}, seconds=_RESCAN_SECONDS)
 
     async def rescan_spent(self) -> None:
         """Ask the daemon which outputs are spent. Needs a trusted daemon."""
@@ -711,9 +757,13 @@ class WalletClient:
             subaddresses=tuple(map(_subaddress_balance, answer.each("per_subaddress"))),
         )
 
-    async def outputs(self, which: OutputFilter = OutputFilter.AVAILABLE) -> list[Output]:
-        """The account's outputs with their key images."""
-        params = {"transfer_type": which, "account_index": self.account}
+    async def outputs(
+        self, which: OutputFilter = OutputFilter.AVAILABLE, indices: Sequence[int] = ()
+    ) -> list[Output]:
+        """The account's outputs, or those of these subaddresses, with their key images."""
+        params: JsonObject = {"transfer_type": which, "account_index": self.account}
+        if indices:
+            params["subaddr_indices"] = list(indices)
         answer = await self._read("incoming_transfers", params)
         return [_output(item) for item in answer.each("transfers")]
 
@@ -783,7 +833,14 @@ class WalletClient:
         return _payment_check(answer, valid=answer.flag("good"))
 
     async def check_key(self, txid: str, tx_key: str, address: str) -> PaymentCheck:
-        """What a transaction paid ``address``, by the transaction's key."""
+        """What a transaction paid ``address``, by the transaction's key.
+
+        NodeError.code is WRONG_TX_KEY for what can't be a key: wallets up to 0.18.0.0 at least end
+        themselves over one that is not below the order of the group.
+        """
+        if not _may_be_tx_key(tx_key):
+            name, text = self.rpc.endpoint.name, "not asked: that is no transaction key"
+            raise NodeError(name, "check_tx_key", WalletCode.WRONG_TX_KEY, text)
         params = {"txid": txid, "tx_key": tx_key, "address": address}
         return _payment_check(await self._read("check_tx_key", params), valid=True)
 
@@ -816,6 +873,15 @@ def _checked_destinations(destinations: Sequence[Destination]) -> list[JsonObjec
         if type(amount) is not int or not 0 < amount <= LARGEST_AMOUNT:
             raise ValueError(f"an amount is a whole number of piconero above 0, not {amount!r}")
     return [{"address": to, "amount": amount} for to, amount in destinations]
+
+
+def _may_be_tx_key(text: str) -> bool:
+    """Whether it is one scalar, or several: hex, least byte first, below the order of the group."""
+    if not text or len(text) % _KEY_DIGITS or not _HEX.issuperset(text):
+        return False
+    parts = (text[at : at + _KEY_DIGITS] for at in range(0, len(text), _KEY_DIGITS))
+    scalars = [int.from_bytes(bytes.fromhex(part), "little") for part in parts]
+    return scalars[0] > 0 and max(scalars) < _GROUP_ORDER
 
 
 def _prepared(answer: Answer) -> PreparedPayment:

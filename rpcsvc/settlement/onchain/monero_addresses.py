@@ -4,6 +4,10 @@ An address is made by the wallet, stored in its file, recorded in the database, 
 and only then handed out, in this order. "Reserved up to index N" is committed before any address
 up to N is handed out, so that after a crash the service goes on above N: a few addresses are
 skipped, none is given out twice. A stop in order gives the unused ones back.
+
+A wallet that lacks more addresses than it looks ahead has to scan the chain anew once it has them.
+That this is due is committed before the first of them is made, and stays so until the scan is over
+and stored: whatever is killed in between, it is made up for.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from rpcsvc.settlement.onchain.monero_link import Refused
 
 log = structlog.get_logger(__name__)
 
-# A wallet finds money on this many addresses beyond the newest that it knows.
+# A wallet finds money on this many addresses, counted from the newest that it knows.
 _LOOKAHEAD: Final = 200
+# Nobody is kept waiting for a scan, which may take hours, for longer than this.
+_PATIENCE_SECONDS: Final = 2.0
 # How often in one go the wallet makes addresses: it does nothing else meanwhile.
 _CALLS_PER_REFILL: Final = 4
 
@@ -31,14 +37,23 @@ _CALLS_PER_REFILL: Final = 4
 class AddressPool:
     """The addresses that orders may still get."""
 
-    def __init__(self, wallet: WalletClient, ledger: MoneroLedger, options: MoneroOptions) -> None:
+    def __init__(
+        self,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        options: MoneroOptions,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._wallet = wallet
         self._ledger = ledger
         self._options = options
+        self._patience = patience
         self._pooled: deque[Subaddress] = deque()  # committed
         self._free: deque[Subaddress] = deque()  # committed and reserved
         self._reserving: asyncio.Task[None] | None = None
         self._making: asyncio.Task[None] | None = None
+        self._rescan: asyncio.Task[None] | None = None
         self._loaded = False
         # Batches are committed and handed out in the order of their indices.
         self._turn = asyncio.Lock()
@@ -53,6 +68,11 @@ class AddressPool:
         """How many can be handed out at once."""
         return len(self._free)
 
+    def require_scanned(self) -> None:
+        """Raise Refused while the wallet scans the chain anew: it answers nothing meanwhile."""
+        if self._rescan is not None and not self._rescan.done():
+            raise Refused("rescanning: the wallet looks for deposits that it missed")
+
     def take(self) -> str:
         """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
         if not self._free:
@@ -65,7 +85,9 @@ class AddressPool:
     async def reconcile(self) -> None:
         """Make wallet and database agree on what addresses there are. Raises Refused.
 
-        A wallet restored from an older file makes again, in order, those that it lost.
+        A wallet restored from an older file makes again, in order, those that it lost. Where it
+        has to scan the chain for them, Refused is raised until that is over, and it goes on when
+        the caller is cancelled.
         """
         highest = self._ledger.highest_address()
         if highest is not None:
@@ -85,6 +107,9 @@ class AddressPool:
 
     async def close(self) -> None:
         """Give back what was reserved and not handed out."""
+        if self._rescan is not None:
+            self._rescan.cancel()  # it stays due
+            await asyncio.wait({self._rescan})
         under_way = [task for task in (self._making, self._reserving) if task is not None]
         await asyncio.gather(*under_way, return_exceptions=True)
         async with self._turn:
@@ -97,16 +122,33 @@ class AddressPool:
         missing = await self._missing(highest)
         if missing:
             log.warning("monero_wallet_lacks_addresses", missing=missing)
+            if missing >= _LOOKAHEAD:
+                await self._ledger.note_rescan_due()
             for made in range(0, missing, self._options.addresses_per_call):
                 await self._make(min(missing - made, self._options.addresses_per_call), load=False)
-            if missing > _LOOKAHEAD:
-                await self._wallet.rescan_blockchain()
         (found,) = await self._wallet.addresses([highest.index.minor])
         if found.address != highest.address:
             raise Refused(
                 f"another wallet: its address {highest.index.minor} is not the one that was"
                 " recorded"
             )
+        if self._ledger.rescan_due():
+            await self._scan()
+
+    async def _scan(self) -> None:
+        """Have the wallet scan the chain anew, or wait for the scan that is under way."""
+        if self._rescan is None or self._rescan.done():
+            self._rescan = asyncio.create_task(self._scanned(), name="rescan")
+            self._rescan.add_done_callback(_note_end)
+        await asyncio.wait({self._rescan}, timeout=self._patience)
+        self.require_scanned()
+        self._rescan.result()
+
+    async def _scanned(self) -> None:
+        log.warning("monero_wallet_rescans")
+        await self._wallet.rescan_blockchain()
+        await self._wallet.store()
+        await self._ledger.note_rescanned()
 
     async def _missing(self, highest: Subaddress) -> int:
         """How many addresses the wallet lacks below the newest recorded one."""
@@ -179,3 +221,14 @@ class AddressPool:
             self._pooled.extendleft(reversed(batch))
             raise
         self._free.extend(batch)
+
+
+def _note_end(rescan: asyncio.Task[None]) -> None:
+    """Whoever began it may have stopped waiting."""
+    if rescan.cancelled():
+        return
+    failure = rescan.exception()
+    if failure is None:
+        log.info("monero_wallet_rescanned")
+    else:
+        log.warning("monero_rescan_not_finished", reason=str(failure))

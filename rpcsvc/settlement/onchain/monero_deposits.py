@@ -8,13 +8,14 @@ is in the database.
 
 A deposit is one transaction and one subaddress (``output_index`` is the subaddress's index): the
 wallet gives the sum of its outputs there, and they are credited or removed together.
-What does not live here: what a deposit means for its order (orders/deposits.py).
+What does not live here: whether the wallet can spend what it shows (monero_deposit_proofs.py), what
+a deposit means for its order (orders/deposits.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -23,7 +24,18 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain.monero import NodeInfo, NodeTransaction, WalletTransfer
+from rpcsvc.settlement.onchain.monero import (
+    NodeInfo,
+    NodeTransaction,
+    WalletTransfer,
+)
+from rpcsvc.settlement.onchain.monero_deposit_proofs import (
+    DepositProofs,
+    Proof,
+    View,
+    key_of,
+    was_confirmed,
+)
 from rpcsvc.settlement.onchain.monero_ledger import (
     NETWORK,
     Cursor,
@@ -48,16 +60,6 @@ def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
     return now_ms // 1000 < unlock_time
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """What one pass knows. ``agreed``: wallet and node were at the same block throughout."""
-
-    info: NodeInfo
-    agreed: bool
-    now_ms: int
-    chain: Mapping[str, NodeTransaction]
-
-
 class DepositScanner:
     """Looks for deposits, pass by pass."""
 
@@ -71,6 +73,7 @@ class DepositScanner:
         self._height = 0
         self._fork = -1
         self._next: Cursor | None = None
+        self._proofs = DepositProofs(link, ledger)
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises RpcFailure and Refused."""
@@ -84,7 +87,7 @@ class DepositScanner:
         # What another wallet has not received says nothing; the cursor must not move by it.
         await self._link.require_wallet()
         records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
-        states = self._judge(records, view)
+        states = await self._judge(records, listed, view)
         await self._remember(records, view, states)
         self._height = view.info.height
         if view.agreed:
@@ -161,30 +164,35 @@ class DepositScanner:
             for item in listed
         )
         agreed = before.top_hash == after.top_hash and scanned == after.height and not stale
-        return View(after, agreed, self._clock.now_ms(), chain)
+        return View(after, agreed, self._clock.now_ms(), chain, self._fork)
 
-    def _judge(self, records: Sequence[DepositRecord], view: View) -> list[DepositState]:
+    async def _judge(
+        self, records: Sequence[DepositRecord], listed: Sequence[WalletTransfer], view: View
+    ) -> list[DepositState]:
         totals: dict[int, int] = {}
         for item in records:
             if item.txid in view.chain:
                 totals[item.minor] = totals.get(item.minor, 0) + item.units
-        return [self._state(item, totals.get(item.minor, 0), view) for item in records]
+        deep = {key_of(item) for item in records if self._is_deep(item, totals, view)}
+        # While wallet and node disagree nothing that the wallet says of a block is relied on.
+        proofs = await self._proofs.look(records, listed, view, deep) if view.agreed else {}
+        return [
+            _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
+            for item in records
+        ]
 
-    def _state(self, item: DepositRecord, total: int, view: View) -> DepositState:
-        """What the chain says of a deposit; ``total`` is what its address received in all."""
+    def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: View) -> bool:
+        """Whether it is as deep as what its address received in all asks for, and not locked."""
         found = view.chain.get(item.txid)
-        if found is None or (found.height is None and found.double_spend_seen):
-            return DepositState.REMOVED
-        if found.height is None:
-            return DepositState.SEEN
-        was_confirmed = item.acknowledged is DepositState.CONFIRMED
+        if found is None or found.height is None:
+            return False
         # What comes to the same address later asks no more of a deposit that is confirmed.
-        needed = self._options.required_confirmations(item.units if was_confirmed else total)
+        total = item.units if was_confirmed(item) else totals[item.minor]
+        needed = self._options.required_confirmations(total)
         deep = view.info.height - found.height >= needed
-        locked = is_timelocked(item.unlock_time, view.info.height, view.now_ms)
-        # Nothing is confirmed while wallet and node disagree; nor does that take anything back.
-        trusted = view.agreed or was_confirmed
-        return DepositState.CONFIRMED if deep and trusted and not locked else DepositState.SEEN
+        return deep and not is_timelocked(item.unlock_time, view.info.height, view.now_ms)
+
+    # --- what is on record ---------------------------------------------------------------------
 
     async def _remember(
         self, records: Sequence[DepositRecord], view: View, states: Sequence[DepositState]
@@ -196,8 +204,7 @@ class DepositScanner:
         """
         changed = []
         for item, state in zip(records, states, strict=True):
-            found = view.chain.get(item.txid)
-            height = found.height if found else None
+            height = view.height(item)
             now = replace(
                 item,
                 height=height,
@@ -223,6 +230,25 @@ class DepositScanner:
         if state is DepositState.SEEN or height is None:
             return True
         return view.info.height - height < self._options.tracked_blocks
+
+
+def _state(
+    item: DepositRecord, found: NodeTransaction | None, proof: Proof | None, deep: bool
+) -> DepositState:
+    """What node and wallet say of a deposit together."""
+    if found is None or (found.height is None and found.double_spend_seen):
+        return DepositState.REMOVED
+    if found.height is None:
+        return DepositState.SEEN
+    # One that was void, or gone, stays so until the wallet could be asked.
+    is_back = proof is not None or item.acknowledged is not DepositState.REMOVED
+    if proof is Proof.VOID or not is_back:
+        return DepositState.REMOVED
+    # Nothing is confirmed without the wallet; nor is anything taken back because it wasn't asked.
+    kept = was_confirmed(item) and proof is None
+    return (
+        DepositState.CONFIRMED if deep and (proof is Proof.COVERED or kept) else DepositState.SEEN
+    )
 
 
 def _sighting(item: DepositRecord, state: DepositState) -> DepositSighting:

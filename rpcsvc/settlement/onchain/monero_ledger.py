@@ -38,9 +38,9 @@ class MoneroOptions:
     ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left;
     ``reserve`` of them at a time may be handed out, and are skipped after a crash.
     ``priority`` 1 to 4 sets the fee; ``typical_weight`` is in bytes; a payment that would cost
-    more than ``highest_fee`` is not made. Outputs of at least ``output_units`` count towards
-    ``outputs_target`` (0: the wallet is left as it is); more than ``dusty_outputs`` smaller ones
-    are put together.
+    more than ``highest_fee`` for each transfer is not made. Outputs of at least ``output_units``
+    count towards ``outputs_target`` (0: the wallet is left as it is); more than ``dusty_outputs``
+    smaller ones are put together.
     """
 
     nettype: str = "mainnet"
@@ -165,10 +165,22 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Payee:
+    """What a payment pays for one transfer; ``proof`` once it was made."""
+
+    transfer_id: str
+    address: str
+    units: int
+    proof: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Payment:
-    """A signed payment. ``units`` is what the recipient gets, ``fee`` what the network takes.
+    """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
 
     ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
+    One that pays several transfers names them in ``batch``; its ``transfer_id`` is then a name of
+    its own, and ``address`` the first one's.
     """
 
     transfer_id: str
@@ -187,13 +199,27 @@ class Payment:
     height: int | None = None
     conflict: Cursor | None = None
     proof: str | None = None
+    batch: tuple[Payee, ...] = ()
+
+    @property
+    def payees(self) -> tuple[Payee, ...]:
+        """The transfers that it pays, or itself."""
+        alone = Payee(self.transfer_id, self.address, self.units, self.proof)
+        return self.batch or (alone,)
+
+    def payee(self, transfer_id: str) -> Payee:
+        """What it pays for a transfer. Raises LookupError when that is none of its own."""
+        for item in self.payees:
+            if item.transfer_id == transfer_id:
+                return item
+        raise LookupError(f"the payment {self.transfer_id} does not pay {transfer_id}")
 
 
 @dataclass(frozen=True, slots=True)
 class PaymentOrder:
     """What is to be paid. ``from_indices``: spend what these subaddresses received, nothing else.
 
-    ``parts`` splits ``units`` into equal outputs.
+    ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
     """
 
     payment_id: str
@@ -202,6 +228,7 @@ class PaymentOrder:
     units: int
     parts: int = 1
     from_indices: tuple[int, ...] = ()
+    batch: tuple[Payee, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +236,7 @@ class Receipt:
     """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
 
     ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs
-    for one, where the key does as well. ``fee`` is what the network took.
+    for one, where the key does as well. ``fee`` is what the network took for the transaction.
     """
 
     transfer_id: str
@@ -253,12 +280,28 @@ class MoneroLedger(Protocol):
         """Addresses up to this index may be handed out from now on."""
         ...
 
+    def rescan_due(self) -> bool:
+        """Whether the wallet has to scan the chain anew."""
+        ...
+
+    async def note_rescan_due(self) -> None:
+        """It has to, from now on until ``note_rescanned``."""
+        ...
+
+    async def note_rescanned(self) -> None:
+        """It has, and has stored what it found."""
+        ...
+
     def cursors(self) -> list[Cursor]:
         """Blocks up to which deposits are committed, newest first."""
         ...
 
     def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
+        ...
+
+    def deposits_to(self, minor: int) -> list[DepositRecord]:
+        """All deposits to one address."""
         ...
 
     def deposits_to_watch(self, above: int) -> list[DepositRecord]:
@@ -279,7 +322,7 @@ class MoneroLedger(Protocol):
         ...
 
     def payment(self, transfer_id: str) -> Payment | None:
-        """The payment of a transfer."""
+        """The payment of a transfer, alone or with others; not one withdrawn with others."""
         ...
 
     def payments_in(self, *states: PaymentState) -> list[Payment]:
@@ -294,12 +337,20 @@ class MoneroLedger(Protocol):
         """Those that a payment spends which was, or may yet be, made."""
         ...
 
+    def free_key_images(self) -> set[str]:
+        """Those of payments that can never be made, and of no other payment."""
+        ...
+
     async def add_payment(self, payment: Payment) -> None:
         """Commit a signed payment and its key images."""
         ...
 
     async def put_payment(self, payment: Payment) -> None:
         """Change how far a payment is."""
+        ...
+
+    async def put_proof(self, payment: Payment, payee: Payee) -> None:
+        """Keep the proof of what a payment paid for one transfer."""
         ...
 
     def transfer_state(self, transfer_id: str) -> TransferState | None:

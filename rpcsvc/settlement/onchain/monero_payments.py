@@ -7,13 +7,14 @@ payment at most once, since doing it again for a mined one inflates its balance 
 that the same bytes go to the node. What became of a payment is read off the network, never from
 an error. It failed only if something else has spent an input of it in a block that is deep.
 
-What does not live here: which transfers are due (orders/payouts.py), fees and outputs
-(monero_inventory.py).
+What does not live here: which transfers are due (orders/payouts.py), where a payment is
+(monero_presence.py), fees and outputs (monero_inventory.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,17 +27,15 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero import (
+    MOST_DESTINATIONS,
     Destination,
-    NodeInfo,
-    NodeTransaction,
     PreparedPayment,
-    Spent,
     WalletCode,
 )
 from rpcsvc.settlement.onchain.monero_ledger import (
-    Cursor,
     MoneroLedger,
     MoneroOptions,
+    Payee,
     Payment,
     PaymentOrder,
     PaymentState,
@@ -44,11 +43,14 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Receipt,
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_presence import MoneroPresence
 
 log = structlog.get_logger(__name__)
 
 _LONG_MS: Final = 10 * 60 * 1000
+_UNMINED_MS: Final = 60 * 60 * 1000
 _UNPUBLISHED = (PaymentState.PREPARED, PaymentState.RELAYING)
+_NOT_COMMITTED = {TransferState.PLANNED, TransferState.CANCELLED}
 # Not about this payment, but about the wallet as such.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 _SHORT_OF_MONEY = (
@@ -68,40 +70,87 @@ class MoneroPayments:
         self._ledger = ledger
         self._clock = clock
         self._options = options
+        self._presence = MoneroPresence(link, ledger, options)
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
         """Sign and commit, or give back what was signed and committed before.
 
+        ``companions`` that can be paid are paid by the same transaction: the answer names them.
         Raises TransferRejected for an address that can't be paid; Unavailable while another
         payment is unpublished, for want of unlocked money, or if it would cost too much.
         """
         async with self._writer:
-            known = self._ledger.payment(transfer.transfer_id)
+            known = await self._signed_before(transfer.transfer_id)
             if known is None:
                 # Another wallet would judge the destination by what is its own: check that first.
                 await self._link.check_wallet()
                 await self._check_destination(transfer.address)
-                order = PaymentOrder(
-                    transfer.transfer_id, Purpose.TRANSFER, transfer.address, transfer.units
-                )
-                known = await self._sign(order)
+                known = await self._sign_together([transfer, *await self._fit(companions)])
             _require_same(known, transfer)
             if known.state.is_over:
                 raise TransferRejected(f"its payment {known.txid} is {known.state}")
-            return PreparedTransfer(known.txid, known.raw)
+            paid = tuple(item.transfer_id for item in known.payees)
+            return PreparedTransfer(known.txid, known.raw, paid)
 
     async def prepare_upkeep(self, order: PaymentOrder) -> Payment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
         async with self._writer:
             return await self._sign(order)
 
-    async def _sign(self, order: PaymentOrder) -> Payment:
+    async def _signed_before(self, transfer_id: str) -> Payment | None:
+        """The transfer's payment. One that another transfer of it was taken back from is void."""
+        known = self._ledger.payment(transfer_id)
+        if known is None or not known.batch or not self._was_taken_back(known):
+            return known
+        await self._withdraw(known)
+        return None
+
+    async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
+        """Those that can be paid and have no payment yet."""
+        fit = []
+        for item in companions:
+            if self._ledger.payment(item.transfer_id) is not None:
+                continue
+            try:
+                await self._check_destination(item.address)
+            except TransferRejected:
+                continue  # it is told so when its own turn comes
+            fit.append(item)
+        return fit
+
+    async def _sign_together(self, transfers: Sequence[Transfer]) -> Payment:
+        """One payment for as many as it may have; for the first alone if that can't be made."""
+        first = transfers[0]
+        alone = PaymentOrder(first.transfer_id, Purpose.TRANSFER, first.address, first.units)
+        payees = _payees(transfers)
+        if len(payees) == 1:
+            return await self._sign(alone)
+        together = replace(alone, units=sum(item.units for item in payees), batch=payees)
+        return await self._sign(together, alone)
+
+    async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
+        """Sign and commit ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._finish_earlier()
         await self._link.check_wallet()
         await self._link.in_step()
+        try:
+            signed = await self._unspent(order)
+        except (Unavailable, TransferRejected) as reason:
+            if otherwise is None:
+                raise
+            log.info("monero_batch_not_made", transfers=len(order.batch), reason=str(reason))
+            order, signed = otherwise, await self._unspent(otherwise)
+        payment = _payment(order, signed, self._clock.now_ms())
+        await self._ledger.add_payment(payment)
+        return payment
+
+    async def _unspent(self, order: PaymentOrder) -> PreparedPayment:
+        """Have it signed with money that no other payment may spend."""
         signed = await self._signed(order)
         if taken := self._ledger.live_key_images(signed.key_images):
             # The wallet has forgotten a payment (killed before it stored): keep it from
@@ -109,17 +158,15 @@ class MoneroPayments:
             await self._freeze(taken)
             signed = await self._signed(order)
         self._check(order, signed)
-        payment = _payment(order, signed, self._clock.now_ms())
-        await self._ledger.add_payment(payment)
-        return payment
+        return signed
 
     async def _finish_earlier(self) -> None:
         """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
         for earlier in self._ledger.payments_in(*_UNPUBLISHED):
             if self._was_taken_back(earlier):
-                await self._ledger.put_payment(replace(earlier, state=PaymentState.WITHDRAWN))
+                await self._withdraw(earlier)
                 continue
-            verdict = await self._verdict(earlier)
+            verdict = await self._presence.verdict(earlier)
             if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
                 raise Unavailable(
                     "An earlier XMR payment is signed and not on the network yet. Nothing new is"
@@ -128,12 +175,18 @@ class MoneroPayments:
                 )
 
     def _was_taken_back(self, payment: Payment) -> bool:
-        """Whether the order layer gave it up before anything was published."""
-        return (
-            payment.state is PaymentState.PREPARED
-            and payment.purpose is Purpose.TRANSFER
-            and self._ledger.transfer_state(payment.transfer_id) is TransferState.CANCELLED
-        )
+        """Whether the order layer gave it up before anything was published.
+
+        That commits to all transfers of a payment or to none, before the first is published.
+        """
+        if payment.state is not PaymentState.PREPARED or payment.purpose is not Purpose.TRANSFER:
+            return False
+        states = {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
+        return TransferState.CANCELLED in states and states <= _NOT_COMMITTED
+
+    async def _withdraw(self, payment: Payment) -> None:
+        log.info("monero_payment_withdrawn", txid=payment.txid, transfers=len(payment.payees))
+        await self._ledger.put_payment(replace(payment, state=PaymentState.WITHDRAWN))
 
     async def _check_destination(self, address: str) -> None:
         check = await self._link.wallet.validate(address)
@@ -153,11 +206,9 @@ class MoneroPayments:
         return await self._link.wallet.index_of(address) is not None
 
     async def _signed(self, order: PaymentOrder) -> PreparedPayment:
-        share, rest = divmod(order.units, order.parts)
-        amounts = [share + rest] + [share] * (order.parts - 1)
         try:
             return await self._link.wallet.prepare(
-                [Destination(order.address, amount) for amount in amounts],
+                _destinations(order),
                 priority=self._options.priority,
                 from_indices=order.from_indices,
             )
@@ -180,8 +231,9 @@ class MoneroPayments:
         """The last look before it is committed. Raises Unavailable: it was not published."""
         if signed.amount != order.units:
             raise Unavailable("The wallet signed another amount than asked for.")
-        if signed.fee > self._options.highest_fee:
-            log.warning("monero_fee_too_high", fee=signed.fee, highest=self._options.highest_fee)
+        highest = self._options.highest_fee * max(1, len(order.batch))
+        if signed.fee > highest:
+            log.warning("monero_fee_too_high", fee=signed.fee, highest=highest)
             raise Unavailable("The Monero network's fee is too high for this payment right now.")
         if self._ledger.live_key_images(signed.key_images):
             raise Unavailable("The wallet offers money that an earlier payment has spent.")
@@ -199,13 +251,13 @@ class MoneroPayments:
         payment = self._ledger.payment(payment_id)
         if payment is None:
             raise LookupError(f"no payment is recorded for {payment_id}")
-        verdict = await self._verdict(payment)
+        verdict = await self._presence.verdict(payment)
         if verdict.outcome is not Outcome.ABSENT:
             return verdict
         if payment.state.is_over:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
         said = await self._hand_over(payment)
-        verdict = await self._verdict(self._ledger.payment(payment_id) or payment)
+        verdict = await self._presence.verdict(self._ledger.payment(payment_id) or payment)
         if verdict.outcome is Outcome.ABSENT:
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
         return verdict
@@ -239,7 +291,7 @@ class MoneroPayments:
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of a transfer's payment."""
-        return await self._verdict(self._known(transfer))
+        return await self._presence.verdict(self._known(transfer))
 
     def _known(self, transfer: Transfer) -> Payment:
         payment = self._ledger.payment(transfer.transfer_id)
@@ -248,71 +300,18 @@ class MoneroPayments:
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
         return payment
 
-    async def _verdict(self, payment: Payment) -> Verdict:
-        """Ask the node, record how far the payment is, and say it."""
-        before = await self._link.check_node()
-        spent = await self._link.node.key_images(payment.key_images)
-        found = (await self._link.node.transactions([payment.txid])).get(payment.txid)
-        after = await self._link.check_node()
-        if found is not None:
-            return await self._present(payment, found, after)
-        if before.top_hash != after.top_hash or Spent.IN_CHAIN not in spent.values():
-            return await self._absent(payment)
-        return await self._in_conflict(payment, after)
-
-    async def _present(self, payment: Payment, found: NodeTransaction, info: NodeInfo) -> Verdict:
-        depth = 0 if found.height is None else info.height - found.height
-        is_settled = depth >= self._options.settled_after
-        state = PaymentState.SETTLED if is_settled else PaymentState.PUBLISHED
-        await self._put(payment, replace(payment, state=state, height=found.height, conflict=None))
-        if is_settled:
-            return Verdict(Outcome.SETTLED)
-        return Verdict(Outcome.PENDING, f"{depth} of {self._options.settled_after} confirmations")
-
-    async def _absent(self, payment: Payment) -> Verdict:
-        await self._put(payment, replace(payment, height=None, conflict=None))
-        return Verdict(Outcome.ABSENT)
-
-    async def _in_conflict(self, payment: Payment, info: NodeInfo) -> Verdict:
-        """Something else has spent an input, in this chain up to ``info``'s top.
-
-        The node doesn't say in which block. The top at the first sight of it bounds that from
-        above: once that block is deep, and still there, so is the one in question.
-        """
-        since = await self._conflict_since(payment, info)
-        depth = info.height - since.height
-        if depth >= self._options.failed_after:
-            over = replace(payment, state=PaymentState.FAILED, height=None, conflict=since)
-            await self._put(payment, over)
-            return Verdict(
-                Outcome.FAILED,
-                f"another transaction has spent its inputs, {depth} confirmations ago",
-            )
-        await self._put(payment, replace(payment, height=None, conflict=since))
-        return Verdict(
-            Outcome.UNKNOWN,
-            f"another transaction has spent its inputs, at least {depth} of"
-            f" {self._options.failed_after} confirmations ago",
-        )
-
-    async def _conflict_since(self, payment: Payment, info: NodeInfo) -> Cursor:
-        top = Cursor(info.height - 1, info.top_hash)
-        known = payment.conflict
-        if known is None:
-            return top
-        header = await self._link.node.header_at(known.height)
-        return known if header is not None and header.hash == known.hash else top
-
-    async def _put(self, before: Payment, after: Payment) -> None:
-        if after != before and not before.state.is_over:
-            await self._ledger.put_payment(after)
-
     # --- afterwards ----------------------------------------------------------------------------
 
     async def finish_upkeep(self) -> bool:
-        """Bring the wallet's payments to itself to their end; whether one is still under way."""
+        """Bring the wallet's payments to itself to their end; whether one is still under way.
+
+        What its order took back is withdrawn: it would keep others waiting.
+        """
         live = (*_UNPUBLISHED, PaymentState.PUBLISHED)
         async with self._writer:
+            for item in self._ledger.payments_in(PaymentState.PREPARED):
+                if self._was_taken_back(item):
+                    await self._withdraw(item)
             outcomes = [
                 (await self.advance(item.transfer_id)).outcome
                 for item in self._ledger.payments_in(*live)
@@ -320,22 +319,16 @@ class MoneroPayments:
             ]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 
-    async def watch_settled(self, info: NodeInfo) -> None:
-        """Publish again, with the same bytes, what a deep reorganisation took off the chain."""
-        settled = self._ledger.settled_above(info.height - self._options.tracked_blocks)
-        found = await self._link.node.transactions([item.txid for item in settled])
-        for item in settled:
-            if item.txid not in found:
-                log.error("monero_settled_payment_is_gone", transfer_id=item.transfer_id)
-                await self._link.node.submit(item.raw)
-
     def stuck(self) -> str | None:
-        """The transfer whose payment is signed and has long not come to the network."""
-        since = self._clock.now_ms() - _LONG_MS
-        late = [
-            item for item in self._ledger.payments_in(*_UNPUBLISHED) if item.prepared_at < since
-        ]
-        return late[0].transfer_id if late else None
+        """What is wrong with a payment that has long not come further; None when none is late."""
+        now = self._clock.now_ms()
+        for item in self._ledger.payments_in(*_UNPUBLISHED):
+            if item.prepared_at < now - _LONG_MS:
+                return f"payment {item.transfer_id} is signed and the network does not take it"
+        for item in self._ledger.payments_in(PaymentState.PUBLISHED):
+            if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
+                return f"payment {item.transfer_id} was published and is not mined for long"
+        return None
 
     def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""
@@ -346,27 +339,46 @@ class MoneroPayments:
         payment = self._known(transfer)
         if payment.state is not PaymentState.SETTLED or payment.height is None:
             raise Unavailable("The payment is not settled yet: there is no receipt for it.")
-        if payment.proof is None:
-            payment = replace(payment, proof=await self._prove(payment))
-            await self._ledger.put_payment(payment)
+        payee = payment.payee(transfer.transfer_id)
+        if payee.proof is None:
+            payee = replace(payee, proof=await self._prove(payment.txid, payee))
+            await self._ledger.put_proof(payment, payee)
         return Receipt(
-            payment.transfer_id, payment.txid, payment.address, payment.units, payment.fee,
-            payment.height or 0, payment.tx_key, payment.proof,
+            payee.transfer_id, payment.txid, payee.address, payee.units, payment.fee,
+            payment.height, payment.tx_key, payee.proof,
         )  # fmt: skip
 
-    async def _prove(self, payment: Payment) -> str | None:
+    async def _prove(self, txid: str, payee: Payee) -> str | None:
         try:
-            return await self._link.wallet.prove_payment(
-                payment.txid, payment.address, payment.transfer_id
-            )
+            return await self._link.wallet.prove_payment(txid, payee.address, payee.transfer_id)
         except NodeError as error:
-            log.warning("monero_no_proof", txid=payment.txid, reason=str(error))
+            log.warning("monero_no_proof", txid=txid, reason=str(error))
             return None
+
+
+def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
+    """As many as one transaction takes, the first of them first.
+
+    It pays an address once: whose payout it was must be told from it.
+    """
+    by_address: dict[str, Payee] = {}
+    for item in transfers:
+        payee = Payee(item.transfer_id, item.address, item.units)
+        by_address.setdefault(item.address, payee)
+    return tuple(by_address.values())[:MOST_DESTINATIONS]
+
+
+def _destinations(order: PaymentOrder) -> list[Destination]:
+    if order.batch:
+        return [Destination(item.address, item.units) for item in order.batch]
+    share, rest = divmod(order.units, order.parts)
+    amounts = [share + rest] + [share] * (order.parts - 1)
+    return [Destination(order.address, amount) for amount in amounts]
 
 
 def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
     return Payment(
-        transfer_id=order.payment_id,
+        transfer_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
         purpose=order.purpose,
         address=order.address,
         units=order.units,
@@ -377,9 +389,11 @@ def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
         tx_key=signed.tx_key,
         key_images=tuple(sorted(signed.key_images)),
         prepared_at=now,
+        batch=order.batch,
     )
 
 
 def _require_same(payment: Payment, transfer: Transfer) -> None:
-    if (payment.address, payment.units) != (transfer.address, transfer.units):
+    payee = payment.payee(transfer.transfer_id)
+    if (payee.address, payee.units) != (transfer.address, transfer.units):
         raise LookupError(f"the payment of {transfer.transfer_id} has another recipient or amount")

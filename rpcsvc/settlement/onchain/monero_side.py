@@ -25,13 +25,19 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.monero import MonerodClient, NodeInfo, WalletClient
+from rpcsvc.settlement.onchain.monero import (
+    MOST_DESTINATIONS,
+    MonerodClient,
+    NodeInfo,
+    WalletClient,
+)
 from rpcsvc.settlement.onchain.monero_addresses import AddressPool
 from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero_inventory import Available, MoneroInventory
 from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero_rescue import MoneroRescue
 from rpcsvc.settlement.onchain.receipts import monero_receipt
 
 log = structlog.get_logger(__name__)
@@ -66,6 +72,7 @@ class MoneroSide:
         self._addresses = AddressPool(wallet, ledger, options)
         self._deposits = DepositScanner(self._link, ledger, clock, options)
         self._payments = MoneroPayments(self._link, ledger, clock, options)
+        self._rescue = MoneroRescue(self._link, ledger, options)
         self._inventory = MoneroInventory(self._link, self._payments, clock, options)
         self._connecting = asyncio.Lock()
 
@@ -158,15 +165,22 @@ class MoneroSide:
 
     # --- payouts -------------------------------------------------------------------------------
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """One transaction pays so many recipients, and the change."""
+        return MOST_DESTINATIONS
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
         """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
         with self._link.watched():
             await self._ready()
-            return await self._payments.prepare(transfer)
+            return await self._payments.prepare(transfer, companions)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
         with self._link.watched():
+            self._addresses.require_scanned()
             return await self._payments.publish(transfer)
 
     async def look_up(self, transfer: Transfer) -> Verdict:
@@ -190,7 +204,7 @@ class MoneroSide:
                 info = await self._ready()
                 await self._inventory.refresh_fee()
                 await self._addresses.refill()
-                await self._payments.watch_settled(info)
+                await self._rescue.look(info)
                 await self._look_after_outputs()
         except Unavailable as reason:
             log.info("monero_upkeep_put_off", reason=reason.message)
@@ -203,6 +217,7 @@ class MoneroSide:
 
     async def _ready(self) -> NodeInfo:
         """Check the node, which wallet is open, and all of the wallet anew after each failure."""
+        self._addresses.require_scanned()
         info = await self._link.check_node()
         async with self._connecting:
             if self._link.wallet_checked:
@@ -224,9 +239,9 @@ class MoneroSide:
         if not self._inventory.is_known:
             return Health(False, "what the wallet holds is not known yet")
         if stuck := self._payments.stuck():
-            return Health(False, f"payment {stuck} is signed and the network does not take it")
+            return Health(False, stuck)
         return Health(True)
 
     def notes(self) -> list[str]:
-        """Nothing: what is wrong here keeps orders waiting."""
-        return []
+        """What the operator should see to in time; no order has to wait for it."""
+        return [self._rescue.problem] if self._rescue.problem else []

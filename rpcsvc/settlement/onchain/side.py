@@ -87,7 +87,13 @@ class Side(Protocol):
         """These are committed: cursors may move, final ones need not be shown again."""
         ...
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def transfers_per_payment(self, network: str) -> int:
+        """How many transfers one transaction of a network may carry out."""
+        ...
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
         """Sign without publishing. Raises TransferRejected; anything else may be retried."""
         ...
 

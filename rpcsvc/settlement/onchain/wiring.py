@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm import EvmClient
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
+from rpcsvc.settlement.onchain.first_look import FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SentSince
 from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
@@ -52,8 +53,15 @@ class Parts:
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
     guard = PayoutGuard(PauseSwitch(parts.data_dir), caps(settings), parts.sent_since, parts.clock)
-    sides = (_monero_side(settings, parts), _evm_side(settings, parts))
-    engine = OnchainEngine(sides, guard, floors=floors(settings), poll_ms=settings.poll_ms)
+    clients = monero_clients(settings)
+    sides = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
+    engine = OnchainEngine(
+        sides,
+        guard,
+        floors=floors(settings),
+        poll_ms=settings.poll_ms,
+        first_looks=_first_looks(settings, parts, clients),
+    )
     try:
         yield engine
     finally:
@@ -99,10 +107,22 @@ def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClie
     return MonerodClient(node), WalletClient(wallet)
 
 
-def _monero_side(settings: OnchainSettings, parts: Parts) -> MoneroSide:
-    node, wallet = monero_clients(settings)
+def _monero_side(
+    settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
+) -> MoneroSide:
     options = monero_options(settings)
-    return MoneroSide(node, wallet, parts.monero_ledger, parts.clock, options)
+    return MoneroSide(*clients, parts.monero_ledger, parts.clock, options)
+
+
+def _first_looks(
+    settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
+) -> dict[Asset, FirstLook]:
+    """None where the operator wants no audits, or no pause for what they find."""
+    if not (settings.audit_seconds and settings.pause_on_difference):
+        return {}
+    foreign = parts.evm_ledgers.foreign
+    outgoing = MoneroOutgoing(*clients, parts.monero_ledger, foreign)
+    return {XMR: FirstLook(outgoing, foreign, PauseSwitch(parts.data_dir), parts.clock)}
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
@@ -176,6 +196,7 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
         highest_fee=highest_fee,
         gas_reserve=highest_fee // 10,
         sweep_units=parse_amount(settings.sweep_usdc, USDC).units,
+        l1_fee_oracle=chain.l1_fee_oracle,
     )
 
 
@@ -185,7 +206,8 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
     nodes = evm_nodes(settings, parts.chains)
-    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, evm_options(settings))
+    options, switch = evm_options(settings), PauseSwitch(parts.data_dir)
+    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, options, switch)
 
 
 def evm_options(settings: OnchainSettings) -> EvmOptions:

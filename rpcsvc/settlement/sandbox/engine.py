@@ -19,6 +19,7 @@ from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Transfer
+from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import DepositState, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
@@ -223,7 +224,19 @@ class SandboxEngine:
 
     # --- transfers ---
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def is_paused(self) -> bool:
+        """Never: nothing real leaves from here."""
+        return False
+
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
+        """Each transfer is a transaction of its own."""
+        return 1
+
+    async def prepare(
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer] = (),  # noqa: ARG002 - never any
+    ) -> PreparedTransfer:
         """Sign. A nonce makes each signature another transaction, as on a real chain."""
         self.require_ready()
         if self._available(transfer.network) < transfer.units + transfer.fee:
@@ -243,7 +256,7 @@ class SandboxEngine:
     async def publish(self, transfer: Transfer) -> Verdict:
         """Put the signed bytes into the pool; the same bytes again change nothing."""
         self.require_ready()
-        order_id = transfer.transfer_id.split("/")[0]
+        order_id = order_of(transfer.transfer_id)
         tx = _decode(transfer, self._clock.now_ms())
         if await self._strikes(order_id, _FAILS[transfer.kind]):
             await self._ledger.broadcast(replace(tx, state=TxState.REVERTED, watched=False))

@@ -282,7 +282,19 @@ class UpstreamEngine:
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Nothing was shown."""
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+    def is_paused(self) -> bool:
+        """Never: nothing real leaves from here."""
+        return False
+
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - port
+        """Nothing is ever paid from here."""
+        return 1
+
+    async def prepare(
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer] = (),  # noqa: ARG002 - port
+    ) -> PreparedTransfer:
         """Nothing is ever paid from here."""
         raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
 

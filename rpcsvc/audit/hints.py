@@ -1,0 +1,108 @@
+"""What a transaction that is on no record looks like, beside the books: the payment of a transfer
+that a restored database does not know of. What does not live here: proof of it, which
+``rpcsvc payouts adopt`` asks the chain for (settlement/onchain/adoption.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rpcsvc.audit.records import Books, OrderEntry, TransferEntry
+from rpcsvc.domain.addresses import same_address
+from rpcsvc.domain.states import TransferKind, TransferState
+
+Paid = Sequence[tuple[str, int]]
+
+_GIVEN_UP = (TransferState.FAILED, TransferState.CANCELLED)
+
+
+def unpaid_in(books: Books, network: str, txid: str, paid: Paid) -> list[TransferEntry]:
+    """The open transfers whose address and units are among what the transaction paid.
+
+    Those that have it on record are not among them.
+    """
+    known = {p.payment_id for p in books.payments_on(network) if txid in p.txids}
+    return [
+        transfer
+        for _, transfer in _transfers(books, network)
+        if not transfer.state.is_final
+        and transfer.transfer_id not in known
+        and _is_in(transfer, paid)
+    ]
+
+
+def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
+    """What it looks like, and what to do then; empty when it looks like nothing of the books.
+
+    ``paid`` is empty when a wallet has forgotten whom it paid ``units`` to.
+    """
+    if found := may_pay(books, network, txid, paid, units):
+        names = " or ".join(item.transfer_id for item in found)
+        adopt = f"rpcsvc payouts adopt {found[0].transfer_id} {txid}"
+        if paid:
+            return f"looks like the payment of transfer {names}: adopt it with: {adopt}"
+        return (
+            f"pays as much as transfer {names} is for, to whom the wallet has forgotten: adopt it"
+            f" with its key: {adopt} --tx-key KEY"
+        )
+    return next(_less_alike(books, network, paid), "")
+
+
+def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> list[TransferEntry]:
+    """The open transfers that it may have paid.
+
+    Of a wallet that was restored from its words, the amount is all there is to go by.
+    """
+    if paid:
+        return unpaid_in(books, network, txid, paid)
+    return [
+        transfer
+        for _, transfer in _transfers(books, network)
+        if not transfer.state.is_final and transfer.units == units
+    ]
+
+
+def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:
+    addresses = [address for address, _ in paid]
+    for order, transfer in _transfers(books, network):
+        if transfer.state in _GIVEN_UP and _is_in(transfer, paid) and not _is_over(order):
+            yield (
+                f"looks like the payment of transfer {transfer.transfer_id}, which was given up"
+                " since: do not resume payouts before its order's refund is settled by hand"
+            )
+    for order, transfer in _transfers(books, network):
+        if not transfer.state.is_final and _is_one_of(transfer.address, addresses):
+            yield (
+                f"pays the address of transfer {transfer.transfer_id} of {order.order_id}, not"
+                f" its {transfer.units} units: do not resume payouts before this is settled by hand"
+            )
+    for order in books.orders:
+        no_payout = all(item.kind is not TransferKind.PAYOUT for item in order.transfers)
+        is_here = order.payout_network == network and _is_one_of(order.to_address, addresses)
+        if no_payout and is_here and not _is_over(order):
+            yield (
+                f"pays the address of {order.order_id}, which has no payout yet: with payouts"
+                " paused, let the service find its deposit, then audit again"
+            )
+
+
+def _transfers(books: Books, network: str) -> Iterator[tuple[OrderEntry, TransferEntry]]:
+    for order in books.orders:
+        for transfer in order.transfers:
+            if transfer.network == network:
+                yield order, transfer
+
+
+def _is_in(transfer: TransferEntry, paid: Paid) -> bool:
+    return any(
+        units == transfer.units and same_address(address, transfer.address)
+        for address, units in paid
+    )
+
+
+def _is_one_of(address: str, addresses: Sequence[str]) -> bool:
+    return any(same_address(address, each) for each in addresses)
+
+
+def _is_over(order: OrderEntry) -> bool:
+    return order.status in ("completed", "refunded")

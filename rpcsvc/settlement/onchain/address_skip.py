@@ -1,0 +1,100 @@
+"""Leaving out deposit addresses that an older copy of the database would hand out twice.
+
+Orders that were made after the copy are lost with their addresses, and what comes to those is
+somebody's money still. No chain knows which addresses were handed out and not paid yet; so as many
+as there can have been orders are put on record and never handed out: a deposit that comes to one
+is seen, and named by the auditor. What does not live here: handing out (monero_addresses.py,
+evm_addresses.py), the command (transport/cli_skip.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmAddress, EvmDepositLedger
+from rpcsvc.settlement.onchain.evm_link import Refused as OtherMnemonic
+from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.settlement.onchain.monero_addresses import AddressPool
+from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+
+_EVM_AT_ONCE = 500
+
+
+async def skip_monero(
+    link: MoneroLink,
+    ledger: MoneroLedger,
+    options: MoneroOptions,
+    count: int,
+    *,
+    rescan: bool = False,
+) -> int:
+    """Leave out all subaddresses that wallet or database know, and ``count`` after them.
+
+    Gives the last one's index. The wallet stores them before they are on record. ``rescan`` has
+    it look for money that came to them when it did not know them. Raises RpcFailure and
+    monero_link.Refused.
+    """
+    await link.check_node()
+    await link.check_wallet()
+    # First the wallet gets back those that only the database knows.
+    await AddressPool(link.wallet, ledger, options).reconcile()
+    if rescan:
+        # On record first: should it end half-way, the service makes up for it at its start.
+        await ledger.note_rescan_due()
+    recorded = ledger.highest_address()
+    after = recorded.index.minor if recorded else 0
+    for size in _batches(count, options.addresses_per_call):
+        made = await link.wallet.create_addresses(size)
+        await link.wallet.store()
+        first, last = made[0].index.minor, made[-1].index.minor
+        if first > after + 1:
+            await _record_known(link, ledger, range(after + 1, first), options.addresses_per_call)
+        await ledger.add_addresses(made)
+        await ledger.reserve_addresses(last)
+        after = last
+    if rescan:
+        await link.wallet.rescan_blockchain()
+        await link.wallet.store()
+        await ledger.note_rescanned()
+    return after
+
+
+async def _record_known(
+    link: MoneroLink, ledger: MoneroLedger, indices: range, at_once: int
+) -> None:
+    """Those that the wallet had already, and the database had not."""
+    for start in range(0, len(indices), at_once):
+        some = indices[start : start + at_once]
+        await ledger.add_addresses(await link.wallet.addresses(list(some)))
+
+
+async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
+    """Leave out all addresses on record, and ``count`` after them; the last one's index.
+
+    Raises evm_link.Refused for another mnemonic than that of the first start.
+    """
+    wallet, newest = ledger.wallet(), ledger.highest_address()
+    hot = await asyncio.to_thread(keys.address, HOT_WALLET_INDEX)
+    if wallet is None or wallet.hot_address != hot:
+        recorded = "none" if wallet is None else wallet.hot_address
+        raise OtherMnemonic(
+            f"another mnemonic: its hot wallet is {hot}, and {recorded} is on record"
+        )
+    after = max(wallet.reserved_to, newest.index if newest else HOT_WALLET_INDEX)
+    for size in _batches(count, _EVM_AT_ONCE):
+        indices = range(after + 1, after + 1 + size)
+        await ledger.add_addresses(await asyncio.to_thread(_derived, keys, indices))
+        after = indices[-1]
+    return after
+
+
+def _derived(keys: HdKeys, indices: range) -> list[EvmAddress]:
+    return [EvmAddress(index, keys.address(index)) for index in indices]
+
+
+def _batches(count: int, size: int) -> Iterator[int]:
+    for done in range(0, count, size):
+        yield min(size, count - done)

@@ -1,0 +1,139 @@
+"""``rpcsvc payouts adopt TRANSFER TXID``: take a transaction of the own wallet for a transfer's.
+
+For a database that was restored from a copy and does not know what was paid since. The chain is
+asked whether the transaction pays just that transfer; then it is on record as if the service had
+published it, and is confirmed, proven and told like any other. The service must not be running.
+What does not live here: the proof (settlement/onchain/adoption.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.clock import SystemClock
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import format_units
+from rpcsvc.domain.states import TransferState
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, tell
+from rpcsvc.settlement.onchain.evm_adoption import EvmAdoption
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.monero_adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database, StoreConflict
+from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli_operator import onchain_settings
+from rpcsvc.transport.cli_owner import with_database
+
+
+def adopt(context: Context) -> int:
+    """The command. Raises UsageError and Unreachable: nothing was changed."""
+    settings, options = onchain_settings(context), context.options
+
+    async def work(database: Database) -> Adopted:
+        return await _Adoption(settings, database).run(
+            options.transfer, options.txid, options.tx_key
+        )
+
+    try:
+        done = with_database(settings, work)
+    except NotAdopted as refused:
+        sys.stderr.write(f"rpcsvc: not adopted: {refused}\n")
+        return FAILED
+    except StoreConflict as conflict:
+        sys.stderr.write(f"rpcsvc: not adopted: the books refuse it: {conflict}\n")
+        return FAILED
+    _print(done)
+    return OK
+
+
+def _print(done: Adopted) -> None:
+    where = "waits to be mined" if done.block is None else f"is in block {done.block}"
+    for item in done.transfers:
+        paid = item.transfer
+        amount = f"{format_units(paid.units, paid.asset)} {paid.asset.symbol}"
+        sys.stdout.write(
+            f"{paid.transfer_id} of {item.order_id}: {amount}, paid by {done.txid}, which {where}\n"
+        )
+    asset, network = done.transfers[0].transfer.asset, done.transfers[0].transfer.network
+    if done.unexplained:
+        sys.stdout.write(
+            f"The transaction pays {format_units(done.unexplained, asset)} {asset.symbol} more than"
+            " that. If it was to orders that the database has lost: rpcsvc treasury explain"
+            f" {network} {done.txid} --note TEXT\n"
+        )
+    sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
+
+
+class _Adoption:
+    """One adoption over an open database that nobody else writes."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._db = database
+        # A status answer is made when it is asked for next.
+        self._store = SqliteOrderStore(database, lambda: "")
+        self._clock = SystemClock()
+
+    async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
+        """Prove it, put it on record, tell the order. Raises NotAdopted."""
+        opened = self._find(transfer_id)
+        if opened.transfer.network == MONERO:
+            done = await self._monero(opened, txid, key)
+        else:
+            done = await self._evm(opened, txid)
+        processor = OrderProcessor(self._store, self._clock, lambda _order: None)
+        await tell(processor, done.transfers, done.txid, done.raw)
+        return done
+
+    def _find(self, transfer_id: str) -> Open:
+        sql = "SELECT order_id FROM transfers WHERE transfer_id = ?"
+        row = self._db.read_one(sql, (transfer_id,))
+        order = self._store.order(row[0]) if row else None
+        transfer = order.transfer(transfer_id) if order else None
+        if order is None or transfer is None:
+            raise UsageError(
+                f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
+            )
+        return Open(order.order_id, transfer)
+
+    def _planned(self, network: str, but: str) -> list[Open]:
+        """What else waits to be paid on a network, oldest first."""
+        rows = self._db.read(
+            "SELECT transfer_id FROM transfers WHERE network = ? AND state = ?"
+            " AND transfer_id <> ? ORDER BY rowid",
+            (network, TransferState.PLANNED.value, but),
+        )
+        return [self._find(name) for (name,) in rows]
+
+    async def _monero(self, opened: Open, txid: str, key: str | None) -> Adopted:
+        settings = self._settings.onchain
+        node, wallet = wiring.monero_clients(settings)
+        ledger = SqliteMoneroLedger(self._db)
+        link = MoneroLink(node, wallet, ledger, wiring.monero_options(settings))
+        others = self._planned(MONERO, opened.transfer.transfer_id)
+        async with node, wallet:
+            return await MoneroAdoption(link, ledger).adopt(opened, others, txid, key)
+
+    async def _evm(self, opened: Open, txid: str) -> Adopted:
+        settings, name = self._settings.onchain, opened.transfer.network
+        chains = load_chains(chains_toml(self._settings.chains_file))
+        nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
+        served = next((node for node in nodes if node.network.name == name), None)
+        wallet = SqliteEvmDepositLedger(self._db).wallet()
+        if served is None or wallet is None:
+            raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
+        link, ledger = EvmLink(served.client, served.network), SqliteEvmPaymentLedger(self._db)
+        async with AsyncExitStack() as clients:
+            await clients.enter_async_context(served.client)
+            adoption = EvmAdoption(link, ledger, wallet.hot_address, self._clock)
+            return await adoption.adopt(opened, txid)

@@ -1,0 +1,152 @@
+"""``rpcsvc treasury explain NETWORK TXID --note TEXT``: the operator's word on a transaction.
+
+A withdrawal or a top-up by hand is on no record of the service, and a difference to the auditor.
+Explained, it is not. What it moved is read from the chain, here to show it and by each audit
+anew. It works beside a running service. What does not live here: what the auditor makes of it
+(rpcsvc/audit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.clock import SystemClock
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import usdc, wiring
+from rpcsvc.settlement.onchain.adoption import NotAdopted, bare_txid
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.evm import Log
+from rpcsvc.settlement.onchain.evm_side import EvmNode
+from rpcsvc.settlement.onchain.monero import TransferKind
+from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
+from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.transport.cli_client import Unreachable
+from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli_operator import onchain_settings, operator_books
+
+
+def explain(context: Context) -> int:
+    """The command. Raises UsageError and Unreachable: nothing was changed."""
+    settings, options = onchain_settings(context), context.options
+    configure_logging(settings.log.format, "error")
+    network = options.network
+    try:
+        txid = bare_txid(options.txid, "" if network == MONERO else "0x")
+    except NotAdopted as error:
+        raise UsageError(str(error)) from error
+    try:
+        if options.take_back:
+            return _take_back(settings, network, txid)
+        return _explain(settings, network, txid, _note(options.note))
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+
+
+def _note(text: str) -> str:
+    note = " ".join(text.split())
+    if not note:
+        raise UsageError("--note must say what it was for: whoever reads the audit reads it.")
+    return note
+
+
+def _take_back(settings: Settings, network: str, txid: str) -> int:
+    with operator_books(settings):
+        pass  # of a schema that has explanations
+    if not books_of.take_back(settings.data_dir, network, txid):
+        sys.stderr.write(f"rpcsvc: {txid} on {network} is not explained\n")
+        return FAILED
+    sys.stdout.write(f"{txid} is a difference again, if the service has no record of it.\n")
+    return OK
+
+
+def _explain(settings: Settings, network: str, txid: str, note: str) -> int:
+    with operator_books(settings) as books:
+        known, recorded = books.explanation(network, txid), books.payment_with(txid)
+    if known is not None:
+        raise UsageError(f"{txid} is explained already: {known}. To change it: --take-back first.")
+    moved = asyncio.run(_look(settings, network, txid))
+    if moved is None:
+        sys.stderr.write(
+            f"rpcsvc: not explained: {network} shows no transaction {txid} that moved anything of"
+            " the service's wallets\n"
+        )
+        return FAILED
+    books_of.explain(settings.data_dir, network, txid, note, SystemClock().now_ms())
+    sys.stdout.write(f"{txid} on {network}, {moved}: {note}\n")
+    if recorded is not None:
+        sys.stdout.write(
+            f"It is on record as payment {recorded}: that is compared as before, and what the"
+            " transaction moved besides is explained.\n"
+        )
+    return OK
+
+
+async def _look(settings: Settings, network: str, txid: str) -> str | None:
+    """What it moved of the service's wallets, in words; None when the chain shows nothing."""
+    try:
+        if network == MONERO:
+            return await _look_at_monero(settings, txid)
+        return await _look_at_chain(settings, network, txid)
+    except RpcFailure as error:
+        raise Unreachable(f"{network} can't be asked: {error}. Nothing was changed.") from error
+
+
+async def _look_at_monero(settings: Settings, txid: str) -> str | None:
+    _, wallet = wiring.monero_clients(settings.onchain)
+    async with wallet:
+        await wallet.refresh()
+        found = await wallet.transfer(txid)
+    sent = sum(i.amount + i.fee for i in found if i.kind is TransferKind.OUTGOING)
+    came = sum(i.amount for i in found if i.kind is TransferKind.INCOMING)
+    if not sent and not came:
+        return None
+    parts = (("sent", sent), ("received", came))
+    said = [f"{word} {format_units(units, XMR)} XMR" for word, units in parts if units]
+    return ", ".join(said)
+
+
+async def _look_at_chain(settings: Settings, network: str, txid: str) -> str | None:
+    node = _node(settings, network)
+    async with node.client:
+        receipt = await node.client.receipt(txid)
+        made = await node.client.transaction(txid)
+    if receipt is None or made is None:
+        return None
+    with operator_books(settings) as books:
+        sent, came = _units(receipt.logs, node.network.token, books)
+        ours = books.is_own_address(made.sender)
+    if not (sent or came or ours):
+        return None
+    parts = (("sent", sent), ("received", came))
+    said = [f"{word} {format_units(units, USDC)} USDC" for word, units in parts if units]
+    return ", ".join(said) or "moved no USDC"
+
+
+def _units(logs: tuple[Log, ...], token: str, books: OperatorBooks) -> tuple[int, int]:
+    """USDC units that left the service's addresses, and that came from elsewhere."""
+    sent, came = 0, 0
+    for log in logs:
+        if log.address.lower() != token.lower() or log.topics[:1] != (usdc.TRANSFER_TOPIC,):
+            continue
+        event = usdc.read_transfer(log.topics, log.data)
+        is_from, is_to = books.is_own_address(event.sender), books.is_own_address(event.to)
+        sent += event.units if is_from and not is_to else 0
+        came += event.units if is_to and not is_from else 0
+    return sent, came
+
+
+def _node(settings: Settings, network: str) -> EvmNode:
+    chains = load_chains(chains_toml(settings.chains_file))
+    nodes = wiring.evm_nodes(settings.onchain, wiring.served_chains(settings.onchain, chains))
+    for node in nodes:
+        if node.network.name == network:
+            return node
+    names = ", ".join([MONERO, *(node.network.name for node in nodes)])
+    raise UsageError(f"NETWORK must be one of {names}, not {network[:40]}.")

@@ -1,0 +1,52 @@
+"""``rpcsvc onchain skip-addresses N``: after an older copy of the database was restored.
+
+The service must not be running. What does not live here: what is skipped, and why
+(settlement/onchain/address_skip.py).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
+from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from rpcsvc.transport.cli_context import OK, Context, UsageError
+from rpcsvc.transport.cli_operator import onchain_settings
+from rpcsvc.transport.cli_owner import with_database
+
+
+def skip_addresses(context: Context) -> int:
+    """The command. Raises UsageError and Unreachable."""
+    settings, options = onchain_settings(context), context.options
+
+    async def work(database: Database) -> tuple[int, int]:
+        return await _skip(settings, database, options.count, rescan=options.rescan)
+
+    xmr, usdc = with_database(settings, work)
+    sys.stdout.write(
+        f"XMR subaddresses up to {xmr} and USDC addresses up to {usdc} are not handed out any"
+        " more. What comes to one without an order is named by: rpcsvc audit\n"
+    )
+    return OK
+
+
+async def _skip(
+    settings: Settings, database: Database, count: int, *, rescan: bool
+) -> tuple[int, int]:
+    """EVM first: it needs no daemon, and what is done twice skips more, which does no harm."""
+    try:
+        keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
+    except KeyFileRefused as error:
+        raise UsageError(str(error)) from error
+    usdc = await skip_evm(keys, SqliteEvmDepositLedger(database), count)
+    node, wallet = wiring.monero_clients(settings.onchain)
+    ledger, options = SqliteMoneroLedger(database), wiring.monero_options(settings.onchain)
+    async with node, wallet:
+        link = MoneroLink(node, wallet, ledger, options)
+        return await skip_monero(link, ledger, options, count, rescan=rescan), usdc

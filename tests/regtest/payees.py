@@ -1,0 +1,66 @@
+"""Who is paid by the XMR side, and what the order layer would do for it.
+
+What does not live here: the side itself (treasury.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rpcsvc.domain.order import Transfer
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.monero import (
+    MOST_DESTINATIONS,
+    Destination,
+    TransferKind,
+    WalletClient,
+)
+from tests.regtest.daemons import SPENDABLE_AGE, Miner, WalletRpc
+from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, bank_of
+
+
+@dataclass
+class Payee:
+    """Someone else's wallet: what it got is what was paid."""
+
+    wallet: WalletClient
+    address: str
+
+    async def received(self) -> list[int]:
+        await self.wallet.refresh()
+        return [item.amount for item in await self.wallet.transfers(0)]
+
+
+async def funded_accounts(rpc: WalletRpc, miner: Miner, count: int) -> list[int]:
+    """Accounts with two outputs of 1 XMR each, paid together to save time."""
+    made = [await add_account(rpc) for _ in range(count)]
+    due = [Destination(address, XMR) for _, address in made for _ in range(2)]
+    async with bank_of(miner) as bank:
+        await bank.refresh()
+        for at in range(0, len(due), MOST_DESTINATIONS):
+            payment = await bank.prepare(due[at : at + MOST_DESTINATIONS])
+            await bank.relay(payment.metadata)
+        await bank.store()
+    await miner.mine(SPENDABLE_AGE)
+    return [account for account, _ in made]
+
+
+async def pay(side: Treasury, transfer: Transfer) -> Verdict:
+    """As the order layer does: look for our own id first, publish if it is absent."""
+    verdict = await side.side.look_up(transfer)
+    if verdict.outcome is Outcome.ABSENT:
+        verdict = await side.side.publish(transfer)
+    return verdict
+
+
+async def settle(side: Treasury, miner: Miner, transfer: Transfer) -> None:
+    """Bring it to its end."""
+    assert (await pay(side, transfer)).outcome is Outcome.PENDING
+    await miner.mine(OPTIONS.settled_after)
+    assert await side.side.look_up(transfer) == Verdict(Outcome.SETTLED)
+
+
+async def sent(wallet: WalletClient) -> list[str]:
+    kinds = (TransferKind.OUTGOING, TransferKind.PENDING, TransferKind.FAILED)
+    await wallet.refresh()
+    return [item.txid for item in await wallet.transfers(0, kinds)]

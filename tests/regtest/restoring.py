@@ -1,0 +1,101 @@
+"""An older copy of the database put back, as an operator does it; and the commands that follow.
+
+What does not live here: the stack (exchange.py), what is tested with it (test_exchange_adopt.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rpcsvc.store.sqlite import DATABASE_NAME
+from tests.e2e.processes import Server, until
+from tests.regtest.exchange import Exchange
+
+UP_SECONDS = 60
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+async def command(stack: Exchange, *arguments: str) -> Said:
+    """``rpcsvc`` as the operator runs it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
+        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Said(process.returncode, out.decode(), err.decode())
+
+
+async def differences(stack: Exchange) -> list[dict[str, str]]:
+    """What ``rpcsvc audit`` finds."""
+    said = await command(stack, "audit", "--json")
+    assert said.status in (0, 1), said
+    found: list[dict[str, str]] = said.json["differences"]
+    return found
+
+
+@asynccontextmanager
+async def started(stack: Exchange) -> AsyncIterator[Server]:
+    """A service that is up, though it may take no orders yet: paused, or with much to catch up.
+
+    It is stopped in order.
+    """
+    at = Server(stack.data_dir, environ=stack.environ())
+
+    async def is_up() -> bool:
+        assert not at.is_dead, at.log.read_text()[-2000:]
+        return (await at.health("/livez")).get("http") == 200
+
+    try:
+        await until(is_up, seconds=UP_SECONDS)
+        yield at
+        assert await asyncio.to_thread(at.stop) == 0
+    finally:
+        if not at.is_dead:
+            at.kill()
+
+
+def copy_of(stack: Exchange, to: Path) -> Path:
+    """A copy of the database as it is now."""
+    with (
+        closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as source,
+        closing(sqlite3.connect(to)) as copy,
+    ):
+        source.backup(copy)
+    return to
+
+
+async def has_looked(stack: Exchange) -> bool:
+    """Whether the service has put on record from which block on it looks at each chain."""
+    with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
+        sql = "SELECT (SELECT count(*) FROM monero_cursor), (SELECT count(*) FROM evm_cursor)"
+        return all(database.execute(sql).fetchone())
+
+
+def restore(stack: Exchange, copy: Path) -> None:
+    """Put a copy in the place of the database, which is lost. No service runs."""
+    database = stack.data_dir / DATABASE_NAME
+    for suffix in ("", "-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    database.write_bytes(copy.read_bytes())
+    database.chmod(0o600)

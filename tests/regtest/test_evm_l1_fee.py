@@ -1,0 +1,262 @@
+"""The L1 data fee of an OP-stack chain: Anvil with a contract where such a chain has its oracle.
+
+What does not live here: what it is counted in, number by number (tests/unit).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm_fees import with_l1_margin
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from tests.regtest.daemons import Anvil
+from tests.regtest.evm_till import (
+    ETHER,
+    GWEI,
+    HOT,
+    KEYS,
+    MINUTE_MS,
+    NETWORK,
+    OTHERS,
+    USDC,
+    Till,
+    network_of,
+    till,
+)
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
+
+USER = OTHERS.address(0)
+ORACLE: Final = "0x420000000000000000000000000000000000000F"
+SOURCE: Final = Path(__file__).parent / "contracts" / "GasPriceOracle.vy"
+SLOT: Final = "0x1"
+COIN_PRICE: Final = 2500 * USDC
+# An unsigned transfer of USDC and its signature: about so many bytes.
+LEAST_BYTES, MOST_BYTES = 160, 200
+
+
+@pytest.fixture(scope="module")
+def oracle_code() -> str:
+    """What the oracle's code is when it is there."""
+    command = [sys.executable, "-m", "vyper", "-f", "bytecode_runtime", str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+class Oracle:
+    """The contract at the oracle's address."""
+
+    def __init__(self, client: EvmClient, code: str) -> None:
+        self._rpc = client.rpc
+        self._code = code
+
+    async def put(self, wei_per_byte: int) -> None:
+        await self._rpc.act("anvil_setCode", [ORACLE, self._code])
+        await self.price(wei_per_byte)
+
+    async def price(self, wei_per_byte: int) -> None:
+        """0: it reverts."""
+        word = "0x" + usdc.uint_word(wei_per_byte).hex()
+        await self._rpc.act("anvil_setStorageAt", [ORACLE, SLOT, word])
+
+    async def remove(self) -> None:
+        await self._rpc.act("anvil_setCode", [ORACLE, "0x"])
+
+
+@pytest.fixture
+def oracle(token: Token, oracle_code: str) -> Oracle:
+    return Oracle(token.client, oracle_code)
+
+
+@pytest.fixture
+async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+    """A hot wallet with 1 ether and 1,000 USDC, on a chain that is told to have an oracle."""
+    await token.controls.set_ether(HOT, ETHER)
+    await token.mint(HOT, 1000 * USDC)
+    network = replace(network_of(token), l1_fee_oracle=ORACLE, highest_fee=ETHER // 10)
+    async with till(anvil, token, tmp_path, network) as made:
+        yield made
+
+
+async def l1_part(own: Till) -> int:
+    """What the oracle's fee adds to the cost of a payout."""
+    await own.payments.fee()
+    return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
+
+
+def price_of(own: Till) -> int:
+    price = own.payments._gas._price
+    assert price is not None
+    return price.max_fee
+
+
+# --- what a payout costs ------------------------------------------------------------------------
+
+
+async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(own: Till, oracle: Oracle) -> None:
+    await oracle.put(GWEI)
+    low, high = (with_l1_margin(size * GWEI) for size in (LEAST_BYTES, MOST_BYTES))
+    part = await l1_part(own)
+    assert low < part < high
+    await oracle.price(3 * GWEI)
+    assert await l1_part(own) == 3 * part
+
+
+async def test_the_estimate_covers_what_the_signed_transaction_would_be_charged(
+    own: Till, oracle: Oracle
+) -> None:
+    await oracle.put(GWEI)
+    part = await l1_part(own)
+    ready = await own.paid(own.transfer(USER, 999 * USDC))
+    assert (await own.settle(ready)).outcome is Outcome.SETTLED
+    assert len(ready.raw or "") // 2 * GWEI < part
+
+
+async def test_on_a_chain_without_an_oracle_nothing_changes(own: Till, oracle: Oracle) -> None:
+    async with own.again(lambda network: replace(network, l1_fee_oracle=None)) as plain:
+        assert await l1_part(plain) == 0
+        await oracle.put(GWEI)
+        assert await l1_part(plain) == 0
+        ready = await plain.paid(plain.transfer(USER))
+        assert (await plain.settle(ready)).outcome is Outcome.SETTLED
+
+
+# --- an oracle that gives no fee ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["no contract", "it reverts"])
+async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
+    own: Till, oracle: Oracle, fault: str
+) -> None:
+    if fault == "it reverts":
+        await oracle.put(0)
+    await own.payments.fee()
+    assert ORACLE in (own.payments.gas_problem() or "")
+    with pytest.raises(Unavailable, match="not known"):
+        own.payments.gas_fee()
+    transfer = own.transfer(USER)
+    with pytest.raises(Unavailable, match="gives no fee"):
+        await own.payments.prepare(transfer)
+    assert own.live() == []
+    await oracle.put(GWEI)
+    ready = await own.paid(transfer)
+    assert (await own.settle(ready)).outcome is Outcome.SETTLED
+    await own.payments.fee()
+    assert own.payments.gas_problem() is None
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_followed(
+    own: Till, oracle: Oracle
+) -> None:
+    await oracle.put(GWEI)
+    await own.controls.automine(enabled=False)
+    transfers = []
+    for _ in range(2):
+        transfers.append(await own.prepared(own.transfer(USER)))
+        await own.pay(transfers[-1])
+    await own.controls.drop(transfers[1].txid or "")
+    await oracle.remove()
+    own.clock.now += MINUTE_MS
+    await own.payments.maintain()
+    (told,) = own.payments.conditions()
+    assert (transfers[0].transfer_id in told, "gives no fee" in told) == (True, True)
+    assert len(own.payment(transfers[0]).attempts) == 1
+    # The second was put back, which needs no fee.
+    assert await own.token.client.transaction(transfers[1].txid or "") is not None
+    await oracle.put(GWEI)
+    await own.payments.maintain()
+    assert len(own.payment(transfers[0]).attempts) == 2
+    await own.controls.mine(3)
+    for item in transfers:
+        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
+    await own.payments.maintain()
+    assert own.payments.conditions() == []
+    assert await own.token.balance(USER) == 2 * USDC
+
+
+# --- ether and the highest fee ------------------------------------------------------------------
+
+
+async def test_ether_for_the_gas_alone_is_too_little(own: Till, oracle: Oracle) -> None:
+    await oracle.put(1000 * GWEI)
+    await own.payments.fee()
+    cost, part = own.payments.gas_fee(), await l1_part(own)
+    assert part > cost - part
+    await own.controls.set_ether(HOT, 2 * (cost - part))
+    with pytest.raises(Unavailable, match="lacks ether"):
+        await own.payments.prepare(own.transfer(USER))
+    await own.controls.set_ether(HOT, 2 * cost)
+    ready = await own.paid(own.transfer(USER))
+    assert (await own.settle(ready)).outcome is Outcome.SETTLED
+
+
+async def test_a_spike_on_l1_alone_stops_new_payouts(own: Till, oracle: Oracle) -> None:
+    await oracle.put(GWEI)
+    per_byte = own.network.highest_fee // LEAST_BYTES
+    await oracle.price(per_byte)
+    with pytest.raises(Unavailable, match="too dear"):
+        await own.payments.prepare(own.transfer(USER))
+    await oracle.price(GWEI)
+    await own.payments.prepare(own.transfer(USER))
+
+
+# --- what is quoted -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
+    """The whole USDC side, which quotes the fee."""
+    node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
+    foreign = SqliteForeignLedger(own.database)
+    ledgers = Ledgers(SqliteEvmDepositLedger(own.database), own.ledger, foreign)
+    options = EvmOptions(pool_target=8, pool_low=4)
+    made = EvmSide([node], KEYS, ledgers, own.clock, options, own.switch)
+    await made.start()
+    await made.observe()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(
+    own: Till, oracle: Oracle
+) -> None:
+    per_byte = 1000 * GWEI
+    await oracle.put(per_byte)
+    async with side_on(own, replace(own.network, l1_fee_oracle=None)) as plain:
+        without = plain.fee(NETWORK)
+    async with side_on(own, own.network) as side:
+        part = side.fee(NETWORK) - without
+        low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
+        assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
+        assert side.health().ok
+        await oracle.price(0)
+        await side.maintain()
+        with pytest.raises(Unavailable, match="can't be sent right now"):
+            side.fee(NETWORK)
+        health = side.health()
+        assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
+        assert side.holdings(NETWORK).free == 1000 * USDC
+        await oracle.price(per_byte)
+        await side.maintain()
+        assert side.fee(NETWORK) - without == part
+        assert side.health().ok

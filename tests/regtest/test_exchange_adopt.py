@@ -1,0 +1,238 @@
+"""A restored copy does not know what was paid since: adopted, it is not paid again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.monero import Destination, WalletClient
+from tests.e2e.processes import Server, until
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Anvil, Miner, WalletRpc
+from tests.regtest.exchange import USDC, XMR, Exchange, create, details, exchange, reaches
+from tests.regtest.ledger_of_chains import usdc_received, xmr_received
+from tests.regtest.restoring import command, copy_of, differences, has_looked, restore, started
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def stack(
+    tmp_path: Path,
+    miner: Miner,
+    wallet_rpc: WalletRpc,
+    own_wallet: WalletClient,
+    anvil: Anvil,
+    token: Token,
+) -> AsyncIterator[Exchange]:
+    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
+        yield running
+
+
+async def stop(at: Server) -> None:
+    assert await asyncio.to_thread(at.stop) == 0
+
+
+async def funded(stack: Exchange, at: Server, to_xmr: str) -> list[str]:
+    """An order each way, paid for: XMR to USDC, and USDC to XMR."""
+    made = await create(at, direction="x2u", amount="1", to=stack.user.address)
+    first = made["data"]["order"]
+    made = await create(at, direction="u2x", amount="165", to=to_xmr)
+    second = made["data"]["order"]
+    await stack.pay_xmr(first["depositAddress"], XMR)
+    await stack.pay_usdc(second["depositAddress"], 165 * USDC)
+    return [first["orderId"], second["orderId"]]
+
+
+async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
+    stack: Exchange, wallet: WalletClient, tmp_path: Path
+) -> None:
+    to = await wallet.primary_address()
+    async with stack.serving() as at:
+        orders = await funded(stack, at, to)
+        await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
+        for order in orders:
+            await reaches(stack, at, order, "deposit_confirmed")
+        copy = copy_of(stack, tmp_path / "copy.db")
+        await command(stack, "payouts", "resume")
+        for order in orders:
+            await reaches(stack, at, order, "completed")
+        await stop(at)
+    usdc_paid = await usdc_received(stack, stack.user.address)
+    xmr_paid = await xmr_received(wallet, to)
+    assert (len(usdc_paid), len(xmr_paid)) == (2, 1)  # what the user paid with came there, too
+
+    restore(stack, copy)
+    assert (await command(stack, "payouts", "pause", "--reason", "restored")).status == 0
+    found = await differences(stack)
+    adopting = [item["hint"].split("rpcsvc ")[1].split() for item in found if "hint" in item]
+    assert sorted(arguments[:2] for arguments in adopting) == [["payouts", "adopt"]] * 2
+
+    async with started(stack):
+        await stack.mine(2)
+        refused = await command(stack, *adopting[0])
+        assert (refused.status, "Stop it first" in refused.err) == (2, True), refused
+    (_, _, one, its_tx), (_, _, other, other_tx) = adopting
+    assert (await command(stack, "payouts", "adopt", one, other_tx)).status == 1
+    for transfer, txid in ((one, its_tx), (other, other_tx)):
+        adopted = await command(stack, "payouts", "adopt", transfer, txid)
+        assert adopted.status == 0, adopted
+        assert transfer in adopted.out
+        again = await command(stack, "payouts", "adopt", transfer, txid)
+        assert (again.status, "already" in again.err) == (1, True), again
+
+    assert (await command(stack, "payouts", "resume")).status == 0
+    async with stack.serving() as at:
+        for order in orders:
+            await reaches(stack, at, order, "completed")
+        await stop(at)
+    await stack.mine(3)
+    assert await usdc_received(stack, stack.user.address) == usdc_paid
+    assert await xmr_received(wallet, to) == xmr_paid
+    shown = await command(stack, "payouts", "show", one)
+    assert (shown.json["state"], shown.json["txid"]) == ("settled", its_tx)
+    assert await differences(stack) == []
+
+
+async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
+    stack: Exchange, wallet: WalletClient, tmp_path: Path
+) -> None:
+    to = await wallet.primary_address()
+    async with stack.node as node:
+        start = (await node.info()).height - 100
+    async with stack.serving() as at:
+        made = await create(at, direction="u2x", amount="165", to=to)
+        order = made["data"]["order"]
+        await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
+        await stack.pay_usdc(order["depositAddress"], 165 * USDC)
+        await reaches(stack, at, order["orderId"], "deposit_confirmed")
+        await until(lambda: has_looked(stack))
+        copy = copy_of(stack, tmp_path / "copy.db")
+        await command(stack, "payouts", "resume")
+        await reaches(stack, at, order["orderId"], "completed")
+        receipt = (await details(at, order["orderId"]))["receipt"]
+        await stop(at)
+    paid = await xmr_received(wallet, to)
+    restore(stack, copy)
+    await forget_keys(stack, start)
+    await command(stack, "payouts", "pause", "--reason", "restored")
+
+    (found,) = [item for item in await differences(stack) if item["kind"] == "unrecorded_payment"]
+    assert "--tx-key KEY" in found["hint"]
+    transfer = f"{order['orderId']}/payout/1"
+    assert transfer in found["hint"]
+    wrong_keys: list[tuple[tuple[str, ...], str]] = [
+        ((), "--tx-key"),
+        (("--tx-key", "11" * 32), "not that of"),
+        (("--tx-key", "01" * 32), "not adopted"),
+    ]
+    for key, why in wrong_keys:
+        refused = await command(stack, "payouts", "adopt", transfer, found["subject"], *key)
+        assert (refused.status, why in refused.err) == (1, True), refused
+    right = ("--tx-key", receipt["transactionKey"])
+    adopted = await command(stack, "payouts", "adopt", transfer, found["subject"], *right)
+    assert adopted.status == 0, adopted
+    await command(stack, "payouts", "resume")
+    async with started(stack) as at:
+        await reaches(stack, at, order["orderId"], "completed")
+        assert (await details(at, order["orderId"]))["receipt"]["txid"] == found["subject"]
+    assert await xmr_received(wallet, to) == paid
+    assert await differences(stack) == []
+
+
+async def forget_keys(stack: Exchange, from_height: int) -> None:
+    """Restore the wallet from its words, too: the keys of its payments are gone."""
+    async with stack.wallet as own:
+        words = await own.seed()
+        await own.close()
+        for file in stack.wallet_rpc.directory.glob(f"{WALLET_NAME}*"):
+            file.unlink()
+        await own.restore(WALLET_NAME, WALLET_PASSWORD, words, from_height)
+        await own.refresh()
+
+
+async def test_addresses_of_lost_orders_are_not_handed_out_again(
+    stack: Exchange, wallet: WalletClient, tmp_path: Path
+) -> None:
+    to = await wallet.primary_address()
+
+    async def addresses(at: Server) -> list[str]:
+        ways = (("x2u", "1", stack.user.address), ("u2x", "165", to))
+        made = [await create(at, direction=d, amount=a, to=t) for d, a, t in ways * 2]
+        return [each["data"]["order"]["depositAddress"] for each in made]
+
+    async with stack.serving() as at:
+        await addresses(at)
+        await until(lambda: has_looked(stack))
+        await stop(at)
+    # A service that is stopped gives back what it has not handed out.
+    copy = copy_of(stack, tmp_path / "copy.db")
+    async with stack.serving() as at:
+        lost = await addresses(at)
+        beside = await command(stack, "onchain", "skip-addresses", "3")
+        assert beside.status == 2, beside
+        await stop(at)
+    await stack.pay_xmr(lost[0], XMR)
+    await stack.pay_usdc(lost[1], 165 * USDC)
+    restore(stack, copy)
+
+    skipped = await command(stack, "onchain", "skip-addresses", "300")
+    assert skipped.status == 0, skipped
+    async with stack.serving() as at:
+        fresh = await addresses(at)
+        await stack.mine(4)
+        await stop(at)
+    assert len({*lost, *fresh}) == 8
+    report = (await command(stack, "audit", "--json")).json
+    assert report["differences"] == []
+    for address in lost[:2]:
+        assert any(address in note for note in report["notes"]), report["notes"]
+
+
+async def test_a_withdrawal_is_a_difference_until_it_is_explained(
+    stack: Exchange, wallet: WalletClient, own_wallet: WalletClient
+) -> None:
+    async with stack.serving() as at:
+        orders = await funded(stack, at, await wallet.primary_address())
+        for order in orders:
+            await reaches(stack, at, order, "completed")
+        await stop(at)
+    away = await wallet.primary_address()
+    txids = [await withdrawn(own_wallet, away, XMR // units) for units in (10, 20)]
+    await stack.mine(1)
+    await stack.controls.impersonate(stack.treasury)
+    usdc_away = usdc.transfer(stack.user.address, 7 * USDC)
+    txids.append(await stack.controls.send_from(stack.treasury, stack.token.address, usdc_away))
+    assert {item["subject"] for item in await differences(stack)} >= set(txids)
+
+    async with started(stack):
+        for network, txid in (("monero", txids[0]), ("arbitrum", txids[2])):
+            told = await command(
+                stack, "treasury", "explain", network, txid, "--note", "to the cold wallet"
+            )
+            assert told.status == 0, told
+        none = await command(stack, "treasury", "explain", "monero", "ab" * 32, "--note", "no")
+        assert none.status == 1, none
+        said = await command(stack, "audit", "--json")
+    left = said.json["differences"]
+    assert [(item["kind"], item["subject"]) for item in left] == [("unrecorded_payment", txids[1])]
+    moved = {item["txid"]: item["sent"] for item in said.json["explained"]}
+    assert moved[txids[2]] == 7 * USDC
+    assert XMR // 10 < moved[txids[0]] < XMR // 10 + XMR // 100
+
+    back = await command(stack, "treasury", "explain", "arbitrum", txids[2], "--take-back")
+    assert back.status == 0, back
+    assert len(await differences(stack)) == 3
+
+
+async def withdrawn(own: WalletClient, to: str, units: int) -> str:
+    """The operator takes XMR out of the wallet, by hand."""
+    await own.refresh()
+    prepared = await own.prepare([Destination(to, units)])
+    await own.relay(prepared.metadata)
+    await own.store()
+    return prepared.txid

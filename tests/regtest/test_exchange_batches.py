@@ -1,0 +1,98 @@
+"""Payouts of XMR that are due at the same time leave in one transaction, killed or not.
+
+Counted on the chain: each user is paid once, by as few transactions as it takes. What does not
+live here: the payment itself, without a service (test_monero_batches.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from tests.e2e.processes import Crash, Gone, Server, until
+from tests.regtest.daemons import Miner, WalletRpc
+from tests.regtest.exchange import reaches, status
+from tests.regtest.ledger_of_chains import xmr_payments
+from tests.regtest.trading import DEATH_SECONDS, Deal, Trader, trading
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+ORDERS = 4
+CHAINS: dict[str, list[Crash]] = {
+    "around the signing": [("monero record", "before", 1), ("monero record", "after", 1)],
+    "around the commit": [("TransferPrepared", "before", 1), ("TransferPrepared", "after", 1)],
+    "before the relay": [("monero relay", "before", 1)],
+    "after the relay, before the wallet stores": [("monero relay", "after", 1)],
+    "after the first of them is settled": [("TransferSettled", "after", 1)],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trader(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Trader]:
+    home = tmp_path_factory.mktemp("exchange")
+    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
+        yield ready
+
+
+async def all_due(trader: Trader) -> list[Deal]:
+    """Orders that are confirmed and held back by the operator, all of them."""
+    switch = PauseSwitch(trader.stack.data_dir)
+    async with trader.stack.serving() as at:
+        orders = [await trader.order(at, "u2x") for _ in range(ORDERS)]
+        switch.pause("the test wants them all at once")
+        for _, address in orders:
+            await trader.pay("u2x", address)
+        for deal, _ in orders:
+            await until_due(trader, at, deal)
+        await trader.stop(at)
+    switch.resume()
+    return [deal for deal, _ in orders]
+
+
+async def until_due(trader: Trader, at: Server, deal: Deal) -> None:
+    async def is_due() -> bool:
+        await trader.stack.mine_in_time()
+        return bool((await status(at, deal.order_id))["status"] == "deposit_confirmed")
+
+    await until(is_due, seconds=DEATH_SECONDS)
+
+
+async def paid_by(trader: Trader, deals: Sequence[Deal]) -> int:
+    """How many transactions it took."""
+    return len(await xmr_payments(trader.payee, {deal.to for deal in deals}))
+
+
+async def test_payouts_that_are_due_together_leave_in_one_transaction(trader: Trader) -> None:
+    deals = await all_due(trader)
+    async with trader.stack.serving() as at:
+        await trader.finish(at, *deals)
+        await trader.stop(at)
+    assert await paid_by(trader, deals) == 1
+    await trader.check()
+
+
+@pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)
+async def test_a_service_killed_while_it_pays_several_pays_each_once(
+    trader: Trader, crashes: Sequence[Crash]
+) -> None:
+    deals = await all_due(trader)
+    for crash in crashes:
+        async with trader.stack.starting(crash) as at:  # it may die before it is ready
+            with suppress(Gone):
+                await at.ready()
+                await reaches(trader.stack, at, deals[0].order_id, "completed")
+            await at.death(DEATH_SECONDS)
+    async with trader.stack.serving() as at:
+        await trader.finish(at, *deals)
+        await trader.stop(at)
+    assert await paid_by(trader, deals) == 1
+    await trader.check()

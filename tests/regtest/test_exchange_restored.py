@@ -1,0 +1,107 @@
+"""An older copy of the database is put back and the service just started: nobody is paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero import WalletClient
+from tests.e2e.processes import Server, until
+from tests.regtest.daemons import Anvil, Miner, WalletRpc
+from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, status
+from tests.regtest.ledger_of_chains import usdc_received, xmr_received
+from tests.regtest.restoring import command, copy_of, differences, restore, started
+from tests.regtest.token import Token
+
+pytestmark = pytest.mark.slow
+
+WALLETS = {"x2u": "the hot wallet on arbitrum", "u2x": "the Monero wallet"}
+
+
+@pytest.fixture
+async def stack(
+    tmp_path: Path,
+    miner: Miner,
+    wallet_rpc: WalletRpc,
+    own_wallet: WalletClient,
+    anvil: Anvil,
+    token: Token,
+) -> AsyncIterator[Exchange]:
+    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
+        # Each wallet has to see for itself: a sweep would tell of an XMR payout, too.
+        running.extra["RPCSVC_ONCHAIN__SWEEP_USDC"] = "1000"
+        yield running
+
+
+async def stop(at: Server) -> None:
+    assert await asyncio.to_thread(at.stop) == 0
+
+
+async def ordered(stack: Exchange, at: Server, direction: str, to: str) -> str:
+    """An order that is paid for."""
+    amount = "1" if direction == "x2u" else "165"
+    made = await create(at, direction=direction, amount=amount, to=to)
+    order = made["data"]["order"]
+    if direction == "x2u":
+        await stack.pay_xmr(order["depositAddress"], XMR)
+    else:
+        await stack.pay_usdc(order["depositAddress"], 165 * USDC)
+    return str(order["orderId"])
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
+    stack: Exchange, wallet: WalletClient, tmp_path: Path, direction: str
+) -> None:
+    to = stack.user.address if direction == "x2u" else await wallet.primary_address()
+
+    async def received() -> list[int]:
+        return await (usdc_received(stack, to) if direction == "x2u" else xmr_received(wallet, to))
+
+    async with stack.serving() as at:
+        first = await ordered(stack, at, direction, to)
+        await reaches(stack, at, first, "completed")
+        second = await ordered(stack, at, direction, to)
+        await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
+        await reaches(stack, at, second, "deposit_confirmed")
+        copy = copy_of(stack, tmp_path / "copy.db")
+        await command(stack, "payouts", "resume")
+        await reaches(stack, at, second, "completed")
+        await stop(at)
+    paid = await received()
+    restore(stack, copy)
+
+    switch = PauseSwitch(stack.data_dir)
+    async with started(stack) as at:
+
+        async def is_paused() -> bool:
+            await stack.mine_in_time()
+            return switch.reason() is not None
+
+        await until(is_paused, seconds=60)
+        told = f"{WALLETS[direction]} that the database does not know: run rpcsvc audit, then"
+
+        async def is_told() -> bool:
+            return told in str(await at.health("/health"))
+
+        await until(is_told)
+        assert (await status(at, second))["status"] == "deposit_confirmed"
+        await stack.mine(3)
+    assert await received() == paid
+
+    (hint,) = [item["hint"] for item in await differences(stack) if "hint" in item]
+    adopted = await command(stack, *hint.split("rpcsvc ")[1].split())
+    assert adopted.status == 0, adopted
+    await command(stack, "payouts", "resume")
+    async with stack.serving() as at:
+        await reaches(stack, at, second, "completed")
+        assert switch.reason() is None
+        third = await ordered(stack, at, direction, to)
+        await reaches(stack, at, third, "completed")
+        await stop(at)
+    assert len(await received()) == len(paid) + 1
+    assert await differences(stack) == []

@@ -1,0 +1,180 @@
+"""Several transfers in one Monero transaction, on real daemons: each is paid once, and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.monero import MOST_DESTINATIONS
+from tests.regtest.daemons import Miner
+from tests.regtest.payees import Payee, pay, sent
+from tests.regtest.treasury import OPTIONS, XMR, Treasury, kill_wallet
+
+pytestmark = pytest.mark.slow
+
+UNITS = XMR // 20
+ACCOUNTS = 9  # how many of the tests below may use one up
+
+
+async def due(own: Treasury, payee: Payee, count: int) -> list[Transfer]:
+    """Transfers of different amounts to as many addresses of one wallet."""
+    made = await payee.wallet.create_addresses(count)
+    return [own.transfer(item.address, UNITS + n) for n, item in enumerate(made)]
+
+
+async def prepared(own: Treasury, transfers: Sequence[Transfer]) -> list[Transfer]:
+    """Those that one payment pays, as the order layer has them once they are prepared."""
+    first, *companions = transfers
+    signed = await own.side.prepare(first, companions)
+    return [
+        replace(item, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
+        for item in transfers
+        if item.transfer_id in signed.transfer_ids
+    ]
+
+
+async def received(payee: Payee) -> dict[str, list[int]]:
+    """What each address of the payee's wallet got, transaction by transaction."""
+    await payee.wallet.refresh()
+    found: dict[str, list[int]] = {}
+    for item in await payee.wallet.transfers(0):
+        found.setdefault(item.address, []).append(item.amount)
+    return found
+
+
+def once(transfers: Sequence[Transfer]) -> dict[str, list[int]]:
+    """What the payee must have got."""
+    return {item.address: [item.units] for item in transfers}
+
+
+async def test_as_many_as_a_transaction_takes_are_paid_and_proved_one_by_one(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfers = await prepared(own, await due(own, payee, MOST_DESTINATIONS + 2))
+    assert len(transfers) == MOST_DESTINATIONS
+    for item in transfers:
+        assert (await pay(own, item)).outcome is Outcome.PENDING
+    await miner.mine(OPTIONS.settled_after)
+    for item in transfers:
+        assert await own.side.look_up(item) == Verdict(Outcome.SETTLED)
+    assert await received(payee) == once(transfers)
+    assert await sent(own.wallet) == [transfers[0].txid]
+    for item in (transfers[0], transfers[-1]):
+        receipt = await own.side.receipt(item)
+        assert receipt == await own.side.receipt(item)
+        by_proof = await payee.wallet.check_proof(
+            receipt["txid"], item.address, receipt["transactionProof"], receipt["proofMessage"]
+        )
+        assert (by_proof.valid, by_proof.received) == (True, item.units)
+
+
+async def test_killed_after_signing_the_same_bytes_pay_the_same_transfers(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    """The order layer had heard of none of them, and asks for another one first."""
+    transfers = await due(own, payee, 3)
+    first = await prepared(own, transfers)
+    await kill_wallet(own.rpc)
+    async with own.again(in_order=False) as later:
+        other = later.transfer((await payee.wallet.create_addresses(1))[0].address, UNITS)
+        signed = await later.side.prepare(transfers[1], [other])
+        assert (signed.txid, signed.raw) == (first[0].txid, first[0].raw)
+        assert set(signed.transfer_ids) == {item.transfer_id for item in transfers}
+        for item in first:
+            await pay(later, item)
+        await miner.mine(OPTIONS.settled_after)
+        assert await received(payee) == once(transfers)
+
+
+async def test_one_taken_back_before_the_publication_voids_what_was_signed(
+    own: Treasury, payee: Payee, miner: Miner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers = await due(own, payee, 3)
+    void = await prepared(own, transfers)
+    states = {transfers[1].transfer_id: TransferState.CANCELLED}
+    monkeypatch.setattr(
+        type(own.ledger),
+        "transfer_state",
+        lambda _self, name: states.get(name, TransferState.PLANNED),
+    )
+    left = [transfers[0], transfers[2]]
+    anew = await prepared(own, left)
+    assert anew[0].txid != void[0].txid
+    for item in anew:
+        await pay(own, item)
+    with pytest.raises(LookupError):
+        await own.side.publish(void[0])
+    await miner.mine(OPTIONS.settled_after)
+    assert await received(payee) == once(left)
+
+
+async def test_what_the_order_layer_has_committed_is_never_void(
+    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers = await due(own, payee, 2)
+    signed = await prepared(own, transfers)
+    states = dict(
+        zip(
+            [item.transfer_id for item in transfers],
+            [TransferState.PREPARED, TransferState.CANCELLED],
+            strict=True,
+        )
+    )
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda _self, name: states.get(name))
+    other = own.transfer(payee.address, UNITS)
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await own.side.prepare(other)
+    assert (await own.side.prepare(transfers[0])).txid == signed[0].txid
+
+
+async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, payee: Payee) -> None:
+    good, *_ = await due(own, payee, 1)
+    bad = [own.transfer(stagenet_subaddress(bytes(range(64)))), own.transfer("4" + "1" * 94)]
+    ours = own.transfer(own.side.deposit_address())
+    again = own.transfer(good.address, UNITS)
+    signed = await own.side.prepare(good, [*bad, ours, again])
+    assert signed.transfer_ids == (good.transfer_id,)
+
+
+async def test_without_money_for_all_the_first_is_paid_alone(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    first, second = await due(own, payee, 2)
+    second = replace(second, units=5 * XMR)
+    signed = await prepared(own, [first, second])
+    assert [item.transfer_id for item in signed] == [first.transfer_id]
+    await pay(own, signed[0])
+    await miner.mine()
+    assert await received(payee) == once([first])
+
+
+async def test_a_transfer_signed_for_elsewhere_does_not_go_along(
+    own: Treasury, payee: Payee
+) -> None:
+    first, second, third = await due(own, payee, 3)
+    alone = await own.prepared(second)
+    await pay(own, alone)
+    signed = await own.side.prepare(first, [second, third])
+    assert set(signed.transfer_ids) == {first.transfer_id, third.transfer_id}
+
+
+async def test_a_payment_that_is_not_mined_for_an_hour_is_in_health(
+    own: Treasury, payee: Payee, miner: Miner
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    await pay(own, transfer)
+    assert own.side.health().ok
+    own.clock.now += 61 * 60 * 1000
+    problem = own.side.health().detail or ""
+    assert transfer.transfer_id in problem
+    assert "not mined" in problem
+    await miner.mine()
+    await own.side.look_up(transfer)
+    assert own.side.health().ok

@@ -1,0 +1,100 @@
+"""What a reorganisation or a dead payment leaves behind is put right, on real daemons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero import MonerodClient
+from rpcsvc.settlement.onchain.monero_ledger import PaymentState
+from tests.regtest.daemons import SPENDABLE_AGE, Miner
+from tests.regtest.payees import Payee, pay, settle
+from tests.regtest.treasury import OPTIONS, XMR, Treasury
+
+pytestmark = pytest.mark.slow
+
+UNITS = XMR // 20
+MORE = XMR + XMR // 2
+ACCOUNTS = 5  # how many of the tests below may use one up
+
+
+async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
+    """A published payment that the node keeps in its pool and never mines; its transfer's id.
+
+    Its money had only just unlocked when blocks were replaced: it was not valid for a moment.
+    """
+    await pay(own, await own.prepared(own.transfer(payee.address, UNITS)))
+    await miner.mine(SPENDABLE_AGE)  # the change has its tenth block with the newest
+    transfer = await own.prepared(own.transfer(payee.address, MORE))
+    await pay(own, transfer)
+    await node.pop_blocks(2)
+    await miner.mine(5)
+    assert (await own.side.look_up(transfer)).outcome is Outcome.PENDING
+    assert [item.given_up for item in await node.pool() if item.txid == transfer.txid] == [True]
+    return transfer.transfer_id
+
+
+async def test_a_payment_that_the_node_has_given_up_is_offered_anew(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    name = await given_up(own, payee, miner, node)
+    await own.side.maintain()
+    await miner.mine(OPTIONS.settled_after)
+    payment = own.ledger.payment(name)
+    assert payment is not None
+    assert (await node.transactions([payment.txid]))[payment.txid].height is not None
+    assert sorted(await payee.received()) == [UNITS, MORE]
+
+
+async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
+    own: Treasury,
+    payee: Payee,
+    miner: Miner,
+    node: MonerodClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = await given_up(own, payee, miner, node)
+
+    async def refused(_txids: object) -> None:
+        raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
+
+    monkeypatch.setattr(own.node, "flush_pool", refused)
+    await own.side.maintain()
+    assert own.side.health().ok, "other payments go on"
+    assert [name in note for note in own.side.notes()] == [True]
+    monkeypatch.undo()
+    await miner.mine()
+    await own.side.maintain()
+    await miner.mine()
+    await own.side.maintain()
+    assert own.side.notes() == []
+    assert sorted(await payee.received()) == [UNITS, MORE]
+
+
+async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_again(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    """A payment of both outputs fails since one of them was spent otherwise."""
+    transfer = await own.prepared(own.transfer(payee.address, MORE))
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    assert len(payment.key_images) == 2
+    for image in payment.key_images:
+        await own.wallet.freeze(image)
+    own.options = replace(OPTIONS, failed_after=2)
+    async with own.again() as later:
+        await later.wallet.thaw(payment.key_images[0])
+        address = await later.wallet.primary_address()
+        rival = await later.wallet.prepare_sweep(payment.key_images[0], address)
+        await node.submit(rival.raw)
+        for _ in range(4):
+            await miner.mine()
+            await pay(later, transfer)
+        assert later.ledger.payments_in(PaymentState.FAILED)
+        await later.side.maintain()
+        await miner.mine(SPENDABLE_AGE)
+        await settle(later, miner, await later.prepared(later.transfer(payee.address, MORE)))
+    assert await payee.received() == [MORE]

@@ -1,0 +1,211 @@
+"""Two transactions that pay an address with one one-time key, on real daemons: half is burnt.
+
+A sender who makes both with the same transaction key has them come out so. Here a wallet daemon
+does, whose random numbers begin anew with every start.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.monero import MonerodClient, PreparedPayment, WalletClient
+from tests.regtest.daemons import (
+    WALLET_NAME,
+    WALLET_PASSWORD,
+    Miner,
+    Monerod,
+    WalletRpc,
+    new_wallet,
+    run_apart,
+)
+from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, treasury
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
+
+CONFIRMED, REMOVED = DepositState.CONFIRMED, DepositState.REMOVED
+SEEDS = 6
+OUTPUTS = 14
+
+# Whoever opens the source of random numbers gets a file instead.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int opened(const char *name, const char *path, int flags, int mode) {
+    int (*real)(const char *, int, ...) = dlsym(RTLD_NEXT, name);
+    const char *file = getenv("RANDOM_FILE");
+    return real(file && !strcmp(path, "/dev/urandom") ? file : path, flags, mode);
+}
+
+#define SHADOW(NAME)                            \
+    int NAME(const char *path, int flags, ...) { \
+        va_list rest;                           \
+        va_start(rest, flags);                  \
+        int mode = va_arg(rest, int);           \
+        va_end(rest);                           \
+        return opened(#NAME, path, flags, mode); \
+    }
+
+SHADOW(open)
+SHADOW(open64)
+"""
+
+
+class Repeating(WalletRpc):
+    """A wallet daemon that finds the same random numbers in each of its lives."""
+
+    def __init__(self, directory: Path, monerod: Monerod, shim: Path, numbers: Path) -> None:
+        super().__init__(directory, monerod)
+        self._preload = [f"LD_PRELOAD={shim}", f"RANDOM_FILE={numbers}"]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.name, self.url, serial=True)
+
+    def command(self) -> Sequence[str | Path]:
+        # Its login would need numbers that differ.
+        plain = list(super().command())
+        at = plain.index("--rpc-login")
+        plain[at : at + 2] = ["--disable-rpc-login"]
+        return ["env", *self._preload, *plain]
+
+
+@dataclass
+class Attacker:
+    """Someone with many outputs."""
+
+    home: Path
+    monerod: Monerod
+    shim: Path
+    runs: Iterator[int]
+
+    async def twins(self, address: str) -> tuple[PreparedPayment, PreparedPayment]:
+        """Two payments of one amount to an address, not published, with one transaction key."""
+        for seed in range(1, SEEDS + 1):
+            numbers = self.home / f"numbers{seed}"
+            numbers.write_bytes(bytes([seed]) * 4096)
+            one = await self._sign(numbers, 0, address)
+            two = await self._sign(numbers, OUTPUTS // 2, address)
+            if one.tx_key == two.tx_key and one.txid != two.txid:
+                return one, two
+        raise AssertionError("no two payments have the same key")
+
+    async def _sign(self, numbers: Path, at: int, address: str) -> PreparedPayment:
+        directory = self.home / f"run{next(self.runs)}"
+        shutil.copytree(self.home / "sender", directory)
+        with Repeating(directory, self.monerod, self.shim, numbers) as daemon:
+            async with WalletClient(daemon.endpoint) as wallet:
+                await wallet.open(WALLET_NAME, WALLET_PASSWORD)
+                await wallet.auto_refresh(enabled=False)
+                await wallet.refresh()
+                free = [item for item in await wallet.outputs() if item.unlocked]
+                free.sort(key=lambda item: item.global_index)
+                return await wallet.prepare_sweep(free[at].key_image, address)
+
+
+@pytest.fixture(scope="module")
+def attacker(monerod: Monerod, miner: Miner, tmp_path_factory: pytest.TempPathFactory) -> Attacker:
+    home = tmp_path_factory.mktemp("attacker")
+    source, shim = home / "shim.c", home / "shim.so"
+    source.write_text(SHIM)
+    command = ["cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    with WalletRpc(home / "sender", monerod) as daemon:
+        run_apart(_funded(daemon, miner))
+    return Attacker(home, monerod, shim, count())
+
+
+async def _funded(daemon: WalletRpc, miner: Miner) -> None:
+    await new_wallet(daemon)
+    async with WalletClient(daemon.endpoint) as wallet:
+        await miner.fund(await wallet.primary_address(), *[3 * XMR] * OUTPUTS)
+        await wallet.refresh()
+        await wallet.store()
+        await wallet.close()
+
+
+@pytest.fixture
+async def side(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIterator[Treasury]:
+    account, _ = await add_account(killable)
+    async with treasury(killable, tmp_path, account=account) as made:
+        yield made
+
+
+async def spendable(side: Treasury) -> int:
+    """What the wallet has, all of it received by orders."""
+    await side.wallet.refresh()
+    return (await side.wallet.balance()).total
+
+
+async def test_two_deposits_with_one_key_in_one_block_count_once(
+    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+) -> None:
+    one, two = await attacker.twins(side.side.deposit_address())
+    for each in (one, two):
+        await node.submit(each.raw)
+    seen = await side.reconcile()
+    assert {item.key.txid for item in seen} == {one.txid, two.txid}
+    assert sum(item.units for item in seen) == one.amount + two.amount
+    await miner.mine(OPTIONS.required_confirmations(6 * XMR) + 1)
+    told = {item.state: item for item in await side.reconcile()}
+    assert set(told) == {CONFIRMED, REMOVED}
+    assert told[CONFIRMED].units == await spendable(side)
+    async with side.again() as later:
+        await miner.mine(2)
+        assert await later.reconcile() == []
+
+
+async def test_a_second_deposit_with_the_key_of_a_confirmed_one_is_not_counted(
+    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+) -> None:
+    one, two = await attacker.twins(side.side.deposit_address())
+    await node.submit(one.raw)
+    await side.reconcile()
+    await miner.mine(3)
+    (confirmed,) = await side.reconcile()
+    assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
+    await node.submit(two.raw)
+    assert await side.reconcile() == []
+    await miner.mine(OPTIONS.tracked_blocks)
+    assert await side.reconcile() == []
+    assert confirmed.units == await spendable(side)
+
+
+async def test_two_deposits_with_one_key_that_a_reorganisation_mines_anew_count_once(
+    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+) -> None:
+    one, two = await attacker.twins(side.side.deposit_address())
+    await node.submit(one.raw)
+    await miner.mine(1)
+    await node.submit(two.raw)
+    await miner.mine(6)
+    (confirmed,) = await side.reconcile()
+    assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
+    await node.pop_blocks(7)
+    await side.reconcile()
+    await node.flush_pool()
+    await node.submit(two.raw)
+    await miner.mine(1)
+    await node.submit(one.raw)
+    await miner.mine(7)
+    told = {item.key.txid: item for item in await side.reconcile()}
+    assert {txid: item.state for txid, item in told.items()} == {
+        one.txid: REMOVED,
+        two.txid: CONFIRMED,
+    }
+    assert told[two.txid].units == await spendable(side)

@@ -1,0 +1,84 @@
+"""A wallet restored from its words, on real daemons: what it did not look for is found, always."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain.states import DepositState
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from tests.e2e.processes import until
+from tests.regtest.daemons import Miner, WalletRpc, new_wallet
+from tests.regtest.treasury import OPTIONS, XMR, Treasury, treasury
+
+pytestmark = pytest.mark.slow
+
+# More than a wallet looks ahead.
+MANY = replace(OPTIONS, pool_target=256, pool_low=8)
+
+
+async def deposit_that_is_missed(side: Treasury, miner: Miner) -> str:
+    """Stop, pay the newest address, and restore the wallet: it has looked and not found it."""
+    seed, newest = await side.wallet.seed(), side.ledger.highest_address()
+    assert newest is not None
+    await side.end()
+    async with (
+        WalletClient(side.rpc.endpoint) as wallet,
+        MonerodClient(miner.monerod.endpoint) as node,
+    ):
+        height = (await node.info()).height
+        txid = await miner.fund(newest.address, XMR)
+        await wallet.restore("restored", "", seed, height - 1)
+        await wallet.auto_refresh(enabled=False)
+        await wallet.refresh()
+        assert await wallet.transfers(0) == []
+        await wallet.store()
+    return txid
+
+
+async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
+    wallet_rpc: WalletRpc, miner: Miner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await new_wallet(wallet_rpc)
+    async with treasury(wallet_rpc, tmp_path, MANY) as side:
+        txid = await deposit_that_is_missed(side, miner)
+    rescan = WalletClient.rescan_blockchain
+    go_on, is_over = asyncio.Event(), asyncio.Event()
+
+    async def cut_short(wallet: WalletClient) -> None:
+        """The node does not answer, so it is not over when the daemon is killed."""
+        await go_on.wait()
+        miner.monerod.freeze()
+        try:
+            under_way = asyncio.create_task(rescan(wallet))
+            await asyncio.to_thread(wallet_rpc.kill)
+            await under_way
+        finally:
+            miner.monerod.thaw()
+            is_over.set()
+
+    monkeypatch.setattr(WalletClient, "rescan_blockchain", cut_short)
+    restored = replace(MANY, wallet_file="restored", wallet_password="")
+    async with treasury(wallet_rpc, tmp_path, restored) as side:
+        assert "rescanning" in (side.side.health().detail or "")
+        assert await side.side.observe() == ()
+        with pytest.raises(Unavailable):
+            side.side.deposit_address()
+        go_on.set()
+        await is_over.wait()
+        assert side.ledger.rescan_due()
+        monkeypatch.setattr(WalletClient, "rescan_blockchain", rescan)
+        await asyncio.to_thread(wallet_rpc.start)
+
+        async def ready() -> bool:
+            await side.side.maintain()
+            return side.side.health().ok
+
+        await until(ready)
+        assert not side.ledger.rescan_due()
+        (found,) = await side.reconcile()
+        assert (found.key.txid, found.state) == (txid, DepositState.CONFIRMED)

@@ -1,0 +1,194 @@
+"""The commands after a restored backup, and the operator's explanations: what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.snapshot import snapshot
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock, Statement
+from rpcsvc.transport import cli_explain
+from tests.unit.test_cli_payouts import Cli, listening
+
+OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+TXID = "ab" * 32
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    made = Cli(tmp_path, capsys)
+    made.engine = "onchain"
+    yield made
+
+
+def make_database(data_dir: Path) -> None:
+    async def make() -> None:
+        await (await Database.open(data_dir)).close()
+
+    asyncio.run(make())
+
+
+CHANGING = [
+    ("payouts", "adopt", "ord_1/payout/1", TXID),
+    ("onchain", "skip-addresses", "5"),
+]
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_what_changes_the_books_is_not_done_beside_a_running_service(
+    cli: Cli, command: tuple[str, ...]
+) -> None:
+    make_database(cli.data_dir)
+    with listening(cli.data_dir):
+        assert cli(*command) == USAGE
+    assert "Stop it first" in cli.err
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_a_service_that_starts_is_not_disturbed_either(cli: Cli, command: tuple[str, ...]) -> None:
+    make_database(cli.data_dir)
+    lock = OwnerLock(cli.data_dir)
+    lock.acquire()
+    try:
+        assert cli(*command) == UNREACHABLE
+    finally:
+        lock.release()
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_no_database_is_made_by_the_way(cli: Cli, command: tuple[str, ...]) -> None:
+    assert cli(*command) == USAGE
+    assert "no database" in cli.err
+    assert not (cli.data_dir / DATABASE_NAME).exists()
+
+
+@pytest.mark.parametrize(
+    "command", [*CHANGING, ("treasury", "explain", "monero", TXID, "--note", "x")]
+)
+def test_they_are_of_the_engine_onchain(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.engine = "sandbox"
+    assert cli(*command) == USAGE
+    assert "onchain" in cli.err
+
+
+def test_a_transfer_that_does_not_exist_is_not_adopted(cli: Cli) -> None:
+    make_database(cli.data_dir)
+    assert cli("payouts", "adopt", "ord_1/payout/1", TXID) == USAGE
+    assert "There is no transfer ord_1/payout/1" in cli.err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1.5", "100001", "many", "٣"])
+def test_how_many_addresses_are_skipped_is_a_number(cli: Cli, count: str) -> None:
+    assert cli("onchain", "skip-addresses", "--", count) == USAGE
+    assert "1 to 100000" in cli.err
+
+
+# --- explanations ------------------------------------------------------------------------------
+
+
+def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    async def look(*_: Any) -> str | None:
+        return said
+
+    monkeypatch.setattr(cli_explain, "_look", look)
+
+
+def explained(data_dir: Path) -> list[tuple[str, str, str]]:
+    with closing(sqlite3.connect(data_dir / DATABASE_NAME)) as reader:
+        return reader.execute("SELECT network, txid, note FROM explained_transactions").fetchall()
+
+
+def test_an_explanation_is_kept_shown_and_taken_back(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_database(cli.data_dir)
+    shows(monkeypatch, "sent 2.5 XMR")
+    assert cli("treasury", "explain", "monero", TXID.upper(), "--note", " to  cold ") == OK
+    assert cli.out == f"{TXID} on monero, sent 2.5 XMR: to cold\n"
+    assert explained(cli.data_dir) == [("monero", TXID, "to cold")]
+    assert cli("treasury", "explain", "monero", TXID, "--note", "another") == USAGE
+    assert "to cold" in cli.err
+    assert cli("treasury", "explain", "monero", TXID, "--take-back") == OK
+    assert explained(cli.data_dir) == []
+    assert cli("treasury", "explain", "monero", TXID, "--take-back") == FAILED
+
+
+def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_database(cli.data_dir)
+    shows(monkeypatch, None)
+    assert cli("treasury", "explain", "arbitrum", TXID, "--note", "x") == FAILED
+    assert explained(cli.data_dir) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("monero", TXID), ("monero", TXID, "--note", "  "), ("monero", "ab", "--note", "x"),
+        ("monero", TXID, "--note", "x", "--take-back"),
+    ],
+)  # fmt: skip
+def test_an_explanation_says_which_and_what_for(cli: Cli, arguments: tuple[str, ...]) -> None:
+    make_database(cli.data_dir)
+    assert cli("treasury", "explain", *arguments) == USAGE
+    assert explained(cli.data_dir) == []
+
+
+def test_the_data_directory_may_be_given_before_the_action(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shows(monkeypatch, "sent 1 XMR")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    make_database(elsewhere)
+    assert cli(
+        "treasury", "--data-dir", str(elsewhere), "explain", "monero", TXID, "--note", "x"
+    ) == OK  # fmt: skip
+    assert len(explained(elsewhere)) == 1
+
+
+async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path)
+    try:
+        for turn in range(5):
+            row = (1, "h", turn)
+            sql = "INSERT OR REPLACE INTO monero_cursor (height, hash) VALUES (?, ? || ?)"
+            await database.write([Statement(sql, row)])
+            txid = f"{turn:064x}"
+            assert await asyncio.to_thread(
+                books_of.explain, tmp_path, "monero", txid, "by hand", turn
+            )
+            assert not await asyncio.to_thread(
+                books_of.explain, tmp_path, "monero", txid, "again", turn
+            )
+        assert database.read_one("SELECT count(*) FROM explained_transactions") == (5,)
+        assert database.health().ok
+    finally:
+        await database.close()
+    with snapshot(tmp_path) as taken:
+        assert OperatorBooks(taken).explanation("monero", f"{4:064x}") == "by hand"
+        assert OperatorBooks(taken).explanation("arbitrum", f"{4:064x}") is None
+
+
+def test_an_explanation_without_a_database_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(BooksUnreadable, match="can't be written"):
+        books_of.explain(tmp_path, "monero", TXID, "x", 1)
+    assert not (tmp_path / DATABASE_NAME).exists()
+
+
+def test_an_explanation_is_not_changed_behind_the_operator_s_back(tmp_path: Path) -> None:
+    make_database(tmp_path)
+    books_of.explain(tmp_path, "monero", TXID, "x", 1)
+    with (
+        closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as writer,
+        pytest.raises(sqlite3.IntegrityError, match="taken back, not changed"),
+    ):
+        writer.execute("UPDATE explained_transactions SET note = 'y'")

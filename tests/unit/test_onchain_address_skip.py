@@ -1,0 +1,190 @@
+"""What a lost database handed out is handed out to nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm_link import Refused
+from rpcsvc.settlement.onchain.evm_options import EvmOptions
+from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.settlement.onchain.monero_ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.unit.test_onchain_monero_addresses import OPTIONS, Wallet, pool_of, take
+
+WORDS = "test test test test test test test test test test test junk"
+OTHER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+
+
+@pytest.fixture
+async def databases(tmp_path: Path) -> AsyncIterator[tuple[Database, Database]]:
+    """That which is lost, and the older copy of it."""
+    for name in ("lost", "copy"):
+        (tmp_path / name).mkdir()
+    lost, copy = [await Database.open(tmp_path / name) for name in ("lost", "copy")]
+    yield lost, copy
+    await lost.close()
+    await copy.close()
+
+
+class Link:
+    """The wallet, found to be the right one."""
+
+    def __init__(self, wallet: Wallet) -> None:
+        self.wallet = wallet
+        self.checks = 0
+
+    async def check_node(self) -> None:
+        self.checks += 1
+
+    async def check_wallet(self) -> None:
+        self.checks += 1
+
+
+async def skip(
+    wallet: Wallet, ledger: SqliteMoneroLedger, count: int, *, rescan: bool = False
+) -> int:
+    link = cast("MoneroLink", Link(wallet))
+    return await skip_monero(link, ledger, OPTIONS, count, rescan=rescan)
+
+
+async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
+    made = [SqliteMoneroLedger(database) for database in databases]
+    for ledger in made:
+        await ledger.adopt_wallet(WalletRecord("mainnet", "4x", 0))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("orders", [3, 90, 300])
+async def test_xmr_addresses_of_lost_orders_are_skipped(
+    databases: tuple[Database, Database], orders: int
+) -> None:
+    """The copy is of a stopped service, whose pool is given back, and made before any order."""
+    lost, copy = await ledgers(databases)
+    wallet = Wallet()
+    pool = await pool_of(wallet, lost)
+    await copy.add_addresses(lost.addresses_above(0))
+    given = await take(pool, orders)
+
+    last = await skip(wallet, copy, 10)
+
+    assert copy.wallet().reserved_to == last == wallet.stored
+    fresh = await take(await pool_of(wallet, copy), 50)
+    assert not {*given} & {*fresh}
+    known = {item.address for item in copy.addresses_above(0)}
+    assert known >= {*given}, "what comes to them is seen"
+
+
+async def test_xmr_addresses_are_skipped_when_the_wallet_is_as_old_as_the_copy(
+    databases: tuple[Database, Database],
+) -> None:
+    lost, copy = await ledgers(databases)
+    wallet = Wallet()
+    pool = await pool_of(wallet, lost)
+    await copy.add_addresses(lost.addresses_above(0))
+    given = await take(pool, 150)
+    restored = Wallet()
+
+    await skip(restored, copy, 150)
+
+    fresh = await take(await pool_of(restored, copy), 50)
+    assert not {*given} & {*fresh}
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 130])
+async def test_as_many_as_asked_for_are_skipped(
+    databases: tuple[Database, Database], count: int
+) -> None:
+    ledger, _ = await ledgers(databases)
+    wallet = Wallet()
+    assert await skip(wallet, ledger, count) == count
+    assert (await take(await pool_of(wallet, ledger), 1)) == [f"8w{count + 1}"]
+
+
+@pytest.mark.parametrize("rescan", [True, False])
+async def test_a_wallet_scans_again_only_if_it_is_told_to(
+    databases: tuple[Database, Database], rescan: bool
+) -> None:
+    ledger, _ = await ledgers(databases)
+    wallet = Wallet()
+    await skip(wallet, ledger, 300, rescan=rescan)
+    assert wallet.rescans == rescan
+    assert not ledger.rescan_due()
+
+
+async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
+    databases: tuple[Database, Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, _ = await ledgers(databases)
+    wallet = Wallet()
+
+    async def killed() -> None:
+        raise RpcFailure("wallet", "rescan_blockchain", "killed")
+
+    monkeypatch.setattr(wallet, "rescan_blockchain", killed)
+    with pytest.raises(RpcFailure):
+        await skip(wallet, ledger, 3, rescan=True)
+    assert ledger.rescan_due()
+
+
+# --- USDC --------------------------------------------------------------------------------------
+
+
+async def opened(keys: HdKeys, ledger: SqliteEvmDepositLedger) -> EvmAddressPool:
+    pool = EvmAddressPool(keys, ledger, EvmOptions(pool_target=8, pool_low=4))
+    await pool.load()
+    await pool.refill()
+    return pool
+
+
+async def taken(pool: EvmAddressPool, count: int) -> list[str]:
+    found = []
+    for _ in range(count):
+        await pool.refill()
+        found.append(pool.take())
+    return found
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_usdc_addresses_of_lost_orders_are_skipped(
+    databases: tuple[Database, Database], in_order: bool
+) -> None:
+    """``in_order``: the copy is of a stopped service, else of one that runs."""
+    keys = HdKeys(WORDS)
+    lost, copy = (SqliteEvmDepositLedger(database) for database in databases)
+    for ledger in (lost, copy):
+        pool = await opened(keys, ledger)
+        if in_order:
+            await pool.close()
+    given = await taken(await opened(keys, lost), 20)
+
+    newest = copy.highest_address()
+    last = await skip_evm(keys, copy, 30)
+
+    assert newest is not None
+    assert last == newest.index + 30
+    pool = await opened(keys, copy)
+    fresh = await taken(pool, 5)
+    assert not {*given} & {*fresh}
+    assert [item.address for item in copy.addresses_above(last)][:5] == fresh
+    assert {item.address for item in copy.ours(given)} == {*given}, "what comes to them is seen"
+
+
+async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Database]) -> None:
+    ledger = SqliteEvmDepositLedger(databases[0])
+    with pytest.raises(Refused, match="none is on record"):
+        await skip_evm(HdKeys(WORDS), ledger, 5)
+    await opened(HdKeys(WORDS), ledger)
+    before = ledger.highest_address()
+    with pytest.raises(Refused, match="another mnemonic"):
+        await skip_evm(HdKeys(OTHER), ledger, 5)
+    assert ledger.highest_address() == before

@@ -1,0 +1,375 @@
+"""Taking up payments without daemons: what is believed of a transaction, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, bare_txid
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.evm import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm_adoption import EvmAdoption
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentOrder, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm_raw import signed_fields
+from rpcsvc.settlement.onchain.monero import (
+    NodeBytes,
+    PaymentCheck,
+    SubaddressIndex,
+    WalletCode,
+    WalletTransfer,
+)
+from rpcsvc.settlement.onchain.monero import (
+    TransferKind as ListedAs,
+)
+from rpcsvc.settlement.onchain.monero_adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero_ledger import Payment
+from rpcsvc.settlement.onchain.monero_ledger import PaymentState as XmrState
+from rpcsvc.settlement.onchain.monero_ledger import Purpose as XmrPurpose
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
+from tests.unit.test_onchain_evm_raw import HOT, STRANGER, signed
+
+GWEI = 10**9
+TXID = "ab" * 32
+KEY = "cd" * 32
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+def transfer(name: str, network: str, address: str, units: int, **more: Any) -> Open:
+    asset = XMR if network == "monero" else USDC
+    made = Transfer(f"{name}/payout/1", TransferKind.PAYOUT, network, asset, address, units, 1)
+    return Open(name, replace(made, **more))
+
+
+@pytest.mark.parametrize("text", ["", "ab", "0x", "zz" * 32, "ab" * 33, "0x0x" + "ab" * 31])
+def test_what_is_no_transaction_id_is_told_so(text: str) -> None:
+    with pytest.raises(NotAdopted, match="64 hex digits"):
+        bare_txid(text, "0x")
+
+
+def test_a_transaction_id_may_have_its_prefix_or_not_and_any_case() -> None:
+    assert bare_txid("0x" + TXID.upper(), "") == TXID
+    assert bare_txid(TXID, "0x") == f"0x{TXID}"
+
+
+# --- XMR ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Xmr:
+    """A wallet with one transaction, and its node."""
+
+    pays: dict[str, int]
+    fee: int = 3
+    kind: ListedAs = ListedAs.OUTGOING
+    raw: str = "00ff"
+    own_key: str | None = KEY
+    images: tuple[str, ...] = ("image",)
+    is_known: bool = True
+    others: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    # the link
+    @property
+    def wallet(self) -> Xmr:
+        return self
+
+    @property
+    def node(self) -> Xmr:
+        return self
+
+    async def check_node(self) -> None:
+        self.asked.append("node")
+
+    async def check_wallet(self) -> None:
+        self.asked.append("wallet")
+
+    # the node
+    async def transaction_bytes(self, txid: str) -> NodeBytes | None:
+        return NodeBytes(txid, self.raw, self.images, 7) if self.is_known else None
+
+    # the wallet
+    async def refresh(self) -> None:
+        self.asked.append("refresh")
+
+    async def transfer(self, txid: str) -> list[WalletTransfer]:
+        amount = sum(self.pays.values()) + self.others
+        return [
+            WalletTransfer(
+                self.kind, txid, "4own", SubaddressIndex(0, 0), amount, self.fee, 7, 3, 1_700_000,
+                0, False, False, False,
+            )
+        ]  # fmt: skip
+
+    async def tx_key(self, txid: str) -> str:
+        if self.own_key is None:
+            raise NodeError("wallet", "get_tx_key", WalletCode.NO_TX_KEY, "no tx secret key")
+        return self.own_key
+
+    async def check_key(self, txid: str, key: str, address: str) -> PaymentCheck:
+        if key != KEY:
+            raise NodeError("wallet", "check_tx_key", WalletCode.UNKNOWN, "wrong key")
+        return PaymentCheck(True, self.pays.get(address, 0), 3, False)
+
+
+async def adopt_xmr(
+    at: Xmr, database: Database, wanted: Open, *others: Open, key: str | None = None
+) -> Adopted:
+    ledger = SqliteMoneroLedger(database)
+    adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
+    return await adoption.adopt(wanted, others, TXID, key)
+
+
+WANTED = transfer("ord_1", "monero", "4user", 50)
+
+
+async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
+    database: Database,
+) -> None:
+    done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
+    known = SqliteMoneroLedger(database).payment("ord_1/payout/1")
+    assert known == Payment(
+        "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
+        1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
+    )  # fmt: skip
+    assert (done.txid, done.raw, done.transfers, done.unexplained) == (TXID, "00ff", (WANTED,), 0)
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        (Xmr({"4user": 49}), "pays 49"),
+        (Xmr({"4user": 51}), "pays 51"),
+        (Xmr({"4other": 50}), "pays 0"),
+        (Xmr({"4user": 50}, kind=ListedAs.INCOMING), "its own"),
+        (Xmr({"4user": 50}, kind=ListedAs.FAILED), "its own"),
+        (Xmr({"4user": 50}, is_known=False), "node has no"),
+        (Xmr({"4user": 50}, raw=""), "pruned"),
+        (Xmr({"4user": 50}, own_key=None), "--tx-key"),
+        (Xmr({"4user": 50}, own_key="00" * 32), "not that of"),
+    ],
+)
+async def test_what_is_not_proven_is_not_adopted(database: Database, at: Xmr, why: str) -> None:
+    with pytest.raises(NotAdopted, match=why):
+        await adopt_xmr(at, database, WANTED)
+    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
+
+
+async def test_a_key_that_is_given_goes_before_the_wallet_s(database: Database) -> None:
+    await adopt_xmr(Xmr({"4user": 50}, own_key=None), database, WANTED, key=KEY)
+    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is not None
+
+
+async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Database) -> None:
+    at = Xmr({"4user": 50})
+    await adopt_xmr(at, database, WANTED)
+    same = transfer("ord_2", "monero", "4user", 50)
+    with pytest.raises(NotAdopted, match="spends"):
+        await adopt_xmr(at, database, same)
+
+
+async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Database) -> None:
+    await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
+    at, ledger = Xmr({"4user": 50}, images=("other",)), SqliteMoneroLedger(database)
+    adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
+    with pytest.raises(NotAdopted, match="already"):
+        await adoption.adopt(WANTED, (), "ef" * 32, None)
+
+
+async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: Database) -> None:
+    first = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
+    again = await adopt_xmr(Xmr({}), database, WANTED)
+    assert (again.txid, again.raw, again.transfers) == (first.txid, first.raw, first.transfers)
+    told = transfer("ord_1", "monero", "4user", 50, state=TransferState.PUBLISHED, txid=TXID)
+    with pytest.raises(NotAdopted, match="already"):
+        await adopt_xmr(Xmr({}), database, told)
+
+
+@pytest.mark.parametrize("state", [s for s in TransferState if s.is_final])
+async def test_a_transfer_that_is_over_is_not_paid_by_anything(
+    database: Database, state: TransferState
+) -> None:
+    over = transfer("ord_1", "monero", "4user", 50, state=state)
+    with pytest.raises(NotAdopted):
+        await adopt_xmr(Xmr({"4user": 50}), database, over)
+
+
+async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
+    database: Database,
+) -> None:
+    second = transfer("ord_2", "monero", "4second", 30)
+    less = transfer("ord_3", "monero", "4third", 19)
+    twin = transfer("ord_4", "monero", "4user", 50)
+    at = Xmr({"4user": 50, "4second": 30, "4third": 20})
+    done = await adopt_xmr(at, database, WANTED, less, twin, second)
+    assert done.transfers == (WANTED, second)
+    assert done.unexplained == 20
+    ledger = SqliteMoneroLedger(database)
+    known = ledger.payment("ord_2/payout/1")
+    assert known == ledger.payment("ord_1/payout/1")
+    assert known is not None
+    assert (known.units, known.payee("ord_2/payout/1").units) == (80, 30)
+    assert ledger.payment("ord_3/payout/1") is None
+    assert ledger.payment("ord_4/payout/1") is None
+
+
+# --- EVM ---------------------------------------------------------------------------------------
+
+
+class Evm(EvmLink):
+    """A checked node with one transaction and its receipt."""
+
+    def __init__(self, told: dict[str, Any] | None, *events: tuple[str, str, int]) -> None:
+        self.told = told
+        self.ok = True
+        self.fork = False
+        self.token = TOKEN
+        self.events = events or ((HOT.address, USER, 50),)
+        self.network = NETWORK
+
+    @property
+    def client(self) -> Any:
+        return self
+
+    @client.setter
+    def client(self, _client: Any) -> None: ...
+
+    @property
+    def rpc(self) -> Evm:
+        return self
+
+    async def check(self) -> Block:
+        return await self.block(9)
+
+    async def read(self, _method: str, _params: list[str]) -> dict[str, Any] | None:
+        return self.told
+
+    async def block(self, number: int) -> Block:
+        return Block(number, "0xfork" if self.fork else "0xb", "0xa", 1_700_000, None)
+
+    async def receipt(self, txid: str) -> Receipt | None:
+        if self.told is None:
+            return None
+        logs = tuple(
+            Log(
+                self.token, (usdc.TRANSFER_TOPIC, *map(usdc.address_word, (source, to))),
+                usdc.uint_word(units), txid, 5, "0xb", index,
+            )
+            for index, (source, to, units) in enumerate(self.events)
+        )  # fmt: skip
+        return Receipt(txid, self.ok, 5, "0xb", 40_000, GWEI, logs)
+
+
+PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
+
+
+async def adopt_usdc(at: Evm, database: Database, wanted: Open = PAYOUT) -> Adopted:
+    ledger = SqliteEvmPaymentLedger(database)
+    adoption = EvmAdoption(at, ledger, HOT.address, Hands())
+    return await adoption.adopt(wanted, (at.told or signed())["hash"])
+
+
+async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
+    database: Database,
+) -> None:
+    told = signed()
+    done = await adopt_usdc(Evm(told), database)
+    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    assert known is not None
+    assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
+    assert (known.order.recipient, known.order.units) == (USER, 50)
+    assert known.attempts[0].txid == told["hash"]
+    assert (done.txid, done.raw) == (told["hash"], known.attempts[0].raw)
+    assert usdc.keccak256(bytes.fromhex(done.raw)).hex() == told["hash"][2:]
+
+
+def changed(**fields: Any) -> Evm:
+    at = Evm(signed())
+    for name, value in fields.items():
+        setattr(at, name, value)
+    return at
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        (Evm(None), "not mined"),
+        (changed(ok=False), "failed"),
+        (changed(fork=True), "being replaced"),
+        (changed(token=STRANGER.address), "pays nothing"),
+        (changed(events=((HOT.address, USER, 49),)), "pays 49"),
+        (changed(events=((HOT.address, USER, 25), (HOT.address, USER, 25))), "pays 50 units"),
+        (changed(events=((STRANGER.address, USER, 50),)), "pays nothing"),
+        (changed(events=((HOT.address, STRANGER.address, 50),)), "pays nothing"),
+        (Evm(signed(STRANGER)), "was sent by"),
+        (Evm(signed(value=1)), "1 wei"),
+        (Evm({**signed(), "nonce": "0x5"}), "can't be put together"),
+    ],
+)
+async def test_what_the_chain_does_not_show_is_not_adopted(
+    database: Database, at: Evm, why: str
+) -> None:
+    with pytest.raises(NotAdopted, match=why):
+        await adopt_usdc(at, database)
+    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+
+
+async def test_a_transaction_pays_one_transfer_though_two_look_alike(database: Database) -> None:
+    await adopt_usdc(Evm(signed()), database)
+    twin = transfer("ord_8", "arbitrum", USER, 50)
+    with pytest.raises(NotAdopted, match="ord_9/payout/1"):
+        await adopt_usdc(Evm(signed()), database, twin)
+
+
+async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
+    database: Database,
+) -> None:
+    first = await adopt_usdc(Evm(signed(fee=5)), database)
+    raised = signed(fee=9)
+    done = await adopt_usdc(Evm(raised), database)
+    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    assert known is not None
+    assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
+    # The order goes on under the id that it was told first.
+    assert (done.txid, done.raw) == (first.txid, first.raw)
+    with pytest.raises(NotAdopted, match="nonce"):
+        await adopt_usdc(Evm(signed(nonce=5)), database)
+
+
+async def test_what_it_pays_to_others_is_told(database: Database) -> None:
+    at = changed(events=((HOT.address, USER, 50), (HOT.address, STRANGER.address, 7)))
+    assert (await adopt_usdc(at, database)).unexplained == 7
+
+
+async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database) -> None:
+    first = await adopt_usdc(Evm(signed()), database)
+    again = await adopt_usdc(Evm(signed()), database)
+    assert (again.txid, again.raw) == (first.txid, first.raw)
+    told = transfer("ord_9", "arbitrum", USER, 50, state=TransferState.PREPARED)
+    with pytest.raises(NotAdopted, match="already"):
+        await adopt_usdc(Evm(signed()), database, told)
+
+
+def test_an_adopted_payment_calls_what_was_called() -> None:
+    """What replaces it after a reorganisation must be the same call."""
+    fields = signed_fields(signed())
+    order = PaymentOrder("x", Purpose.TRANSFER, USER, 50, TOKEN, fields.data, fields.gas)
+    assert order.data == usdc.transfer(USER, 50)

@@ -1,0 +1,289 @@
+"""The L1 part of what a transaction costs on an OP-stack chain, and what it is counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm_fees import GasPrice, with_l1_margin, with_margin
+from rpcsvc.settlement.onchain.evm_gas import EvmGas
+from rpcsvc.settlement.onchain.evm_l1_fee import GET_L1_FEE, L1Fee, l1_fee_call, unsigned
+from rpcsvc.settlement.onchain.evm_link import EvmLink
+from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm_payment_ledger import (
+    Attempt,
+    EvmPayment,
+    PaymentOrder,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.keys import TransactionPlan
+
+GWEI = 10**9
+ORACLE = "0x420000000000000000000000000000000000000F"
+TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
+HOT = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
+NETWORK = EvmNetwork("optimism", 10, TOKEN, l1_fee_oracle=ORACLE)
+REFUSAL = NodeError("node", "eth_call", -32000, "header not found")
+REVERTED = Reverted(NodeError("node", "eth_call", 3, "execution reverted"), b"")
+SILENCE = TimedOut("node", "eth_call", "no answer in time")
+
+
+class Node(EvmClient):
+    """A node with an oracle that takes ``rate`` wei for each byte. ``problem``: what it raises."""
+
+    def __init__(self, rate: int = 10**6) -> None:
+        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        self.rate = rate
+        self.problem: RpcFailure | None = None
+        self.answer: bytes | None = None
+        self.told: list[bytes] = []
+
+    async def call(self, call: Call, at: Any = Tag.LATEST) -> bytes:
+        if call.to != ORACLE:
+            return usdc.uint_word(5)
+        if self.problem is not None:
+            raise self.problem
+        assert call.data[:4] == GET_L1_FEE
+        size = int.from_bytes(call.data[36:68], "big")
+        self.told.append(call.data[68 : 68 + size])
+        return usdc.uint_word(self.rate * size) if self.answer is None else self.answer
+
+    async def fees(self) -> FeeData:
+        return FeeData(GWEI, GWEI // 10)
+
+    async def ether(self, address: str, at: Any = Tag.LATEST) -> int:
+        return 10**18
+
+    async def estimate_gas(self, call: Call) -> int:
+        return 40_000
+
+
+class Link(EvmLink):
+    """A node that was checked."""
+
+    async def check(self) -> Block:
+        return Block(7, "0x07", "0x06", 1_800_000_000, GWEI)
+
+
+def link_to(node: Node, network: EvmNetwork = NETWORK) -> Link:
+    return Link(node, network)
+
+
+def order(data: bytes = b"\xa9" * 68, gas: int = 65_000) -> PaymentOrder:
+    return PaymentOrder("tr_1", Purpose.TRANSFER, HOT, 7, TOKEN, data, gas)
+
+
+def waiting(data: bytes, max_fee: int = GWEI) -> EvmPayment:
+    attempt = Attempt("0x1", "02", max_fee, 1, 0)
+    return EvmPayment("optimism", HOT, 0, order(data, 50_000), (attempt,), 0)
+
+
+# --- the bytes that are paid for ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 55, 56, 68, 255, 256, 70_000])
+@pytest.mark.parametrize("numbers", [(0, 1, 0), (127, 128, 127), (2**24 - 1, 2**40 - 1, 2**40 - 1)])
+def test_an_unsigned_transaction_is_what_would_be_signed(
+    size: int, numbers: tuple[int, int, int]
+) -> None:
+    nonce, max_fee, tip = numbers
+    data = bytes(range(1, 256)) * (size // 255 + 1)
+    plan = TransactionPlan(10, nonce, TOKEN, 65_000, max_fee, tip, data[:size], value=nonce)
+    fields = {
+        "type": 2, "chainId": 10, "nonce": nonce, "to": TOKEN, "gas": 65_000,
+        "maxFeePerGas": max_fee, "maxPriorityFeePerGas": tip, "data": data[:size],
+        "value": nonce, "accessList": [],
+    }  # fmt: skip
+    # What a signature is made of: the keccak hash of exactly these bytes (EIP-1559).
+    assert usdc.keccak256(unsigned(plan)) == bytes(TypedTransaction.from_dict(fields).hash())
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80])
+def test_a_single_byte_of_data_is_encoded_as_what_would_be_signed(byte: int) -> None:
+    plan = TransactionPlan(10, 1, TOKEN, 65_000, 9, 1, bytes([byte]))
+    fields = {
+        "type": 2, "chainId": 10, "nonce": 1, "to": TOKEN, "gas": 65_000, "maxFeePerGas": 9,
+        "maxPriorityFeePerGas": 1, "data": bytes([byte]), "value": 0, "accessList": [],
+    }  # fmt: skip
+    assert usdc.keccak256(unsigned(plan)) == bytes(TypedTransaction.from_dict(fields).hash())
+
+
+def test_the_call_is_that_of_the_published_interface() -> None:
+    made = l1_fee_call(b"\x02" * 33)
+    assert made[:4].hex() == "49948e0e"  # getL1Fee(bytes)
+    assert made[4:68] == usdc.uint_word(32) + usdc.uint_word(33)
+    assert made[68:] == b"\x02" * 33 + bytes(31)
+    assert l1_fee_call(b"")[4:] == usdc.uint_word(32) + usdc.uint_word(0)
+
+
+# --- asking the oracle --------------------------------------------------------------------------
+
+
+async def test_the_oracle_is_asked_for_the_call_itself_and_margin_is_added() -> None:
+    node = Node(rate=1000)
+    fee = await L1Fee(link_to(node)).of(order())
+    (told,) = node.told
+    assert told[:1] == b"\x02"
+    assert order().data in told
+    assert fee == with_l1_margin(1000 * len(told))
+
+
+async def test_what_is_not_known_yet_is_taken_at_its_widest() -> None:
+    node = Node()
+    await L1Fee(link_to(node)).of(order())
+    later = TransactionPlan(10, 9_999_999, TOKEN, 65_000, 900 * GWEI, 90 * GWEI, order().data)
+    assert len(node.told[0]) >= len(unsigned(later))
+
+
+async def test_a_network_without_an_oracle_is_not_asked_and_takes_nothing() -> None:
+    node = Node()
+    node.problem = REFUSAL
+    plain = replace(NETWORK, l1_fee_oracle=None)
+    assert await L1Fee(link_to(node, plain)).of(order()) == 0
+    assert node.told == []
+
+
+@pytest.mark.parametrize("problem", [REFUSAL, REVERTED])
+async def test_an_oracle_that_fails_is_unavailable_and_not_zero(problem: NodeError) -> None:
+    node = Node()
+    node.problem = problem
+    with pytest.raises(Unavailable, match=r"optimism.*gives no fee"):
+        await L1Fee(link_to(node)).of(order())
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x01", bytes(31), bytes(64)])
+async def test_an_answer_that_is_no_number_is_unavailable_and_not_zero(answer: bytes) -> None:
+    """So it is where no contract is at that address: the call succeeds and gives nothing."""
+    node = Node()
+    node.answer = answer
+    with pytest.raises(Unavailable, match="gives no fee"):
+        await L1Fee(link_to(node)).of(order())
+
+
+async def test_a_node_that_does_not_answer_is_a_matter_of_the_link() -> None:
+    node = Node()
+    node.problem = SILENCE
+    with pytest.raises(TimedOut):
+        await L1Fee(link_to(node)).of(order())
+
+
+# --- what it is counted in ----------------------------------------------------------------------
+
+
+async def test_a_payout_costs_its_gas_and_its_l1_part() -> None:
+    node, plain = Node(), replace(NETWORK, l1_fee_oracle=None)
+    gas, without = EvmGas(link_to(node), HOT), EvmGas(link_to(node, plain), HOT)
+    await gas.look()
+    await without.look()
+    assert without.payout_cost() == with_margin(40_000) * (2 * GWEI + GWEI // 10)
+    (told,) = node.told
+    assert gas.payout_cost() - without.payout_cost() == with_l1_margin(10**6 * len(told))
+
+
+async def test_the_cost_follows_the_oracle() -> None:
+    node = Node(rate=10**6)
+    gas = EvmGas(link_to(node), HOT)
+    await gas.look()
+    node.rate = 0
+    await gas.look()
+    without = gas.payout_cost()
+    for rate in (10**6, 10**7):
+        node.rate = rate
+        await gas.look()
+        assert gas.payout_cost() - without == with_l1_margin(rate * len(node.told[-1]))
+
+
+@pytest.mark.parametrize("problem", [REFUSAL, REVERTED, SILENCE])
+async def test_without_the_oracle_no_cost_is_told_not_even_the_old_one(problem: RpcFailure) -> None:
+    node = Node()
+    gas = EvmGas(link_to(node), HOT)
+    await gas.look()
+    assert gas.problem is None
+    node.problem = problem
+    try:
+        await gas.look()
+    except RpcFailure:
+        assert problem is SILENCE
+    with pytest.raises(Unavailable, match="fees on optimism are not known"):
+        gas.payout_cost()
+    assert gas.problem is not None
+    node.problem = None
+    await gas.look()
+    assert gas.problem is None
+    assert gas.payout_cost() > 0
+
+
+async def test_balances_are_known_though_the_oracle_fails() -> None:
+    node = Node()
+    node.problem = REVERTED
+    gas = EvmGas(link_to(node), HOT)
+    await gas.look()
+    assert gas.hot is not None
+    assert (gas.hot.ether, gas.hot.usdc) == (10**18, 5)
+
+
+async def test_the_l1_part_counts_towards_the_highest_fee() -> None:
+    node = Node()
+    l1_part = await L1Fee(link_to(node)).of(order())
+    least = 65_000 * (GWEI + GWEI // 10)
+    enough = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    assert await enough.first_price(order()) == GasPrice(GWEI + GWEI // 10, GWEI // 10)
+    short = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    with pytest.raises(Unavailable, match="too dear"):
+        await short.first_price(order())
+
+
+async def test_the_l1_part_counts_towards_the_highest_fee_of_a_replacement() -> None:
+    node, old = Node(), waiting(b"\xa9" * 68, 10 * GWEI)
+    l1_part = await L1Fee(link_to(node)).of(old.order)
+    least = 50_000 * 11 * GWEI
+    enough = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part)), HOT)
+    price = await enough.raised_price(old)
+    assert price is not None
+    assert price.max_fee == 11 * GWEI
+    short = EvmGas(link_to(node, replace(NETWORK, highest_fee=least + l1_part - 1)), HOT)
+    assert await short.raised_price(old) is None
+
+
+async def test_a_fee_beyond_all_reason_is_too_dear_and_nothing_else() -> None:
+    node = Node()
+    node.answer = b"\xff" * 32
+    gas = EvmGas(link_to(node), HOT)
+    with pytest.raises(Unavailable, match="too dear"):
+        await gas.first_price(order())
+    assert await gas.raised_price(waiting(b"")) is None
+
+
+async def needs(node: Node, *others: EvmPayment) -> int:
+    gas = EvmGas(link_to(node), HOT)
+    return await gas.needed(order(b"\x01" * 68), GasPrice(3 * GWEI, GWEI), others)
+
+
+async def test_ether_is_needed_for_gas_and_l1_of_all_that_waits() -> None:
+    node = Node()
+    short, long = waiting(b"\x02" * 4, 2 * GWEI), waiting(b"\x03" * 300, 5 * GWEI)
+    gas_of_it = 65_000 * 3 * GWEI
+    alone = await L1Fee(link_to(node)).of(order(b"\x01" * 68))
+    assert await needs(node) == gas_of_it + alone
+    longest = await L1Fee(link_to(node)).of(long.order)
+    gas_of_all = gas_of_it + 50_000 * 7 * GWEI
+    assert await needs(node, short, long) == gas_of_all + 3 * longest
+
+
+@pytest.mark.parametrize("ask", [EvmGas.first_price, L1Fee.of])
+async def test_nothing_is_offered_while_the_oracle_fails(ask: Callable[..., Any]) -> None:
+    node = Node()
+    node.problem = REVERTED
+    asked = EvmGas(link_to(node), HOT) if ask is EvmGas.first_price else L1Fee(link_to(node))
+    with pytest.raises(Unavailable, match="gives no fee"):
+        await ask(asked, order())
+    with pytest.raises(Unavailable, match="gives no fee"):
+        await needs(node)

@@ -1,0 +1,247 @@
+"""The look at what left the wallet: nothing is signed before it, and it never holds for ever."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
+from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.first_look import PATIENCE_MS, FirstLook, MoneroOutgoing
+from rpcsvc.settlement.onchain.foreign import ForeignLedger, throw
+from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.monero_ledger import WalletRecord
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.sqlite import Database, Statement
+from tests.sandbox import ManualClock
+from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeSide, transfer
+
+TOLD = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
+
+
+class Wallet:
+    """What the wallet says that it sent, or why it does not answer."""
+
+    def __init__(self, ledger: ForeignLedger) -> None:
+        self._ledger = ledger
+        self.sent: set[str] = set()
+        self.failure: Exception | None = None
+        self.asked = 0
+
+    async def unknown(self) -> list[str]:
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        return self._ledger.not_on_record(self.sent)
+
+
+class Signing(FakeSide):
+    """A side that signs whatever it is asked to."""
+
+    def __init__(self, signed: list[str], asset: Asset, network: str) -> None:
+        super().__init__(asset, network, Verdict(Outcome.PENDING))
+        self.signed = signed
+
+    async def prepare(self, item: Transfer, _companions: Any) -> None:
+        self.signed.append(item.network)
+
+    async def maintain(self) -> None:
+        pass
+
+
+class Stand:
+    """An engine whose XMR side may sign nothing before the look."""
+
+    def __init__(self, database: Database, data_dir: Path) -> None:
+        self.database = database
+        self.ledger: ForeignLedger = SqliteForeignLedger(database)
+        self.wallet, self.switch, self.clock = (
+            Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
+        )  # fmt: skip
+        self.signed: list[str] = []
+        self.start()
+
+    def start(self) -> None:
+        """As the service does: what it knew is gone, but for the database and the switch."""
+        self.look = FirstLook(self.wallet, self.ledger, self.switch, self.clock)
+        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at: 0, self.clock)
+        sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
+        self.engine = OnchainEngine(
+            cast("Any", sides), guard, floors=FLOORS, poll_ms=1, first_looks={XMR: self.look}
+        )
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    database = await Database.open(tmp_path)
+    yield Stand(database, tmp_path)
+    await database.close()
+
+
+async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(stand: Stand) -> None:
+    for _ in range(2):
+        await stand.engine.prepare(transfer("monero"))
+    assert (stand.signed, stand.wallet.asked) == (["monero", "monero"], 1)
+    assert stand.switch.reason() is None
+
+
+async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(
+    stand: Stand,
+) -> None:
+    stand.wallet.sent = {"ab", "cd"}
+    with pytest.raises(Unavailable, match="not on record"):
+        await stand.engine.prepare(transfer("monero"))
+    assert (stand.switch.reason() or "").startswith(TOLD)
+    assert TOLD in str(stand.engine.health().detail)
+    with pytest.raises(Unavailable, match="paused"):
+        await stand.engine.prepare(transfer("monero"))
+
+    stand.switch.resume()
+    await stand.engine.prepare(transfer("monero"))
+    assert stand.signed == ["monero"]
+    assert "database does not know" not in str(stand.engine.health().detail)
+
+    stand.start()
+    await stand.engine.prepare(transfer("monero"))
+    assert stand.switch.reason() is None, "he was told of these"
+    stand.wallet.sent.add("ef")
+    stand.start()
+    with pytest.raises(Unavailable, match="not on record"):
+        await stand.engine.prepare(transfer("monero"))
+    assert stand.switch.reason() is not None
+
+
+async def test_what_is_found_during_another_pause_pauses_after_it(stand: Stand) -> None:
+    stand.wallet.sent = {"ab"}
+    stand.switch.pause("the operator's own")
+    with pytest.raises(Unavailable):
+        await stand.look.require_done()
+    assert stand.switch.reason() == "the operator's own"
+    assert TOLD in str(stand.look.health().detail)
+    stand.switch.resume()
+    with pytest.raises(Unavailable, match="not on record"):
+        await stand.engine.prepare(transfer("monero"))
+    assert (stand.switch.reason() or "").startswith(TOLD)
+
+
+async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: Stand) -> None:
+    explained = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
+    await stand.database.write([Statement(explained, ("monero", "ab"))])
+    await stand.database.write([Statement(explained, ("arbitrum", "cd"))])
+    recorded = (
+        "INSERT INTO monero_payments (transfer_id, purpose, address, units, fee, txid, raw,"
+        " metadata, tx_key, prepared_at, state)"
+        " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
+    )
+    await stand.database.write([Statement(recorded, ())])
+    assert stand.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
+
+
+async def test_the_other_asset_does_not_wait(stand: Stand) -> None:
+    stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
+    await stand.engine.prepare(transfer("arbitrum"))
+    assert (stand.signed, stand.wallet.asked) == (["arbitrum"], 0)
+
+
+async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for_ever(
+    stand: Stand,
+) -> None:
+    stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="not known yet"):
+            await stand.engine.prepare(transfer("monero"))
+        stand.clock.now += PATIENCE_MS // 2 - 1
+    stand.clock.now += 2
+    await stand.engine.prepare(transfer("monero"))
+    assert stand.signed == ["monero"]
+    assert "can't be looked at" in str(stand.engine.health().detail)
+
+    stand.wallet.failure, stand.wallet.sent = None, {"ab"}
+    with pytest.raises(Unavailable, match="not on record"):
+        await stand.engine.prepare(transfer("monero"))
+
+
+async def test_a_wallet_that_is_not_fit_is_waited_for(stand: Stand) -> None:
+    stand.wallet.failure = Unavailable("behind its node")
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="behind its node"):
+            await stand.engine.prepare(transfer("monero"))
+        stand.clock.now += PATIENCE_MS
+    assert (stand.signed, stand.look.health().ok) == ([], True)
+
+
+async def test_it_looks_though_nothing_is_to_be_signed(stand: Stand) -> None:
+    stand.wallet.sent = {"ab"}
+
+    class Over(Exception):
+        pass
+
+    async def pause(_seconds: float) -> None:
+        raise Over
+
+    with pytest.raises(Over):
+        await stand.engine.run(pause)
+    assert stand.switch.reason() is not None
+
+
+def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -> None:
+    assert not throw(PauseSwitch(tmp_path / "gone"), "the wallet")
+
+
+# --- what the wallet is asked -------------------------------------------------------------------
+
+
+class Daemons:
+    """Node and wallet in one; ``height`` is the wallet's."""
+
+    def __init__(self) -> None:
+        self.height_now, self.top, self.address = 100, 100, "4Own"
+        self.asked_from: list[int] = []
+
+    async def primary_address(self) -> str:
+        return self.address
+
+    async def refresh(self) -> None:
+        pass
+
+    async def height(self) -> int:
+        return self.height_now
+
+    async def info(self) -> Any:
+        return type("Info", (), {"height": self.top})
+
+    async def transfers(self, from_height: int, kinds: Any) -> list[Any]:
+        assert {str(kind) for kind in kinds} == {"out", "pending"}
+        self.asked_from.append(from_height)
+        return [type("Sent", (), {"txid": "ab"})]
+
+    def wallet(self) -> WalletRecord:
+        return WalletRecord("fakechain", "4Own", 0)
+
+
+async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when_it_is_fit(
+    stand: Stand,
+) -> None:
+    daemons = Daemons()
+    anything = cast("Any", daemons)
+    outgoing = MoneroOutgoing(anything, anything, anything, stand.ledger)
+    assert await outgoing.unknown() == [], "nobody can be owed before the first look"
+    cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
+    await stand.database.write([Statement(cursor, (height,)) for height in (30, 90)])
+    assert await outgoing.unknown() == ["ab"]
+    assert daemons.asked_from == [70]
+
+    daemons.top = 101
+    with pytest.raises(Unavailable, match="at height 100, the node at 101"):
+        await outgoing.unknown()
+    daemons.top, daemons.address = 100, "4Another"
+    with pytest.raises(Unavailable, match="not the service's"):
+        await outgoing.unknown()
+    assert len(daemons.asked_from) == 1

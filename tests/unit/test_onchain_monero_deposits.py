@@ -1,0 +1,504 @@
+"""The deposit scanner over a chain and a wallet that are made up: credited is what can be spent.
+
+Two transactions to one address may have the same one-time key. The wallet here does with them what
+monero-wallet-rpc does: in the pool both count in full, mined only one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.monero import (
+    BlockHeader,
+    NodeInfo,
+    NodeTransaction,
+    Output,
+    OutputFilter,
+    Refreshed,
+    Subaddress,
+    SubaddressIndex,
+    TransferKind,
+    WalletTransfer,
+)
+from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
+from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+
+XMR = 10**12
+OPTIONS = MoneroOptions(
+    nettype="fakechain", thresholds=(Threshold(0, 3), Threshold(50 * XMR, 5)), tracked_blocks=8
+)
+SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
+VOID, MISSING = "monero_deposit_is_void", "monero_deposit_not_in_wallet"
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A transaction: what it pays to which address, each output with a one-time key."""
+
+    txid: str
+    minor: int
+    outputs: tuple[tuple[str, int], ...]
+
+
+def paid(txid: str, units: int, key: str | None = None, minor: int = 1) -> Paid:
+    return Paid(txid, minor, ((key or f"key-{txid}", units),))
+
+
+@dataclass
+class Chain:
+    """Blocks and pool, as node and wallet see them."""
+
+    blocks: list[tuple[str, tuple[Paid, ...]]] = field(default_factory=list)
+    pool: list[Paid] = field(default_factory=list)
+    branch: int = 0
+
+    def mine(self, *found: Paid, empty: int = 0) -> None:
+        self.pool = [item for item in self.pool if item not in found]
+        for content in (found, *[()] * empty):
+            self.blocks.append((f"h{len(self.blocks)}.{self.branch}", content))
+
+    def pop(self, count: int) -> None:
+        for _, content in self.blocks[-count:]:
+            self.pool += content
+        del self.blocks[-count:]
+        self.branch += 1
+
+
+@dataclass
+class Node:
+    chain: Chain
+
+    async def info(self) -> NodeInfo:
+        height = len(self.chain.blocks)
+        top = self.chain.blocks[-1][0]
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+
+    async def header_at(self, height: int) -> BlockHeader | None:
+        if height >= len(self.chain.blocks):
+            return None
+        return BlockHeader(height, self.chain.blocks[height][0], "", 0, False, 0)
+
+    async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        found = {item.txid: NodeTransaction(item.txid, None, False) for item in self.chain.pool}
+        for height, (_, content) in enumerate(self.chain.blocks):
+            found |= {item.txid: NodeTransaction(item.txid, height, False) for item in content}
+        return {txid: found[txid] for txid in txids if txid in found}
+
+
+@dataclass
+class Wallet:
+    """Scans like wallet2: of outputs with one key it keeps the largest, and lists the difference.
+
+    ``spent``: keys that were spent. ``believes``: it takes every output for a new one. ``lost``: it
+    never saw these transactions. ``lag``: so many blocks behind it says it is.
+    """
+
+    chain: Chain
+    spent: set[str] = field(default_factory=set)
+    believes: bool = False
+    lost: set[str] = field(default_factory=set)
+    lag: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
+
+    async def refresh(self) -> Refreshed:
+        return Refreshed(0, False)
+
+    async def height(self) -> int:
+        return len(self.chain.blocks) - self.lag
+
+    async def primary_address(self) -> str:
+        return "4primary"
+
+    async def transfers(self, from_height: int) -> list[WalletTransfer]:
+        listed, _ = self._scanned()
+        return [item for item in listed if item.height is None or item.height >= from_height]
+
+    async def transfer(self, txid: str) -> list[WalletTransfer]:
+        self.asked["transfer"] += 1
+        return [item for item in self._scanned()[0] if item.txid == txid]
+
+    async def outputs(self, which: OutputFilter, indices: Sequence[int]) -> list[Output]:
+        assert which is OutputFilter.ALL
+        self.asked["outputs"] += 1
+        return [item for item in self._scanned()[1] if item.index.minor in indices]
+
+    def _scanned(self) -> tuple[list[WalletTransfer], list[Output]]:
+        listed: list[WalletTransfer] = []
+        held: dict[str, Output] = {}
+        for height, (_, content) in enumerate(self.chain.blocks):
+            for item in content:
+                if item.txid not in self.lost:
+                    amount = sum(self._take(item, key, units, held) for key, units in item.outputs)
+                    listed.append(_transfer(item, amount, height))
+        for item in self.chain.pool:
+            amount = sum(
+                units if self.believes else max(0, units - _amount(held.get(key)))
+                for key, units in item.outputs
+            )
+            listed.append(_transfer(item, amount, None))
+        return listed, list(held.values())
+
+    def _take(self, item: Paid, key: str, units: int, held: dict[str, Output]) -> int:
+        before = _amount(held.get(key))
+        if not self.believes and (before >= units or (before and key in self.spent)):
+            return 0
+        name = f"{key} of {item.txid}" if self.believes else key
+        index = SubaddressIndex(0, item.minor)
+        held[name] = Output(item.txid, 0, index, units, f"image-{key}", 0, False, True, False)
+        return units if self.believes else units - before
+
+
+def _amount(held: Output | None) -> int:
+    return held.amount if held else 0
+
+
+def _transfer(item: Paid, amount: int, height: int | None) -> WalletTransfer:
+    kind = TransferKind.POOL if height is None else TransferKind.INCOMING
+    index = SubaddressIndex(0, item.minor)
+    return WalletTransfer(
+        kind, item.txid, f"8x{item.minor}", index, amount, 1, height, 0, 0, 0, False, False, False
+    )
+
+
+class Clock:
+    def now_ms(self) -> int:
+        return 1_700_000_000_000
+
+
+@dataclass
+class Desk:
+    """A scanner and what it told, by transaction."""
+
+    chain: Chain
+    node: Node
+    wallet: Wallet
+    ledger: SqliteMoneroLedger
+    scanner: DepositScanner
+    told: dict[str, DepositState] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    logged: list[str] = field(default_factory=list)
+
+    async def look(self) -> dict[str, DepositState]:
+        """One pass, committed: what all of them have shown so far."""
+        with capture_logs() as logs:
+            found = await self.scanner.observe()
+        self.logged += [item["event"] for item in logs if item["log_level"] == "error"]
+        await self.scanner.acknowledge(found)
+        for item in found:
+            self.told[item.key.txid] = item.state
+            self.units[item.key.txid] = item.units
+        return self.told
+
+    def credited(self) -> int:
+        """What orders hold to be theirs."""
+        return sum(self.units[txid] for txid, state in self.told.items() if state is CONFIRMED)
+
+    def restart(self) -> None:
+        self.scanner = scanner(self.node, self.wallet, self.ledger)
+
+
+def scanner(node: Any, wallet: Any, ledger: SqliteMoneroLedger) -> DepositScanner:
+    link = MoneroLink(node, wallet, ledger, OPTIONS)
+    return DepositScanner(link, ledger, Clock(), OPTIONS)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    database = await Database.open(tmp_path)
+    ledger = SqliteMoneroLedger(database)
+    await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
+    await ledger.add_addresses([Subaddress(SubaddressIndex(0, n), f"8x{n}") for n in (1, 2)])
+    chain = Chain()
+    chain.mine(empty=9)
+    node, wallet = Node(chain), Wallet(chain)
+    made = Desk(chain, node, wallet, ledger, scanner(node, wallet, ledger))
+    await made.look()
+    yield made
+    await database.close()
+
+
+# --- honest deposits -------------------------------------------------------------------------
+
+
+async def test_a_deposit_is_confirmed_at_the_cost_of_one_question(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.pool.append(one)
+    assert await desk.look() == {"t1": SEEN}
+    desk.chain.mine(one)
+    for _ in range(3):
+        await desk.look()
+        desk.chain.mine()
+    assert await desk.look() == {"t1": CONFIRMED}
+    for _ in range(20):
+        desk.chain.mine()
+        await desk.look()
+    assert desk.wallet.asked == {"transfer": 1, "outputs": 1}
+    assert desk.logged == []
+
+
+async def test_deposits_found_by_a_start_cost_one_question_together(desk: Desk) -> None:
+    desk.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)), empty=9)
+    assert set((await desk.look()).values()) == {CONFIRMED}
+    assert desk.wallet.asked == {"outputs": 1}
+
+
+async def test_two_deposits_to_one_address_are_both_confirmed(desk: Desk) -> None:
+    one, two = paid("t1", 5 * XMR), paid("t2", 5 * XMR)
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one, two, empty=3)
+    assert await desk.look() == {"t1": CONFIRMED, "t2": CONFIRMED}
+    desk.chain.mine(paid("t3", XMR), empty=3)
+    assert (await desk.look())["t3"] is CONFIRMED
+
+
+# --- the same key twice ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [5, 7, 9])
+@pytest.mark.parametrize("apart", [0, 1, 6], ids=["one block", "two blocks", "deep apart"])
+@pytest.mark.parametrize("swapped", [False, True], ids=["in order", "other first"])
+async def test_no_more_is_credited_than_can_be_spent(
+    desk: Desk, first: int, apart: int, swapped: bool
+) -> None:
+    one, two = paid("t1", first * XMR, "same"), paid("t2", 7 * XMR, "same")
+    desk.chain.pool += [one, two]
+    assert await desk.look() == {"t1": SEEN, "t2": SEEN}
+    before, after = (two, one) if swapped else (one, two)
+    if apart:
+        desk.chain.mine(before)
+        for _ in range(apart):
+            await desk.look()
+            desk.chain.mine()
+        desk.chain.mine(after, empty=4)
+    else:
+        desk.chain.mine(before, after, empty=4)
+    await desk.look()
+    assert desk.told == {before.txid: CONFIRMED, after.txid: REMOVED}
+    assert desk.credited() == before.outputs[0][1] <= max(first, 7) * XMR
+    assert desk.logged == [VOID]
+
+
+async def test_the_void_one_is_gone_as_soon_as_it_is_mined(desk: Desk) -> None:
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one, two)
+    assert await desk.look() == {"t1": SEEN, "t2": REMOVED}
+
+
+async def test_what_comes_with_the_key_of_a_confirmed_deposit_is_never_shown(desk: Desk) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    assert await desk.look() == {"t1": CONFIRMED}
+    two = paid("t2", 5 * XMR, "same")
+    desk.chain.pool.append(two)
+    await desk.look()
+    desk.chain.mine(two, empty=9)
+    assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_a_larger_one_with_the_key_of_a_confirmed_one_adds_the_difference(
+    desk: Desk,
+) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await desk.look()
+    two = paid("t2", 7 * XMR, "same")
+    desk.chain.pool.append(two)
+    await desk.look()
+    desk.chain.mine(two, empty=9)
+    await desk.look()
+    assert desk.credited() == 7 * XMR
+
+
+async def test_a_larger_one_adds_nothing_once_the_first_is_spent(desk: Desk) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await desk.look()
+    two = paid("t2", 7 * XMR, "same")
+    desk.chain.pool.append(two)
+    await desk.look()
+    desk.wallet.spent.add("same")
+    desk.chain.mine(two, empty=9)
+    assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
+
+
+async def test_one_transaction_with_one_key_twice_is_not_credited_twice(desk: Desk) -> None:
+    both = Paid("t1", 1, (("same", 5 * XMR), ("same", 5 * XMR)))
+    desk.chain.pool.append(both)
+    await desk.look()
+    desk.chain.mine(both, empty=9)
+    assert await desk.look() == {"t1": REMOVED}
+    assert desk.logged == [VOID]
+
+
+async def test_a_void_deposit_stays_void_over_restarts_and_is_not_asked_about_again(
+    desk: Desk,
+) -> None:
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one, two, empty=9)
+    expected = {"t1": CONFIRMED, "t2": REMOVED}
+    assert await desk.look() == expected
+    desk.wallet.asked.clear()
+    for _ in range(9):
+        desk.chain.mine()
+        assert await desk.look() == expected
+    assert not desk.wallet.asked
+    desk.restart()
+    for _ in range(9):
+        desk.chain.mine()
+        assert await desk.look() == expected
+    assert not desk.wallet.asked
+    assert desk.logged == [VOID]
+
+
+async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(desk: Desk) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await desk.look()
+    two, three = paid("t2", 7 * XMR, "same"), paid("t3", 9 * XMR, "same")
+    desk.chain.pool.append(two)
+    await desk.look()
+    desk.wallet.spent.add("same")
+    desk.chain.mine(two, empty=9)
+    desk.chain.mine(three, empty=9)
+    await desk.look()
+    desk.wallet.spent.clear()  # it keeps the largest now
+    for _ in range(2):
+        desk.chain.mine()
+        assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
+        desk.restart()
+
+
+# --- reorganisations -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["seen at work", "found afterwards"])
+async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(
+    desk: Desk, looks: bool
+) -> None:
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one)
+    desk.chain.mine(two, empty=3)
+    assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
+    desk.chain.pop(5)
+    if looks:
+        assert await desk.look() == {"t1": SEEN, "t2": SEEN}
+    desk.chain.mine(two)
+    desk.chain.mine(one, empty=9)
+    assert await desk.look() == {"t1": REMOVED, "t2": CONFIRMED}
+
+
+async def test_the_void_one_counts_once_the_other_is_gone(desk: Desk) -> None:
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one)
+    desk.chain.mine(two)
+    assert await desk.look() == {"t1": SEEN, "t2": REMOVED}
+    desk.chain.pop(2)
+    desk.chain.pool.remove(one)
+    desk.chain.mine()
+    desk.chain.mine(two, empty=3)
+    assert await desk.look() == {"t1": REMOVED, "t2": CONFIRMED}
+
+
+async def test_an_honest_deposit_that_is_mined_again_is_confirmed_again(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.mine(one, empty=3)
+    assert await desk.look() == {"t1": CONFIRMED}
+    desk.chain.pop(4)
+    assert await desk.look() == {"t1": SEEN}
+    desk.chain.mine()
+    desk.chain.mine(one, empty=3)
+    assert await desk.look() == {"t1": CONFIRMED}
+    assert desk.logged == []
+
+
+# --- a wallet that is wrong ------------------------------------------------------------------
+
+
+async def test_outputs_with_one_key_image_count_once_whatever_the_wallet_lists(
+    desk: Desk,
+) -> None:
+    desk.wallet.believes = True
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one, two, empty=9)
+    await desk.look()
+    assert sorted(desk.told.values()) == [CONFIRMED, SEEN]
+    desk.restart()
+    desk.chain.mine()
+    await desk.look()
+    assert desk.credited() == 5 * XMR
+    assert desk.logged == [MISSING, MISSING]
+
+
+async def test_a_deposit_that_the_wallet_does_not_know_waits_until_it_does(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.pool.append(one)
+    await desk.look()
+    desk.wallet.lost.add("t1")
+    desk.chain.mine(one, empty=9)
+    for _ in range(5):
+        assert await desk.look() == {"t1": SEEN}
+    assert desk.wallet.asked == {"transfer": 1}  # no more before the next block
+    assert desk.logged == [MISSING]
+    desk.wallet.lost.clear()
+    desk.chain.mine()
+    assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_what_is_confirmed_stays_so_when_the_wallet_has_lost_it(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.mine(one, empty=3)
+    await desk.look()
+    desk.wallet.lost.add("t1")
+    desk.restart()
+    for _ in range(3):
+        desk.chain.mine()
+        assert await desk.look() == {"t1": CONFIRMED}
+    assert desk.logged == []
+
+
+async def test_nothing_is_confirmed_or_taken_back_while_wallet_and_node_disagree(
+    desk: Desk,
+) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR), empty=9)
+    await desk.look()
+    one, two = paid("t2", 5 * XMR, "same", minor=2), paid("t3", 5 * XMR, "same", minor=2)
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(one, two, empty=9)
+    desk.wallet.lag = 1
+    for _ in range(2):
+        assert await desk.look() == {"t1": CONFIRMED, "t2": SEEN, "t3": SEEN}
+        desk.restart()
+    desk.wallet.lag = 0
+    assert await desk.look() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
+
+
+async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.mine(one, empty=3)
+    await desk.look()
+    desk.chain.pop(4)
+    desk.wallet.lost.add("t1")
+    desk.chain.mine(one, empty=9)  # at the same height as before
+    assert await desk.look() == {"t1": SEEN}
+    desk.wallet.lost.clear()
+    desk.chain.mine()
+    assert await desk.look() == {"t1": CONFIRMED}

@@ -1,0 +1,191 @@
+"""Several transfers in one payment: all of them are committed as prepared, or none is.
+
+The store is the real one. The desk signs and publishes nothing: it notes what it is asked, as an
+engine that pays several transfers at once would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.order import DepositKey, Order, Transfer
+from rpcsvc.domain.states import Direction, TransferState
+from rpcsvc.domain.transition import open_order
+from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.ports import Outcome, PreparedTransfer, StatusView, Verdict
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database
+from tests.unit.test_transition import NOW, terms
+
+
+class At:
+    """A clock that stands still."""
+
+    def now_ms(self) -> int:
+        return NOW
+
+
+@dataclass
+class Desk:
+    """Signs for as many as it is told to take along. ``meanwhile`` happens while it signs."""
+
+    most: int = 15
+    asked: list[list[str]] = field(default_factory=list)
+    published: list[str] = field(default_factory=list)
+    signed: tuple[str, ...] = ()
+    meanwhile: Any = None
+
+    def transfers_per_payment(self, _network: str) -> int:
+        return self.most
+
+    async def prepare(self, transfer: Transfer, companions: Sequence[Transfer]) -> PreparedTransfer:
+        ids = [transfer.transfer_id, *(item.transfer_id for item in companions)]
+        self.asked.append(ids)
+        self.signed = self.signed or tuple(ids)
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        return PreparedTransfer("ab" * 32, "bytes", self.signed)
+
+    async def look_up(self, _transfer: Transfer) -> Verdict:
+        return Verdict(Outcome.ABSENT)
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        self.published.append(transfer.transfer_id)
+        return Verdict(Outcome.PENDING)
+
+
+@dataclass
+class Office:
+    """A store with orders that are due, and who pays them."""
+
+    store: SqliteOrderStore
+    processor: OrderProcessor
+    desk: Desk
+    payouts: Payouts
+
+    async def due(self, name: str, **change: Any) -> str:
+        """An order whose payout of XMR is planned; the payout's id."""
+        order = open_order(
+            replace(
+                terms(Direction.USDC_TO_XMR), order_id=name, session_id=name,
+                deposit_address=f"deposit {name}", to_address=f"pay {name}", **change,
+            )
+        )  # fmt: skip
+        await self.processor.open(order, None, None)
+        key = DepositKey(order.terms.deposit_network, f"tx {name}", 0)
+        seen = ev.DepositSeen(key, order.terms.deposit_amount, "sender", NOW)
+        await self.processor.apply(name, seen)
+        order = await self.processor.apply(name, ev.DepositConfirmed(key))
+        return order.transfers[0].transfer_id
+
+    async def pay(self, transfer_id: str) -> bool:
+        order_id = transfer_id.partition("/")[0]
+        return await self.payouts.advance(order_id, AdvanceTransfer(transfer_id))
+
+    def states(self) -> dict[str, str]:
+        found = (self.order(name) for name in ("a", "b", "c"))
+        return {order.order_id: order.transfers[0].state.value for order in found if order}
+
+    def order(self, name: str) -> Order | None:
+        return self.store.order(name)
+
+    async def take_back(self, name: str) -> None:
+        """The deposit goes away before anything was signed for it."""
+        order = self.order(name)
+        assert order is not None
+        await self.processor.apply(name, ev.DepositRemoved(order.deposits[0].key))
+
+
+@pytest.fixture
+async def office(tmp_path: Path) -> AsyncIterator[Office]:
+    database = await Database.open(tmp_path)
+    store = SqliteOrderStore(database, lambda: "key")
+    processor = OrderProcessor(store, At(), lambda _order: StatusView(b"{}", None))
+    desk = Desk()
+    yield Office(store, processor, desk, Payouts(store, cast("Any", desk), processor))
+    await database.close()
+
+
+async def test_what_is_due_at_the_same_time_is_signed_and_committed_together(
+    office: Office,
+) -> None:
+    first, second, third = [await office.due(name) for name in "abc"]
+    await office.pay(second)
+    assert office.desk.asked == [[second, first, third]]
+    assert office.desk.published == [second]
+    assert office.states() == {"a": "prepared", "b": "published", "c": "prepared"}
+    await office.pay(first)
+    assert len(office.desk.asked) == 1, "it was signed already"
+    assert office.states()["a"] == "published"
+
+
+async def test_no_more_go_along_than_a_payment_takes(office: Office) -> None:
+    first, second, _ = [await office.due(name) for name in "abc"]
+    office.desk.most = 2
+    await office.pay(first)
+    assert office.desk.asked == [[first, second]]
+    assert office.states() == {"a": "published", "b": "prepared", "c": "planned"}
+
+
+async def test_an_engine_with_one_transfer_per_payment_is_given_no_companions(
+    office: Office,
+) -> None:
+    first, _ = [await office.due(name) for name in "ab"]
+    office.desk.most = 1
+    await office.pay(first)
+    assert office.desk.asked == [[first]]
+
+
+async def test_another_network_is_another_payment(office: Office) -> None:
+    first = await office.due("a")
+    await office.due("b", payout_network="elsewhere")
+    await office.pay(first)
+    assert office.desk.asked == [[first]]
+
+
+async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
+    office: Office,
+) -> None:
+    first, second = [await office.due(name) for name in "ab"]
+    office.desk.meanwhile = lambda: office.take_back("b")
+    assert await office.pay(first) is False
+    assert office.desk.published == []
+    assert office.states() == {"a": "planned", "b": "cancelled"}
+    office.desk.meanwhile, office.desk.signed = None, ()
+    await office.pay(first)
+    assert office.desk.asked == [[first, second], [first]]
+    assert office.states() == {"a": "published", "b": "cancelled"}
+
+
+async def test_a_payment_found_after_a_crash_names_all_that_it_pays(office: Office) -> None:
+    """What was signed before decides, not who is due now."""
+    first, second, third = [await office.due(name) for name in "abc"]
+    office.desk.signed = (second, first)
+    await office.pay(first)
+    assert office.states() == {"a": "published", "b": "prepared", "c": "planned"}
+    for name in ("a", "b"):
+        order = office.order(name)
+        assert order is not None
+        assert (order.transfers[0].txid, order.transfers[0].raw) == ("ab" * 32, "bytes")
+    assert office.store.planned_transfers("monero", 9) == [("c", third)]
+
+
+async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> None:
+    """Only a database that was tampered with could bring this about."""
+    import sqlite3  # noqa: PLC0415 - the tampering
+
+    first, second = [await office.due(name) for name in "ab"]
+    with sqlite3.connect(tmp_path / "rpcsvc.db") as other:
+        other.execute("DROP TRIGGER transfers_keep_what_they_are")
+        other.execute("UPDATE transfers SET address = 'thief' WHERE transfer_id = ?", (second,))
+    await office.pay(first)
+    assert office.desk.asked == [[first]]
+    assert office.states()["b"] == TransferState.PLANNED

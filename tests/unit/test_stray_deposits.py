@@ -1,0 +1,131 @@
+"""Money at an order's address on another network than the order's: nobody's deposit, and listed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm_side import EvmSide, Ledgers
+from rpcsvc.settlement.onchain.foreign import Stray
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.migrations import migrate, scripts
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.sqlite import Database, Statement
+from tests.sandbox import ManualClock, sandbox
+
+_ADDRESS = "INSERT INTO evm_addresses VALUES (?, ?)"
+_DEPOSIT = "INSERT INTO evm_deposits VALUES (?, ?, 0, ?, 2500000, '0xUser', 1000, 7, 'h', ?, 0)"
+_SAYS = "UPDATE evm_deposits SET acknowledged = ? WHERE txid = ?"
+
+
+async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
+    await database.write([Statement(sql, values) for sql, values in rows])
+
+
+class Side(EvmSide):
+    """The notes of one that serves these networks."""
+
+    def __init__(self, ledger: Any) -> None:
+        anything = cast("Any", None)
+        ledgers = Ledgers(anything, anything, ledger)
+        super().__init__([], anything, ledgers, ManualClock(), anything, PauseSwitch(Path()))
+
+    def serves(self, network: str) -> bool:
+        return network in ("arbitrum", "base")
+
+
+async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_address(
+    tmp_path: Path,
+) -> None:
+    async with sandbox(tmp_path) as box:
+        placed = await box.order("u2x")
+        order = box.up.service.store.order(placed.order_id)
+        assert order is not None
+        address, database = order.terms.deposit_address, box.up.database
+        await write(
+            database,
+            (_ADDRESS, (1, address)),
+            (_ADDRESS, (2, "0xLost")),
+        )
+        await write(
+            database,
+            (_DEPOSIT, ("arbitrum", "own", 1, "confirmed")),
+            (_DEPOSIT, ("base", "astray", 1, "seen")),
+            (_DEPOSIT, ("arbitrum", "lost", 2, "confirmed")),
+        )
+        ledger = SqliteForeignLedger(database)
+        lost = Stray("arbitrum", "lost", "0xLost", 2_500_000, None)
+        assert ledger.strays() == [lost], "one is not confirmed yet"
+        await write(database, (_SAYS, ("confirmed", "astray")))
+        astray = Stray("base", "astray", address, 2_500_000, placed.order_id)
+        assert ledger.strays() == [lost, astray]
+
+        side = Side(ledger)
+        (note,) = side.notes()
+        assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
+        explained = "INSERT INTO explained_transactions VALUES (?, ?, 'sent back', 1)"
+        await write(database, (explained, ("arbitrum", "lost")))
+        assert f"astray on base came to the address of order {placed.order_id}" in side.notes()[0]
+
+        await write(database, (_SAYS, ("removed", "astray")))
+        assert (ledger.strays(), side.notes()) == ([], [])
+
+
+async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path)
+    deposit = (
+        "INSERT INTO monero_deposits (txid, minor, units, unlock_time, first_seen_at, height,"
+        " acknowledged, watched) VALUES ('tx', 1, 7, 0, 1, 9, ?, 1)"
+    )
+    await write(database, ("INSERT INTO monero_addresses VALUES (1, '8Lost')", ()))
+    await write(database, (deposit, ("seen",)))
+    ledger = SqliteForeignLedger(database)
+    assert ledger.strays() == []
+    says = "UPDATE monero_deposits SET acknowledged = ?"
+    await write(database, (says, ("confirmed",)))
+    assert ledger.strays() == [Stray("monero", "tx", "8Lost", 7, None)]
+    assert Side(ledger).notes() == [], "it is not USDC"
+    await write(database, (says, ("removed",)))
+    assert ledger.strays() == []
+    await database.close()
+
+
+async def test_a_database_that_is_down_is_no_matter_of_notes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    database = await Database.open(tmp_path)
+    ledger = SqliteForeignLedger(database)
+
+    def down() -> list[Stray]:
+        raise Unavailable("locked")
+
+    monkeypatch.setattr(ledger, "strays", down)
+    assert Side(ledger).notes() == []
+    await database.close()
+
+
+def test_an_older_database_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as database:
+        for number, _, sql in scripts():
+            if number < 14:
+                database.executescript(f"{sql}; PRAGMA user_version = {number};")
+        database.execute(_ADDRESS, (1, "0xLost"))
+        database.execute(_DEPOSIT, ("base", "astray", 1, "confirmed"))
+        database.execute(_DEPOSIT, ("base", "young", 1, "seen"))
+        payment = (
+            "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient,"
+            " units, contract, data, gas, prepared_at, state)"
+            " VALUES (?, 'base', '0xHot', ?, 'sweep', '0xHot', 1, '0xToken', '', 1, 1, 'prepared')"
+        )
+        database.executemany(payment, [("one", 3), ("two", 4)])
+        migrate(database)
+        strays = database.execute("SELECT txid, address FROM stray_deposits").fetchall()
+        assert strays == [("astray", "0xLost")]
+        assert database.execute("SELECT * FROM evm_nonces").fetchall() == [("base", "0xHot", 5)]
+        with pytest.raises(sqlite3.IntegrityError, match="stays told"):
+            database.execute("UPDATE evm_nonces SET told = 4")
