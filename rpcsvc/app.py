@@ -254,7 +254,7 @@ async def _compose(
     if backend.promises is not None:
         backend.promises.load(store)
     processor = OrderProcessor(store, clock, partial(project, venue), backend.promises)
-    payouts = Payouts(store, engine, processor)
+    payouts = Payouts(store, engine, processor, clock)
     effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
     relay = Relay(store, processor, backend.venue, clock) if backend.venue else None
     if relay is not None:

@@ -13,6 +13,7 @@ import asyncio
 
 import structlog
 
+from rpcsvc.clock import Clock
 from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.events import (
     Event,
@@ -24,7 +25,7 @@ from rpcsvc.domain.events import (
 )
 from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.locks import KeyedLocks
@@ -47,11 +48,16 @@ class Payouts:
     """Carries out ``AdvanceTransfer``."""
 
     def __init__(
-        self, store: OrderStore, engine: SettlementEngine, processor: OrderProcessor
+        self,
+        store: OrderStore,
+        engine: SettlementEngine,
+        processor: OrderProcessor,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
+        self._clock = clock
         self._wallets = KeyedLocks()
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
@@ -87,6 +93,8 @@ class Payouts:
         if not _is_agreed(order, transfer):
             log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
             return None
+        if self._is_too_late(order, transfer):
+            return None
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
                 signed = await self._engine.prepare(transfer, self._companions(transfer))
@@ -104,6 +112,15 @@ class Payouts:
             return None
         return await self._commit_prepared(order.order_id, transfer, signed)
 
+    def _is_too_late(self, order: Order, transfer: Transfer) -> bool:
+        """Whether the order is about to be refunded instead, at the next beat of the worker.
+
+        Its price is old; while payouts are paused its deadline waits, so this may be for long.
+        """
+        is_due = order.on_deadline is OnDeadline.REFUND and order.deadline_at is not None
+        late = is_due and (order.deadline_at or 0) <= self._clock.now_ms()
+        return late and transfer.kind is TransferKind.PAYOUT
+
     def _companions(self, transfer: Transfer) -> list[Transfer]:
         """Others that are due on the network and may go out in one transaction with this one.
 
@@ -116,7 +133,9 @@ class Payouts:
         for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
             order = self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
-            if order is not None and item is not None and _is_agreed(order, item):
+            if order is None or item is None or self._is_too_late(order, item):
+                continue
+            if _is_agreed(order, item):
                 found.setdefault(order_id, item)
         return list(found.values())[1:most]
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.regtest.token import Token
 pytestmark = pytest.mark.slow
 
 UP_SECONDS = 180
+PREPARE_SECONDS = 2
 LOOKAHEAD = 200
 
 
@@ -240,17 +242,29 @@ async def test_a_pause_holds_a_payout_and_resume_lets_it_through_exactly_once(
 # --- refund ------------------------------------------------------------------------------------
 
 
+async def too_late() -> None:
+    """Wait until a payout that is planned by now would not be made any more."""
+    end = time.monotonic() + PREPARE_SECONDS
+
+    async def is_over() -> bool:
+        return time.monotonic() > end
+
+    await until(is_over)
+
+
 @pytest.mark.parametrize("beside_a_service", [True, False])
 async def test_an_xmr_deposit_goes_back_to_the_address_that_the_operator_gives(
     stack: Exchange, wallet: WalletClient, beside_a_service: bool
 ) -> None:
-    stack.extra["RPCSVC_ORDERS__PREPARE_TIMEOUT_SECONDS"] = "1"
+    stack.extra["RPCSVC_ORDERS__PREPARE_TIMEOUT_SECONDS"] = str(PREPARE_SECONDS)
     to = await wallet.primary_address()
     async with stack.serving() as at:
         order_id = (await paid_order(stack, at))["orderId"]
         await command(stack, "payouts", "pause", "--reason", "so that it is not paid out in time")
-        await reaches(stack, at, order_id, "refunding")
+        await reaches(stack, at, order_id, "deposit_confirmed")
+        await too_late()
         await command(stack, "payouts", "resume")
+        await reaches(stack, at, order_id, "refunding")
         early = await command(stack, "refund", order_id, "--to", stack.user.address, "--yes")
         assert (early.status, "--to" in early.err) == (2, True), early
         own = (await status(at, order_id))["depositAddress"]

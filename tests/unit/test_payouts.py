@@ -14,6 +14,7 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import PreparedTransfer
+from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
 
@@ -51,11 +52,18 @@ def refunding() -> Order:
     return transition(order, ev.DeadlinePassed(), order.deadline_at).order
 
 
+def at_once() -> ManualClock:
+    """It is the moment at which the order was made."""
+    clock = ManualClock()
+    clock.now = NOW
+    return clock
+
+
 async def sign(order: Order) -> list[str]:
     """Advance the order's only transfer; the addresses that were signed for."""
     desk = Desk(order)
     anything = cast("Any", desk)
-    payouts = Payouts(anything, anything, anything)
+    payouts = Payouts(anything, anything, anything, at_once())
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return desk.signed_for
 

@@ -26,11 +26,14 @@ from rpcsvc.store.sqlite import Database
 from tests.unit.test_transition import NOW, terms
 
 
+@dataclass
 class At:
-    """A clock that stands still."""
+    """A clock that stands still until it is moved."""
+
+    now: int = NOW
 
     def now_ms(self) -> int:
-        return NOW
+        return self.now
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Office:
     processor: OrderProcessor
     desk: Desk
     payouts: Payouts
+    clock: At
 
     async def due(self, name: str, **change: Any) -> str:
         """An order whose payout of XMR is planned; the payout's id."""
@@ -108,9 +112,10 @@ class Office:
 async def office(tmp_path: Path) -> AsyncIterator[Office]:
     database = await Database.open(tmp_path)
     store = SqliteOrderStore(database, lambda: "key")
-    processor = OrderProcessor(store, At(), lambda _order: StatusView(b"{}", None))
+    clock = At()
+    processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     desk = Desk()
-    yield Office(store, processor, desk, Payouts(store, cast("Any", desk), processor))
+    yield Office(store, processor, desk, Payouts(store, cast("Any", desk), processor, clock), clock)
     await database.close()
 
 
@@ -176,6 +181,18 @@ async def test_a_payment_found_after_a_crash_names_all_that_it_pays(office: Offi
         assert order is not None
         assert (order.transfers[0].txid, order.transfers[0].raw) == ("ab" * 32, "bytes")
     assert office.store.planned_transfers("monero", 9) == [("c", third)]
+
+
+async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Office) -> None:
+    """Payouts were paused beyond the time that the price holds."""
+    first, second = [await office.due(name) for name in "ab"]
+    office.clock.now += terms(Direction.USDC_TO_XMR).timeouts.prepare
+    third = await office.due("c")
+    for transfer_id in (first, second):
+        assert await office.pay(transfer_id) is False
+    assert office.desk.asked == []
+    await office.pay(third)
+    assert office.desk.asked == [[third]]
 
 
 async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> None:
