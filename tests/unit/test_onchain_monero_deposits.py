@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.settlement.onchain.monero import (
@@ -187,18 +188,21 @@ class Desk:
     scanner: DepositScanner
     told: dict[str, DepositState] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
-    logged: list[str] = field(default_factory=list)
+    log: LogCapture = field(default_factory=LogCapture)
 
     async def look(self) -> dict[str, DepositState]:
         """One pass, committed: what all of them have shown so far."""
-        with capture_logs() as logs:
-            found = await self.scanner.observe()
-        self.logged += [item["event"] for item in logs if item["log_level"] == "error"]
+        found = await self.scanner.observe()
         await self.scanner.acknowledge(found)
         for item in found:
             self.told[item.key.txid] = item.state
             self.units[item.key.txid] = item.units
         return self.told
+
+    @property
+    def logged(self) -> list[str]:
+        """The errors that it logged."""
+        return [item["event"] for item in self.log.entries if item["log_level"] == "error"]
 
     def credited(self) -> int:
         """What orders hold to be theirs."""
@@ -214,7 +218,7 @@ def scanner(node: Any, wallet: Any, ledger: SqliteMoneroLedger) -> DepositScanne
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
     ledger = SqliteMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
@@ -223,6 +227,9 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     chain.mine(empty=9)
     node, wallet = Node(chain), Wallet(chain)
     made = Desk(chain, node, wallet, ledger, scanner(node, wallet, ledger))
+    # Its own logger: one that was used keeps its configuration.
+    own = structlog.wrap_logger(None, processors=[made.log])
+    monkeypatch.setattr("rpcsvc.settlement.onchain.monero_deposit_proofs.log", own)
     await made.look()
     yield made
     await database.close()

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.errors import Unavailable
@@ -61,6 +62,15 @@ def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
     )  # fmt: skip
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
+    """What the worker logs, by a logger of its own: one that was used keeps its configuration."""
+    capture = LogCapture()
+    own = structlog.wrap_logger(None, processors=[capture])
+    monkeypatch.setattr("rpcsvc.orders.worker.log", own)
+    return capture
+
+
 ALL = ["reconcile", "overdue", "start_due", "forget_responses"]
 
 
@@ -78,7 +88,9 @@ async def test_a_part_that_breaks_keeps_none_of_the_others_waiting(name: str) ->
     assert parts.done == [each for each in ALL if each != name]
 
 
-async def test_each_failure_is_logged_and_the_first_is_in_health() -> None:
+async def test_each_failure_is_logged_and_the_first_is_in_health(
+    told: LogCapture,
+) -> None:
     parts = Parts(start_due=Unavailable("the second"))
     worker = worker_of(parts)
     shown = []
@@ -94,20 +106,19 @@ async def test_each_failure_is_logged_and_the_first_is_in_health() -> None:
         return 0
 
     parts.reconcile = first_part  # type: ignore[method-assign]
-    with capture_logs() as told:
-        async with asyncio.timeout(5):
-            await worker.run()
+    async with asyncio.timeout(5):
+        await worker.run()
     assert shown == [None, "the first", None]
-    reasons = {line["reason"] for line in told if line["event"] == "beat_failed"}
+    reasons = {line["reason"] for line in told.entries if line["event"] == "beat_failed"}
     assert reasons == {"the first", "the second"}
 
 
-async def test_what_stops_all_parts_is_logged_once() -> None:
+async def test_what_stops_all_parts_is_logged_once(told: LogCapture) -> None:
     down = Unavailable("the database is down")
     worker = worker_of(Parts(**dict.fromkeys(ALL, cast("Exception", down))))
-    with capture_logs() as told, pytest.raises(Unavailable):
+    with pytest.raises(Unavailable):
         await worker.tick()
-    assert told == []
+    assert told.entries == []
 
 
 @pytest.mark.parametrize(("paused", "left_out"), [(True, OnDeadline.REFUND), (False, None)])
