@@ -76,7 +76,9 @@ def locked(data_dir: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("swap", [SWAP, BACK], ids=["x2u", "u2x"])
+@pytest.mark.parametrize(
+    "swap", [SWAP, pytest.param(BACK, marks=pytest.mark.slow)], ids=["x2u", "u2x"]
+)
 async def test_a_swap_runs_from_plan_to_completed_without_a_server(
     cli: Cli, swap: list[str]
 ) -> None:
@@ -247,6 +249,7 @@ async def test_the_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli
     assert not cli.data_dir.exists()
 
 
+@pytest.mark.slow
 async def test_the_demo_runs_against_a_server_by_socket_and_by_url(cli: Cli) -> None:
     async with server(cli.data_dir, environ={"AGENT_RPC_TOKEN": TOKEN}) as up:
         by_socket = await cli.run("demo", "--data-dir", str(cli.data_dir))

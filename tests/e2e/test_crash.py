@@ -216,6 +216,7 @@ async def test_a_crash_in_settlement_ends_in_exactly_one_payout(
     await tell_through_a_crash(Swapped(tmp_path / "data", "x2u"), crash)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("story", "direction", "crash"),
     [
