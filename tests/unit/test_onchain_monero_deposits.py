@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
@@ -34,6 +33,7 @@ from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold, Wa
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
+from tests.logs import captured
 
 XMR = 10**12
 OPTIONS = MoneroOptions(
@@ -227,9 +227,7 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     chain.mine(empty=9)
     node, wallet = Node(chain), Wallet(chain)
     made = Desk(chain, node, wallet, ledger, scanner(node, wallet, ledger))
-    # Its own logger: one that was used keeps its configuration.
-    own = structlog.wrap_logger(None, processors=[made.log])
-    monkeypatch.setattr("rpcsvc.settlement.onchain.monero_deposit_proofs.log", own)
+    made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero_deposit_proofs")
     await made.look()
     yield made
     await database.close()

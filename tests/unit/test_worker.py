@@ -6,13 +6,13 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-import structlog
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.worker import Worker
+from tests.logs import captured
 from tests.sandbox import ManualClock
 
 
@@ -64,11 +64,8 @@ def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What the worker logs, by a logger of its own: one that was used keeps its configuration."""
-    capture = LogCapture()
-    own = structlog.wrap_logger(None, processors=[capture])
-    monkeypatch.setattr("rpcsvc.orders.worker.log", own)
-    return capture
+    """What the worker logs."""
+    return captured(monkeypatch, "rpcsvc.orders.worker")
 
 
 ALL = ["reconcile", "overdue", "start_due", "forget_responses"]
