@@ -25,7 +25,7 @@ demo: install ## run a whole swap each way and print every step
 	$(BIN)/rpcsvc demo
 
 test: install ## the quick tests; those of real daemons too, where these are installed
-	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile -rs
+	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile -rs
 
 crash: install ## the long tests: kill -9 under load, many times
 	$(BIN)/python -m pytest -m slow --ignore tests/regtest
