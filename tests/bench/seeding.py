@@ -398,7 +398,8 @@ def _rows(db: sqlite3.Connection, table: str) -> list[Params]:
     numbered = {
         name for _, name, kind, _, _, key in columns if key and len(keys) == 1 and kind == "INTEGER"
     }
-    names = [name for _, name, *_ in columns if name not in numbered]
+    # A table of a number alone has nothing else to copy.
+    names = [name for _, name, *_ in columns if name not in numbered] or [*numbered]
     listed = ", ".join(f'"{name}"' for name in names)
     found = db.execute(f'SELECT {listed} FROM "{table}"')
     return [dict(zip(names, row, strict=True)) for row in found]
