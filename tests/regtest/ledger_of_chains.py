@@ -90,18 +90,23 @@ async def xmr_wallet(stack: Exchange) -> XmrWallet:
 
 
 async def hot_transactions(stack: Exchange, first_block: int = 0) -> list[Receipt]:
-    """The receipts of all that the hot wallet sent and that is mined, block by block."""
-    head = await stack.evm.block()
-    assert head is not None
+    """The receipts of all that the hot wallet sent and that is mined, newest block first.
+
+    From block to parent: Anvil's list by number may have holes after it was killed.
+    """
     receipts = []
-    for number in range(first_block, head.number + 1):
-        block = await stack.evm.rpc.read("eth_getBlockByNumber", [hex(number), True])
-        assert block is not None, f"block {number} of {head.number} is not there"
+    block = await stack.evm.rpc.read("eth_getBlockByNumber", ["latest", True])
+    while int(block["number"], 16) >= first_block:
         for item in block["transactions"]:
             if item["from"].lower() == stack.treasury.lower():
                 receipt = await stack.evm.receipt(item["hash"])
                 assert receipt is not None
                 receipts.append(receipt)
+        number, parent = block["number"], block["parentHash"]
+        if int(number, 16) == 0:
+            break
+        block = await stack.evm.rpc.read("eth_getBlockByHash", [parent, True])
+        assert block is not None, f"the parent {parent} of block {number} is not there"
     return receipts
 
 
