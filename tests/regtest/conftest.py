@@ -20,6 +20,7 @@ from tests.regtest.daemons import (
     run_apart,
     running,
 )
+from tests.regtest.exchange import Exchange, exchange
 from tests.regtest.payees import Payee, funded_accounts
 from tests.regtest.token import Token, compiled, deploy
 from tests.regtest.treasury import Treasury, treasury
@@ -178,3 +179,20 @@ async def own(
     async with treasury(killable, tmp_path, account=accounts.pop()) as made:
         await made.side.maintain()
         yield made
+
+
+# --- all of it -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stack(
+    tmp_path: Path,
+    miner: Miner,
+    wallet_rpc: WalletRpc,
+    own_wallet: WalletClient,  # open in the daemon
+    anvil: Anvil,
+    token: Token,
+) -> AsyncIterator[Exchange]:
+    """The whole stack of an operator, the service apart, and a user with money."""
+    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
+        yield running

@@ -6,44 +6,17 @@ What does not live here: the stack (exchange.py), what is tested with it (test_e
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Server, until
+from tests.regtest.commands import command
 from tests.regtest.exchange import Exchange
 
 UP_SECONDS = 60
-
-
-class Said(NamedTuple):
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-async def command(stack: Exchange, *arguments: str) -> Said:
-    """``rpcsvc`` as the operator runs it."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
-        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return Said(process.returncode, out.decode(), err.decode())
 
 
 async def differences(stack: Exchange) -> list[dict[str, str]]:

@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,11 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero import Destination, WalletClient
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import until
-from tests.regtest.daemons import Anvil, Miner, WalletRpc
-from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches
-from tests.regtest.token import Token
+from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches
 
 pytestmark = pytest.mark.slow
 
 OK, FAILED, UNREACHABLE = 0, 1, 3
-
-
-@pytest.fixture
-async def stack(
-    tmp_path: Path,
-    miner: Miner,
-    wallet_rpc: WalletRpc,
-    own_wallet: WalletClient,
-    anvil: Anvil,
-    token: Token,
-) -> AsyncIterator[Exchange]:
-    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        yield running
 
 
 class Audited:

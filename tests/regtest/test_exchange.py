@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,10 @@ import pytest
 
 from rpcsvc.settlement.onchain.monero import WalletClient
 from tests.e2e.processes import Server
-from tests.regtest.daemons import Anvil, Miner, WalletRpc
-from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, exchange, reaches
-from tests.regtest.token import Token
+from tests.regtest.daemons import WalletRpc
+from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, reaches
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-async def stack(
-    tmp_path: Path,
-    miner: Miner,
-    wallet_rpc: WalletRpc,
-    own_wallet: WalletClient,
-    anvil: Anvil,
-    token: Token,
-) -> AsyncIterator[Exchange]:
-    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        yield running
 
 
 def verify(stack: Exchange, data: dict[str, Any], *options: str) -> tuple[int, dict[str, Any]]:

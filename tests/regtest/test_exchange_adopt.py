@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,13 @@ import pytest
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.monero import Destination, WalletClient
 from tests.e2e.processes import Server, until
-from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Anvil, Miner, WalletRpc
-from tests.regtest.exchange import USDC, XMR, Exchange, create, details, exchange, reaches
+from tests.regtest.commands import command
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
+from tests.regtest.exchange import USDC, XMR, Exchange, create, details, reaches
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import command, copy_of, differences, has_looked, restore, started
-from tests.regtest.token import Token
+from tests.regtest.restoring import copy_of, differences, has_looked, restore, started
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-async def stack(
-    tmp_path: Path,
-    miner: Miner,
-    wallet_rpc: WalletRpc,
-    own_wallet: WalletClient,
-    anvil: Anvil,
-    token: Token,
-) -> AsyncIterator[Exchange]:
-    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        yield running
 
 
 async def stop(at: Server) -> None:

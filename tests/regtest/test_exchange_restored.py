@@ -11,10 +11,11 @@ import pytest
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero import WalletClient
 from tests.e2e.processes import Server, until
+from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, status
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import command, copy_of, differences, restore, started
+from tests.regtest.restoring import copy_of, differences, restore, started
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -19,61 +15,23 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import parse_amount
 from rpcsvc.settlement.onchain.monero import WalletClient
 from tests.e2e.processes import Server, until
-from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Anvil, Miner, WalletRpc
+from tests.regtest.commands import command
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner
 from tests.regtest.exchange import (
     ETHER,
     USDC,
     XMR,
     Exchange,
     create,
-    exchange,
     reaches,
     status,
 )
-from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow
 
 UP_SECONDS = 180
 PREPARE_SECONDS = 2
 LOOKAHEAD = 200
-
-
-@pytest.fixture
-async def stack(
-    tmp_path: Path,
-    miner: Miner,
-    wallet_rpc: WalletRpc,
-    own_wallet: WalletClient,
-    anvil: Anvil,
-    token: Token,
-) -> AsyncIterator[Exchange]:
-    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        yield running
-
-
-class Said(NamedTuple):
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-async def command(stack: Exchange, *arguments: str) -> Said:
-    """``rpcsvc`` as the operator runs it."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
-        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return Said(process.returncode, out.decode(), err.decode())
 
 
 @asynccontextmanager

@@ -1,0 +1,35 @@
+"""``rpcsvc`` as the operator of a stack runs it. What does not live here: what it should say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any, NamedTuple
+
+from tests.regtest.exchange import Exchange
+
+
+class Said(NamedTuple):
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+async def command(stack: Exchange, *arguments: str) -> Said:
+    """``rpcsvc`` as the operator runs it."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", *arguments, "--data-dir", str(stack.data_dir),
+        env={**os.environ, **stack.environ()}, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Said(process.returncode, out.decode(), err.decode())
