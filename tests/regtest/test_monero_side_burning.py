@@ -36,7 +36,11 @@ pytestmark = [
 
 CONFIRMED, REMOVED = DepositState.CONFIRMED, DepositState.REMOVED
 SEEDS = 6
+# The attacker's outputs, and as many of a larger amount.
 OUTPUTS = 14
+SMALL, LARGE = 3 * XMR, 4 * XMR
+# As many are tried with the same random numbers: how many of these decoys take is luck.
+ATTEMPTS = 5
 
 # Whoever opens the source of random numbers gets a file instead.
 SHIM = r"""
@@ -97,15 +101,30 @@ class Attacker:
     async def twins(self, address: str) -> tuple[PreparedPayment, PreparedPayment]:
         """Two payments of one amount to an address, not published, with one transaction key."""
         for seed in range(1, SEEDS + 1):
-            numbers = self.home / f"numbers{seed}"
-            numbers.write_bytes(bytes([seed]) * 4096)
-            one = await self._sign(numbers, 0, address)
-            two = await self._sign(numbers, OUTPUTS // 2, address)
-            if one.tx_key == two.tx_key and one.txid != two.txid:
-                return one, two
+            found: dict[tuple[str, int], PreparedPayment] = {}
+            for at in range(ATTEMPTS):
+                one = await self._sign(seed, SMALL, at, address)
+                # A fee is by size, and the size by how far decoys are apart: amounts may differ.
+                twin = found.setdefault((one.tx_key, one.amount), one)
+                if twin is not one:
+                    return twin, one
+        raise AssertionError("no two payments have the same key and amount")
+
+    async def unequal_twins(self, address: str) -> tuple[PreparedPayment, PreparedPayment]:
+        """The same, the second one of a larger amount."""
+        for seed in range(1, SEEDS + 1):
+            small = [await self._sign(seed, SMALL, at, address) for at in range(ATTEMPTS)]
+            by_key = {item.tx_key: item for item in small}
+            for at in range(ATTEMPTS):
+                larger = await self._sign(seed, LARGE, at, address)
+                if larger.tx_key in by_key:
+                    return by_key[larger.tx_key], larger
         raise AssertionError("no two payments have the same key")
 
-    async def _sign(self, numbers: Path, at: int, address: str) -> PreparedPayment:
+    async def _sign(self, seed: int, amount: int, at: int, address: str) -> PreparedPayment:
+        """Spend one of the outputs of that amount, with the random numbers of a seed."""
+        numbers = self.home / f"numbers{seed}"
+        numbers.write_bytes(bytes([seed]) * 4096)
         directory = self.home / f"run{next(self.runs)}"
         shutil.copytree(self.home / "sender", directory)
         with Repeating(directory, self.monerod, self.shim, numbers) as daemon:
@@ -113,7 +132,11 @@ class Attacker:
                 await wallet.open(WALLET_NAME, WALLET_PASSWORD)
                 await wallet.auto_refresh(enabled=False)
                 await wallet.refresh()
-                free = [item for item in await wallet.outputs() if item.unlocked]
+                free = [
+                    item
+                    for item in await wallet.outputs()
+                    if item.unlocked and item.amount == amount
+                ]
                 free.sort(key=lambda item: item.global_index)
                 return await wallet.prepare_sweep(free[at].key_image, address)
 
@@ -133,7 +156,9 @@ def attacker(monerod: Monerod, miner: Miner, tmp_path_factory: pytest.TempPathFa
 async def _funded(daemon: WalletRpc, miner: Miner) -> None:
     await new_wallet(daemon)
     async with WalletClient(daemon.endpoint) as wallet:
-        await miner.fund(await wallet.primary_address(), *[3 * XMR] * OUTPUTS)
+        address = await wallet.primary_address()
+        await miner.fund(address, *[SMALL] * OUTPUTS)
+        await miner.fund(address, *[LARGE] * OUTPUTS)
         await wallet.refresh()
         await wallet.store()
         await wallet.close()
@@ -184,6 +209,22 @@ async def test_a_second_deposit_with_the_key_of_a_confirmed_one_is_not_counted(
     await miner.mine(OPTIONS.tracked_blocks)
     assert await side.reconcile() == []
     assert confirmed.units == await spendable(side)
+
+
+async def test_of_a_larger_second_one_the_difference_is_counted(
+    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+) -> None:
+    one, larger = await attacker.unequal_twins(side.side.deposit_address())
+    await node.submit(one.raw)
+    await miner.mine(3)
+    (confirmed,) = await side.reconcile()
+    assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
+    await node.submit(larger.raw)
+    await side.reconcile()
+    await miner.mine(OPTIONS.tracked_blocks)
+    (difference,) = await side.reconcile()
+    assert (difference.key.txid, difference.state) == (larger.txid, CONFIRMED)
+    assert confirmed.units + difference.units == await spendable(side) == larger.amount
 
 
 async def test_two_deposits_with_one_key_that_a_reorganisation_mines_anew_count_once(
