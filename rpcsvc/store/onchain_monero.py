@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.states import DepositState, TransferState
-from rpcsvc.settlement.onchain.monero import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
     DepositRecord,
@@ -16,6 +15,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Purpose,
     WalletRecord,
 )
+from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.sqlite import Database, Statement
 
 _KEPT_CURSORS: Final = 1000

@@ -22,8 +22,8 @@ from rpcsvc.settlement.onchain.adoption import NotAdopted, bare_txid
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import Log
 from rpcsvc.settlement.onchain.evm_side import EvmNode
-from rpcsvc.settlement.onchain.monero import TransferKind
 from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.operator_books import OperatorBooks

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 from tests.regtest.daemons import (
     Anvil,
     Miner,

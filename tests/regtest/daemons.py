@@ -28,12 +28,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     RpcFailure,
 )
 from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
-from rpcsvc.settlement.onchain.monero import (
-    Destination,
-    MonerodClient,
-    TransferKind,
-    WalletClient,
-)
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Destination, TransferKind
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 from tests.e2e.processes import free_port, until
 
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"

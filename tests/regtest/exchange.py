@@ -20,7 +20,8 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import EvmClient
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, create_mnemonic, read_mnemonic
-from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from tests.e2e.processes import Crash, Server, send, server, until
 from tests.regtest.daemons import (

@@ -13,13 +13,9 @@ from dataclasses import dataclass, field
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import LogFilter, Receipt
-from rpcsvc.settlement.onchain.monero import (
-    OutputFilter,
-    Spent,
-    TransferKind,
-    WalletClient,
-    WalletCode,
-)
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import OutputFilter, TransferKind, WalletCode
+from rpcsvc.settlement.onchain.monerod import Spent
 from tests.e2e.processes import until
 from tests.regtest.exchange import Exchange
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm_payment_ledger import Purpose as EvmPurpose
 from rpcsvc.settlement.onchain.evm_publisher import EvmPublisher
-from rpcsvc.settlement.onchain.monero import WalletClient
 from rpcsvc.settlement.onchain.monero_ledger import PaymentState, Purpose
 from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

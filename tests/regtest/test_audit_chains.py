@@ -13,8 +13,10 @@ from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.evm import Block, EvmClient
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork
 from rpcsvc.settlement.onchain.keys import EvmSigner
-from rpcsvc.settlement.onchain.monero import Destination, MonerodClient, WalletClient
 from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Destination
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, mined
 from tests.regtest.token import Token
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.monero import Destination, WalletClient
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Destination
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD

@@ -25,19 +25,17 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TimedOut,
     TooLarge,
 )
-from rpcsvc.settlement.onchain.monero import (
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import (
     Destination,
-    MonerodClient,
     OutputFilter,
     PreparedPayment,
-    Spent,
     Subaddress,
-    Submission,
     TransferKind,
-    WalletClient,
     WalletCode,
     WalletTransfer,
 )
+from rpcsvc.settlement.onchain.monerod import MonerodClient, Spent, Submission
 from tests.e2e.processes import free_port
 from tests.regtest.daemons import (
     SPENDABLE_AGE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import EvmClient
 from rpcsvc.settlement.onchain.keys import EvmSigner
-from rpcsvc.settlement.onchain.monero import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
 from tests.e2e.processes import Crash, Gone, Server
 from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc, new_wallet, wait_for
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches

@@ -17,13 +17,6 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero import (
-    Destination,
-    MonerodClient,
-    PreparedPayment,
-    WalletClient,
-    WalletCode,
-)
 from rpcsvc.settlement.onchain.monero_ledger import (
     MoneroOptions,
     Payment,
@@ -31,6 +24,9 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Threshold,
 )
 from rpcsvc.settlement.onchain.monero_side import MoneroSide
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Destination, PreparedPayment, WalletCode
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc

@@ -15,7 +15,7 @@ from rpcsvc.audit.records import Books, Difference, EvmFacts, MoneroFacts, Repor
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.evm import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.monero import BlockHeader
+from rpcsvc.settlement.onchain.monerod import BlockHeader
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.migrations import migrate
 from rpcsvc.store.sqlite import DATABASE_NAME

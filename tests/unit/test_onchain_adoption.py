@@ -20,21 +20,19 @@ from rpcsvc.settlement.onchain.evm_adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm_raw import signed_fields
-from rpcsvc.settlement.onchain.monero import (
-    NodeBytes,
-    PaymentCheck,
-    SubaddressIndex,
-    WalletCode,
-    WalletTransfer,
-)
-from rpcsvc.settlement.onchain.monero import (
-    TransferKind as ListedAs,
-)
 from rpcsvc.settlement.onchain.monero_adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero_ledger import Payment
 from rpcsvc.settlement.onchain.monero_ledger import PaymentState as XmrState
 from rpcsvc.settlement.onchain.monero_ledger import Purpose as XmrPurpose
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_wallet_types import (
+    PaymentCheck,
+    SubaddressIndex,
+    WalletCode,
+    WalletTransfer,
+)
+from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind as ListedAs
+from rpcsvc.settlement.onchain.monerod import NodeBytes
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.monero_deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
@@ -24,6 +23,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero_side import MoneroSide
+from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database, StoreConflict

@@ -16,10 +16,10 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero import (
-    BlockHeader,
-    NodeInfo,
-    NodeTransaction,
+from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
+from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_wallet_types import (
     Output,
     OutputFilter,
     Refreshed,
@@ -28,9 +28,7 @@ from rpcsvc.settlement.onchain.monero import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold, WalletRecord
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monerod import BlockHeader, NodeInfo, NodeTransaction
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured

@@ -21,8 +21,10 @@ from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, reason_of, throw
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.monero import MonerodClient, TransferKind, WalletClient
 from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 
 log = structlog.get_logger(__name__)
 

@@ -16,10 +16,11 @@ from rpcsvc.settlement.onchain.evm_gas import HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_link import Refused as TokenRefused
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork
-from rpcsvc.settlement.onchain.monero import Output, WalletClient, WalletCode
 from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_link import Refused as MoneroRefused
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Output, WalletCode
 
 _UNLOCK_BLOCKS: Final = 10
 

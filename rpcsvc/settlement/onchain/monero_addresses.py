@@ -20,9 +20,10 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero import Subaddress, WalletClient, WalletCode
 from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero_link import Refused
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, WalletCode
 
 log = structlog.get_logger(__name__)
 

@@ -20,12 +20,6 @@ from rpcsvc.settlement.onchain.adoption import (
     require_untold,
 )
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero import (
-    NodeBytes,
-    TransferKind,
-    WalletCode,
-    WalletTransfer,
-)
 from rpcsvc.settlement.onchain.monero_ledger import (
     MoneroLedger,
     Payee,
@@ -34,6 +28,8 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Purpose,
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind, WalletCode, WalletTransfer
+from rpcsvc.settlement.onchain.monerod import NodeBytes
 
 _OURS: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
 

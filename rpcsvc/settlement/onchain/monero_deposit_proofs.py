@@ -16,15 +16,10 @@ from enum import Enum
 import structlog
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero import (
-    NodeInfo,
-    NodeTransaction,
-    OutputFilter,
-    TransferKind,
-    WalletTransfer,
-)
 from rpcsvc.settlement.onchain.monero_ledger import DepositRecord, MoneroLedger
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_wallet_types import OutputFilter, TransferKind, WalletTransfer
+from rpcsvc.settlement.onchain.monerod import NodeInfo, NodeTransaction
 
 log = structlog.get_logger(__name__)
 

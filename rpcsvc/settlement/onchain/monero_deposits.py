@@ -24,11 +24,6 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain.monero import (
-    NodeInfo,
-    NodeTransaction,
-    WalletTransfer,
-)
 from rpcsvc.settlement.onchain.monero_deposit_proofs import (
     DepositProofs,
     Proof,
@@ -44,6 +39,8 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     MoneroOptions,
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero_wallet_types import WalletTransfer
+from rpcsvc.settlement.onchain.monerod import NodeInfo, NodeTransaction
 
 log = structlog.get_logger(__name__)
 

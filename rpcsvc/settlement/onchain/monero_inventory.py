@@ -16,10 +16,11 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.monero import NodeInfo, Output
 from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, PaymentOrder, Purpose
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero_wallet_types import Output
+from rpcsvc.settlement.onchain.monerod import NodeInfo
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from rpcsvc.domain.states import DepositState, TransferState
-from rpcsvc.settlement.onchain.monero import MOST_ADDRESSES_PER_CALL, Subaddress
+from rpcsvc.settlement.onchain.monero_wallet import MOST_ADDRESSES_PER_CALL
+from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress
 
 NETWORK: Final = "monero"
 _XMR: Final = 10**12

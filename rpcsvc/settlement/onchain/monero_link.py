@@ -14,8 +14,10 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.monero import MonerodClient, NodeInfo, WalletClient, WalletCode
 from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import WalletCode
+from rpcsvc.settlement.onchain.monerod import MonerodClient, NodeInfo
 
 log = structlog.get_logger(__name__)
 

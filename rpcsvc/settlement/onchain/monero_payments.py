@@ -26,12 +26,6 @@ from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
-from rpcsvc.settlement.onchain.monero import (
-    MOST_DESTINATIONS,
-    Destination,
-    PreparedPayment,
-    WalletCode,
-)
 from rpcsvc.settlement.onchain.monero_ledger import (
     MoneroLedger,
     MoneroOptions,
@@ -44,6 +38,8 @@ from rpcsvc.settlement.onchain.monero_ledger import (
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero_wallet import MOST_DESTINATIONS
+from rpcsvc.settlement.onchain.monero_wallet_types import Destination, PreparedPayment, WalletCode
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rpcsvc.orders.ports import Outcome, Verdict
-from rpcsvc.settlement.onchain.monero import NodeInfo, NodeTransaction, Spent
 from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
     MoneroLedger,
@@ -17,6 +16,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     PaymentState,
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monerod import NodeInfo, NodeTransaction, Spent
 
 
 class MoneroPresence:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.monero import NodeInfo
 from rpcsvc.settlement.onchain.monero_ledger import (
     MoneroLedger,
     MoneroOptions,
@@ -17,6 +16,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     PaymentState,
 )
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monerod import NodeInfo
 
 log = structlog.get_logger(__name__)
 

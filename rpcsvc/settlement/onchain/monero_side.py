@@ -25,12 +25,6 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.monero import (
-    MOST_DESTINATIONS,
-    MonerodClient,
-    NodeInfo,
-    WalletClient,
-)
 from rpcsvc.settlement.onchain.monero_addresses import AddressPool
 from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero_inventory import Available, MoneroInventory
@@ -38,6 +32,8 @@ from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger, Moner
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero_rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero_wallet import MOST_DESTINATIONS, WalletClient
+from rpcsvc.settlement.onchain.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.receipts import monero_receipt
 
 log = structlog.get_logger(__name__)

@@ -17,7 +17,8 @@ from rpcsvc.errors import ServiceError
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import EvmClient, Log, Receipt
-from rpcsvc.settlement.onchain.monero import PaymentCheck, WalletClient
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero_wallet_types import PaymentCheck
 
 Json = Mapping[str, Any]
 

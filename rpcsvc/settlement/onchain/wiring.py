@@ -27,9 +27,10 @@ from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.first_look import FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SentSince
 from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
-from rpcsvc.settlement.onchain.monero import MonerodClient, WalletClient
 from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero_side import MoneroSide
+from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monerod import MonerodClient
 
 KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18
