@@ -17,8 +17,6 @@ from tests.e2e.processes import Server
 from tests.regtest.daemons import WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, reaches
 
-pytestmark = pytest.mark.slow
-
 
 def verify(stack: Exchange, data: dict[str, Any], *options: str) -> tuple[int, dict[str, Any]]:
     """``rpcsvc receipt verify`` as a user runs it: exit status and what it says."""
@@ -76,6 +74,7 @@ async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
     assert (status, said["proven"]) == (1, False)
 
 
+@pytest.mark.slow
 async def test_an_open_order_keeps_what_it_was_promised(stack: Exchange) -> None:
     """The hot wallet holds 20,000 USDC: one order takes most of it, no second one gets it too."""
     wish = {"direction": "x2u", "chain": "arbitrum", "amount": "90", "to": stack.user.address}

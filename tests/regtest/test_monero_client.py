@@ -36,7 +36,7 @@ from rpcsvc.settlement.onchain.monero_wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.monerod import MonerodClient, Spent, Submission
-from tests.e2e.processes import free_port
+from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     WALLET_PASSWORD,
@@ -249,6 +249,7 @@ async def test_a_payment_can_be_proved_by_its_key_and_by_a_signature(
     assert await wallet.tx_key(payment.txid) == payment.tx_key
 
 
+@pytest.mark.slow  # opening a wallet takes seconds
 async def test_a_wallet_restored_from_its_words_finds_its_money(
     own_wallet: WalletClient, miner: Miner
 ) -> None:
@@ -348,6 +349,7 @@ async def test_fact_relaying_a_mined_payment_leaves_a_ghost_that_inflates_the_ba
     assert (await wallet.balance()).total > true_total
 
 
+@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
 ) -> None:
@@ -360,6 +362,7 @@ async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     assert payment.txid in await node.transactions([payment.txid])
 
 
+@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
 ) -> None:
@@ -379,6 +382,7 @@ async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
     assert forgotten.value.code == WalletCode.NO_TX_KEY
 
 
+@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, miner: Miner
 ) -> None:
@@ -392,6 +396,7 @@ async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     assert pending.kind is TransferKind.PENDING
 
 
+@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_kill_before_store_gives_the_same_address_out_again(
     own_wallet: WalletClient, wallet_rpc: WalletRpc
 ) -> None:
@@ -515,7 +520,11 @@ async def test_a_daemon_killed_during_a_call_leaves_the_outcome_unknown(
 ) -> None:
     wallet_rpc.freeze()
     call = asyncio.ensure_future(own_wallet.create_addresses(1))
-    await asyncio.wait([call], timeout=0.1)
+
+    async def is_sent() -> bool:
+        return wallet_rpc.has_unread()
+
+    await until(is_sent)
     wallet_rpc.kill()
     with pytest.raises(OutcomeUnknown):
         await call
@@ -539,7 +548,7 @@ async def test_a_queue_behind_a_stuck_call_gives_up_without_sending(
 ) -> None:
     async with WalletClient(replace(wallet_rpc.endpoint, total_seconds=0.2)) as hasty:
         wallet_rpc.freeze()
-        slow = asyncio.ensure_future(hasty.rpc.act("store", seconds=1))
+        slow = asyncio.ensure_future(hasty.rpc.act("store", seconds=PATIENCE_SECONDS))
         await asyncio.wait([slow], timeout=0.01)
         with pytest.raises(NotSent, match="busy"):
             await hasty.create_addresses(1)
