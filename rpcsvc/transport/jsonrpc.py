@@ -1,11 +1,13 @@
 """JSON-RPC 2.0 at the level of messages: the bytes of a body in, the bytes of the answer out.
 
-jsonrpcserver looks each method up, binds its params and calls it; this wrapper parses, judges and
-writes the messages, splits batches and awaits the methods. The library is driven one request at a
-time through its synchronous ``dispatch_request``, whose table holds one ``_Entry`` per method: an
-entry only notes that its method was found, and the wrapper runs it afterwards. So the library
-makes no task per call, and sees neither an exception (whose text it would send) nor a batch
-(which it would run unbounded).
+jsonrpcserver looks each method up and calls it; this wrapper parses, judges and writes the
+messages, splits batches and awaits the methods. The library is driven one request at a time
+through the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one
+``_Entry`` per method: an entry only notes that its method was found, and the wrapper runs it
+afterwards. So the library makes no task per call, and sees neither an exception (whose text it
+would send) nor a batch (which it would run unbounded). The step between the two, binding the
+params to the method's signature, is left out: every entry takes any params, as one argument, and
+what they must be is checked by the operation's model.
 
 What does not live here: HTTP (status lines, headers, tokens, limits on size and rate), what a
 method does, and how JSON is read (strict_json.py).
@@ -25,11 +27,10 @@ import asyncio
 import re
 import uuid
 import warnings
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from inspect import BoundArguments, Parameter, Signature
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
@@ -50,7 +51,7 @@ with warnings.catch_warnings():
     # The library reads its schema, which is not used here, by functions that 3.11 deprecates.
     warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     import jsonrpcserver
-    from jsonrpcserver.dispatcher import dispatch_request
+    from jsonrpcserver.dispatcher import call, get_method
     from jsonrpcserver.request import Request
 
 C = TypeVar("C")
@@ -233,12 +234,10 @@ class JsonRpcServer(Generic[C]):
         """The method that an element calls. Raises UnknownMethod and InvalidParams."""
         found: _Found[C] = _Found()
         # As one positional argument, no name in the params can meet a Python name.
-        params = [element.get("params", {})]
-        _, outcome = dispatch_request(
-            self._entries, found, Request(element["method"], params, call_id)
-        )
+        request = Request(element["method"], [element.get("params", {})], call_id)
+        outcome = get_method(self._entries, request.method).bind(partial(call, request, found))
         if found.method is None:
-            raise self._fault(element["method"], outcome)
+            raise self._fault(request.method, outcome)
         return found
 
     async def _run(
@@ -292,33 +291,10 @@ class _Found(Generic[C]):
         self.params: dict[str, Any] = {}
 
 
-class _TwoPositional(Signature):
-    """The signature of every entry. Params come as one argument, so that a call always fits.
-
-    The library binds it at each call only to see whether that raises; Signature's own ``bind``
-    would take longer than all else that the library does.
-    """
-
-    def bind(self, *args: Any, **kwargs: Any) -> BoundArguments:
-        """Raise TypeError unless there are two positional arguments."""
-        if len(args) != 2 or kwargs:
-            return super().bind(*args, **kwargs)
-        return _BOUND
-
-
-_BOUND: Final = BoundArguments(Signature(), OrderedDict())
-
-
 class _Entry(Generic[C]):
-    """A method as jsonrpcserver knows it: called with its params, it notes that it was found.
-
-    The library asks for the signature at every call; this one is made once.
-    """
+    """A method as jsonrpcserver knows it: called with its params, it notes that it was found."""
 
     __slots__ = ("_method",)
-    __signature__ = _TwoPositional(
-        [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("call", "params")]
-    )
 
     def __init__(self, method: RpcMethod[C]) -> None:
         self._method = method

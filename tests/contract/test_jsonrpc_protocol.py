@@ -634,9 +634,7 @@ async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
 ) -> None:
     caller = Caller()
     refusal = LibraryError(-32000, "Server error", "secret")
-    monkeypatch.setattr(
-        "rpcsvc.transport.jsonrpc.dispatch_request", lambda _, __, request: (request, refusal)
-    )
+    monkeypatch.setattr("rpcsvc.transport.jsonrpc.get_method", lambda *_: refusal)
     with capture_logs() as logs:
         response = await reply(request("echo", id="r-1"), caller)
 
