@@ -79,8 +79,8 @@ async def unread_body(request: web.Request, limit: int) -> bytes:
 
 async def _read(request: web.Request, limit: int) -> bytes:
     try:
-        if request.content.is_eof():
-            return await request.read()
+        if request.content.is_eof():  # all of it came with the head: nothing to wait for
+            return _of_size(request.content.read_nowait(), limit)
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
@@ -93,6 +93,12 @@ async def _read(request: web.Request, limit: int) -> bytes:
         raise InvalidRequest(
             "The body can't be read: it breaks off, or is not encoded as its headers say."
         ) from None
+
+
+def _of_size(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
 
 
 def _too_large(limit: int) -> PayloadTooLarge:
