@@ -68,7 +68,9 @@ def _is_on_socket(request: web.Request) -> bool:
     A missing peer address proves nothing: a TCP client that has hung up has none any more.
     """
     transport = request.transport
-    connection = transport.get_extra_info("socket") if transport is not None else None
+    if transport is None or isinstance(transport.get_extra_info("peername"), tuple):
+        return False  # host and port: no peer of a UNIX socket is called that
+    connection = transport.get_extra_info("socket")
     return connection is not None and connection.family == socket.AF_UNIX
 
 
