@@ -354,6 +354,10 @@ _WRITER_PRAGMAS = (
     "PRAGMA synchronous = FULL",
     "PRAGMA foreign_keys = ON",
     f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}",
+    # What undoes half a statement of many rows is kept in memory; else it is a file for each group.
+    "PRAGMA temp_store = MEMORY",
+    # KiB. A full group dirties 13 MiB: what does not fit is written to the log before its commit.
+    "PRAGMA cache_size = -16384",
     "PRAGMA wal_autocheckpoint = 0",  # checkpoints.py does it, beside the writer
 )
 
