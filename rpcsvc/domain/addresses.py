@@ -80,11 +80,17 @@ def parse_evm_address(text: object, *, field: str = "to", forbidden: Collection[
         raise _not_a_string(field, text)
     problem = _evm_problem(text, field)
     if problem is None:
-        checksummed = evm_checksum(text)
+        checksummed = _checksum_of_sent(text)
         problem = _evm_refusal(text, checksummed, forbidden)
         if problem is None:
             return checksummed
     raise _refuse(field, text, problem)
+
+
+@lru_cache(maxsize=4096)
+def _checksum_of_sent(address: str) -> str:
+    """Plan, quote and create send one address. A pure function, so its cache can't be wrong."""
+    return evm_checksum(address)
 
 
 def _evm_problem(text: str, field: str) -> str | None:
