@@ -16,7 +16,8 @@ from rpcsvc.settlement.onchain.evm_deposit_ledger import (
     EvmDeposit,
     EvmWallet,
 )
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.onchain_evm_pool import SqliteEvmPoolLedger
+from rpcsvc.store.sqlite import Statement
 
 _ADD_WALLET = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
 # A trigger refuses a known index with another address.
@@ -64,11 +65,8 @@ _FORGET_CURSORS = (
 )
 
 
-class SqliteEvmDepositLedger:
+class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
     """The EvmDepositLedger port (settlement/onchain/evm_deposit_ledger.py) over a Database."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     # --- mnemonic and addresses ----------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm import Block, EvmClient, Log, LogFilter, Receipt, Tag
 from rpcsvc.settlement.onchain.evm_deposit_ledger import (
     EvmAddress,
@@ -25,7 +25,7 @@ SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositSta
 TOKEN, HOT, USER, STRANGER, NOBODY = (
     evm_checksum(f"0x{n:040x}") for n in (0xA0B8, 0x4077, 0x05E2, 0x57A6, 0)
 )
-OURS = [EvmAddress(i, evm_checksum(f"0x{0xDE60000 + i:040x}")) for i in range(1, 30)]
+OURS = [EvmAddress(i, evm_checksum(f"0x{0xDE60000 + i:08x}{i:032x}")) for i in range(1, 30)]
 NETWORK = EvmNetwork(
     "arbitrum", 42161, TOKEN, confirmations=3, tracked_blocks=40, block_seconds=10
 )  # fmt: skip
@@ -47,7 +47,8 @@ class Chain(EvmClient):
 
     ``lag``: how many of the newest blocks it lacks. ``blind``: of how many it gives no events.
     ``elsewhere``: blocks for which another node answers, which is on a fork. ``missing``: blocks
-    that it does not know, though it knows later ones.
+    that it does not know, though it knows later ones. ``pool`` are transactions of its pending
+    block; ``refusal``: it has none, and says this. ``genesis``: seconds of the first block.
     ``asked`` are the calls.
     """
 
@@ -61,6 +62,9 @@ class Chain(EvmClient):
         self.elsewhere: set[int] = set()
         self.missing: set[int] = set()
         self.finalized = 0
+        self.genesis = GENESIS_SECONDS
+        self.pool: list[dict[str, Any]] = []
+        self.refusal: RpcFailure | None = None
         self.asked: list[str] = []
 
     def mine(self, *transactions: tuple[str, list[Event]], count: int = 1) -> int:
@@ -96,7 +100,14 @@ class Chain(EvmClient):
             return None
         parent = self.hash_of(number - 1) if number else digest()
         here = digest("fork") if number in self.elsewhere else self.hash_of(number)
-        return Block(number, here, parent, GENESIS_SECONDS + 10 * number, None)
+        return Block(number, here, parent, self.genesis + 10 * number, None)
+
+    async def pending_block(self, *, seconds: float) -> Any:
+        self.asked.append("pending")
+        assert seconds > 0
+        if self.refusal is not None:
+            raise self.refusal
+        return {"number": hex(self.head + 1), "hash": None, "transactions": self.pool}
 
     async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
         self.asked.append("logs")

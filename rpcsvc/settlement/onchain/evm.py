@@ -100,7 +100,9 @@ class LogRange:
 class Receipt:
     """What became of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
 
-    The fee is ``gas_used`` times ``gas_price``.
+    The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top, None
+    where the node tells none; and ``has_operator_fee``: one more, from Isthmus on, that is reckoned
+    as the chain's release says.
     """
 
     txid: str
@@ -110,6 +112,8 @@ class Receipt:
     gas_used: int
     gas_price: int
     logs: tuple[Log, ...]
+    l1_fee: int | None = None
+    has_operator_fee: bool = False
 
     def position_of(self, log_index: int) -> int:
         """Where among this transaction's logs the one of that ``log_index`` is, from 0.
@@ -211,6 +215,14 @@ class EvmClient:
     async def block_of(self, block_hash: str) -> Block | None:
         """A block by hash; None when unknown. The node may still know blocks that were replaced."""
         return await self._block("eth_getBlockByHash", block_hash)
+
+    async def pending_block(self, *, seconds: float) -> Any:
+        """The block that the node would mine next, with whole transactions, as JSON has it.
+
+        Null from some nodes; others answer with their newest block, or refuse. Asked once.
+        """
+        params = [Tag.PENDING.value, True]
+        return await self.rpc.act("eth_getBlockByNumber", params, seconds=seconds)
 
     async def logs(self, wanted: LogFilter, first: int, last: int) -> tuple[Log, ...]:
         """Logs of the blocks ``first`` to ``last``, both included; at most WIDEST_LOG_RANGE blocks.
@@ -409,6 +421,10 @@ def _receipt(item: _Fields) -> Receipt:
         gas_used=item.quantity("gasUsed"),
         gas_price=item.quantity("effectiveGasPrice"),
         logs=tuple(_log(log) for log in item.list_of("logs")),
+        l1_fee=item.optional_quantity("l1Fee"),
+        has_operator_fee=any(
+            item.optional_quantity(key) for key in ("operatorFeeScalar", "operatorFeeConstant")
+        ),
     )
 
 

@@ -74,6 +74,19 @@ class EvmDeposit:
         return DepositKey(self.network, self.txid, self.position)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSighting:
+    """A transaction that a node was about to mine, and that pays one of our addresses then.
+
+    It tells when that was first seen and nothing else: it may never be mined.
+    """
+
+    network: str
+    txid: str
+    address_index: int
+    first_seen_at: int
+
+
 class EvmDepositLedger(Protocol):
     """The database as deposits use it. Everything may raise errors.Unavailable."""
 
@@ -138,6 +151,34 @@ class EvmDepositLedger(Protocol):
         move: CursorMove | None,
     ) -> None:
         """Record the states that are committed, and move the cursor."""
+        ...
+
+    def is_awaiting(self, network: str, now_ms: int) -> bool:
+        """Whether an order waits for a deposit on this network that would be in time now."""
+        ...
+
+    def awaiting(self, network: str, addresses: Collection[str], now_ms: int) -> list[EvmAddress]:
+        """Those of addresses, in any case, that such orders have; by one query."""
+        ...
+
+    def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
+        """When a transaction was seen before it was mined."""
+        ...
+
+    def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
+        """Those of these transactions that are recorded, by one query."""
+        ...
+
+    def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
+        """How many are recorded of each address, none where it is not named; by one query."""
+        ...
+
+    async def put_pool_sightings(self, found: Sequence[PoolSighting]) -> None:
+        """Record when transactions were first seen; what is recorded stays."""
+        ...
+
+    async def forget_pool_sightings(self, network: str, before_ms: int) -> None:
+        """Drop those older than that whose order does not wait, and those mined long ago."""
         ...
 
 

@@ -40,6 +40,7 @@ from rpcsvc.settlement.onchain.evm_deposit_ledger import (
 )
 from rpcsvc.settlement.onchain.evm_fork import ForkFinder
 from rpcsvc.settlement.onchain.evm_link import EvmLink, Refused
+from rpcsvc.settlement.onchain.evm_pool import PoolWatch
 
 log = structlog.get_logger(__name__)
 
@@ -115,6 +116,7 @@ class EvmDepositScanner:
         self._clock = clock
         self._events = EventReader(link, ledger)
         self._forks = ForkFinder(link, ledger)
+        self._pool = PoolWatch(link, ledger, clock)
         self._span = WIDEST_LOG_RANGE
         self._height = -1
         self._finalized = -1
@@ -158,6 +160,7 @@ class EvmDepositScanner:
 
     async def _observe(self) -> list[DepositSighting]:
         head = await self._link.check()
+        await self._pool.look(head)
         fork = await self._forks.find(head)
         if fork is None:
             return []
@@ -244,8 +247,9 @@ class EvmDepositScanner:
             at = (block.number, block.hash) if same else (None, None)
             look.put(replace(item, block_number=at[0], block_hash=at[1]))
         for position in paid.keys() - known.keys():
-            what, seen_at = paid[position], min(look.now_ms, block.timestamp * 1000)
-            at = (block.number, block.hash)
+            what, at = paid[position], (block.number, block.hash)
+            waited = self._pool.first_seen(txid, what.address_index)
+            seen_at = min(look.now_ms, block.timestamp * 1000, *waited)
             look.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
 
     def _note_gone(self, look: Look, txid: str) -> None:

@@ -52,6 +52,11 @@ class EvmLink:
             raise self._unavailable()
         return self._domain
 
+    @property
+    def failures(self) -> int:
+        """How often a call failed: another number, and the node may be another one."""
+        return self._failures
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Turn failures of the node into errors.Unavailable, and remember the reason."""

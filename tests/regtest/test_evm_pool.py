@@ -1,0 +1,196 @@
+"""Payments in the pending block of a real node, and the time of the deposits that come of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.keys import SignedTransaction
+from tests.regtest.daemons import mined
+from tests.regtest.evm_desk import (
+    ETHER,
+    REMOVED,
+    SECOND,
+    SEEN,
+    STRANGER,
+    USDC,
+    USER,
+    Desk,
+    Hands,
+    crooked,
+    desk_on,
+    network_of,
+    sent,
+)
+from tests.regtest.token import Token
+from tests.waiting import wait_for_deposit
+
+pytestmark = pytest.mark.slow
+
+METHOD = "eth_getBlockByNumber"
+
+
+@dataclass
+class Offer:
+    """An order that waits at an address until then (ms). Blocks come only when they are mined.
+
+    Time is what the test says, for the service and for the chain: ``start`` seconds, and more.
+    """
+
+    desk: Desk
+    address: str
+    start: int
+    until: int
+
+    def at(self, seconds: int) -> int:
+        """So long after the start, in ms; the service's clock shows it."""
+        self.desk.clock.now = (self.start + seconds) * SECOND
+        return self.desk.clock.now
+
+    async def mined_at(self, seconds: int) -> int:
+        """A block of what is pending, so long after the start; its time in ms."""
+        token = self.desk.token
+        await token.client.rpc.act("evm_setNextBlockTimestamp", [self.start + seconds])
+        await token.controls.mine()
+        block = await token.client.block()
+        assert block is not None
+        assert block.timestamp == self.start + seconds
+        return self.at(seconds)
+
+
+@pytest.fixture
+async def offer(token: Token, tmp_path: Path) -> AsyncIterator[Offer]:
+    await token.controls.set_ether(USER.address, ETHER)
+    await token.mint(USER.address, 10_000 * USDC)
+    await token.controls.mine(40)
+    await token.controls.automine(enabled=False)
+    block = await token.client.block()
+    assert block is not None
+    start = block.timestamp + 1000
+    network = network_of(token)
+    clock = Hands(start * SECOND)
+    async with desk_on(token, token.client.rpc.endpoint, network, tmp_path / "data", clock) as desk:
+        address = desk.pool.take()
+        until = (start + 60) * SECOND
+        await wait_for_deposit(desk.database, address, expires_at=until)
+        assert await desk.reconcile() == {}
+        yield Offer(desk, address, start, until)
+
+
+async def pays(offer: Offer, units: int = USDC) -> SignedTransaction:
+    return await sent(offer.desk.token, usdc.transfer(offer.address, units))
+
+
+async def found(desk: Desk) -> dict[str, DepositSighting]:
+    """One pass, committed; the deposits that it showed, by transaction."""
+    seen = await desk.look()
+    await desk.scanner.acknowledge(list(seen.values()))
+    return {key.txid: item for key, item in seen.items()}
+
+
+async def test_a_payment_pending_before_expiry_and_mined_after_it_is_in_time(
+    offer: Offer,
+) -> None:
+    desk = offer.desk
+    first = await pays(offer)
+    seen_at = offer.at(50)
+    desk.calls.clear()
+    assert await desk.look() == {}
+    assert desk.calls.count(METHOD) == 2, "the newest block, and the pending one"
+    # One that no look sees before it is mined.
+    second = await pays(offer, 2 * USDC)
+    mined_at = await offer.mined_at(70)
+    assert (await mined(desk.token.client, first.txid)).ok
+    async with desk.again() as later:
+        deposits = await found(later)
+    times = {txid: item.first_seen_at for txid, item in deposits.items()}
+    assert times == {first.txid: seen_at, second.txid: mined_at}
+    assert seen_at <= offer.until < mined_at
+
+
+async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Offer) -> None:
+    desk, token = offer.desk, offer.desk.token
+    await sent(token, usdc.transfer(STRANGER, USDC))
+    await sent(token, usdc.transfer(offer.address, 0))
+    allow = usdc.address_word(USER.address) + usdc.uint_word(USDC)
+    await sent(token, usdc.selector("approve(address,uint256)") + allow)
+    authorization = usdc.Authorization(
+        USER.address, offer.address, USDC, 0, offer.start * 2, b"\7" * 32
+    )
+    signature = USER.sign_digest(usdc.transfer_digest(token.domain, authorization))
+    paying = [
+        await sent(token, usdc.transfer(offer.address, USDC)),
+        await sent(token, usdc.transfer_from(USER.address, offer.address, USDC)),
+        await sent(token, usdc.transfer_with_authorization(authorization, signature)),
+    ]
+    seen_at = offer.at(10)
+    assert await desk.look() == {}
+    await offer.mined_at(70)
+    deposits = await found(desk)
+    assert {txid: item.first_seen_at for txid, item in deposits.items()} == {
+        signed.txid: seen_at for signed in paying
+    }
+
+
+async def test_a_deposit_that_a_reorganisation_moves_keeps_the_time_of_its_first_sight(
+    offer: Offer,
+) -> None:
+    desk, token = offer.desk, offer.desk.token
+    signed = await pays(offer)
+    seen_at = offer.at(10)
+    assert await desk.look() == {}
+    await offer.mined_at(70)
+    await token.controls.reorganise(1)
+    await offer.mined_at(80)
+    assert await desk.reconcile() == {}, "it was gone before it was found"
+    await token.client.submit(signed.raw)
+    await offer.mined_at(90)
+    (deposit,) = (await found(desk)).values()
+    assert (deposit.state, deposit.first_seen_at) == (SEEN, seen_at)
+    await token.controls.reorganise(1)
+    await token.controls.mine()
+    (gone,) = (await found(desk)).values()
+    assert gone == replace(deposit, state=REMOVED)
+
+
+async def test_nobody_is_asked_for_pending_blocks_while_no_order_can_be_paid_in_time(
+    offer: Offer,
+) -> None:
+    desk = offer.desk
+    desk.clock.now = offer.until + 1
+    desk.calls.clear()
+    await desk.look()
+    assert desk.calls.count(METHOD) == 1
+
+
+async def test_a_pending_block_too_large_for_an_answer_leaves_the_look_as_it_is(
+    offer: Offer,
+) -> None:
+    desk = offer.desk
+    signed = await pays(offer)
+    offer.at(50)
+    async with crooked(desk) as (node, behind):
+        filler = "00" * (behind.endpoint.max_response_bytes // 2)
+        blocks: list[object] = []
+
+        def twist(method: str, answer: object) -> object:
+            if method == METHOD and isinstance(answer, dict):
+                whole = [item for item in answer["transactions"] if isinstance(item, dict)]
+                if whole:
+                    blocks.append(answer)
+                    return answer | {"extraData": filler}
+            return answer
+
+        node.twist = twist
+        assert await behind.look() == {}
+        assert len(blocks) == 1
+        assert behind.scanner.problem is None
+        mined_at = await offer.mined_at(70)
+        behind.clock.now = mined_at
+        deposits = await found(behind)
+    assert deposits[signed.txid].first_seen_at == mined_at

@@ -1,0 +1,55 @@
+"""A scanner of deposits whose clock shows the time of the blocks, and what is pending there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.evm_deposit_ledger import PoolSighting
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of
+
+NODE = ("node", "eth_getBlockByNumber")
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
+
+
+async def reading(database: Database) -> Reader:
+    """A scanner that has looked once, when no order waited; it is the time of the newest block."""
+    ledger = SqliteEvmDepositLedger(database)
+    await ledger.adopt_wallet(HOT)
+    await ledger.add_addresses(OURS)
+    made = Reader(ledger)
+    made.chain.mine(count=50)
+    made.clock.now = (made.chain.genesis + 10 * made.chain.head) * 1000
+    assert await made.look() == {}
+    return made
+
+
+def waits(name: str, data: bytes, to: str | None = TOKEN) -> dict[str, Any]:
+    """A transaction of the pending block."""
+    return {"hash": txid_of(name), "to": to, "input": "0x" + data.hex(), "nonce": "0x0"}
+
+
+def paying(name: str, to: int = 0, units: int = 5) -> dict[str, Any]:
+    return waits(name, usdc.transfer(OURS[to].address, units))
+
+
+def sighting(reader: Reader, name: str) -> PoolSighting | None:
+    return reader.ledger.pool_sighting("arbitrum", txid_of(name))
+
+
+def later(reader: Reader, seconds: int) -> None:
+    reader.clock.now += seconds * 1000
+
+
+async def mined(reader: Reader, name: str, *, at: int) -> None:
+    """The payment of 5 to the first address in a block of then: ms."""
+    reader.chain.genesis = at // 1000 - 10 * (reader.chain.head + 1)
+    reader.chain.mine((name, pays(5)))
+    reader.clock.now = at
+    assert await reader.look() == {key(name): SEEN}
+
+
+def held(reader: Reader) -> dict[int, int]:
+    return reader.ledger.pool_counts("arbitrum", [item.index for item in OURS])

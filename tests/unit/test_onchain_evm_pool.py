@@ -1,0 +1,372 @@
+"""Payments that a node is about to mine: a hint of time and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.states import OrderStatus
+from rpcsvc.settlement.onchain import evm_pool, usdc
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    Answer,
+    BadAnswer,
+    HttpFailure,
+    NodeError,
+    OutcomeUnknown,
+    RpcFailure,
+    TimedOut,
+    TooLarge,
+)
+from rpcsvc.settlement.onchain.evm_deposit_ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm_pool import pending_payments
+from rpcsvc.store.sqlite import Database
+from tests.logs import captured
+from tests.unit.evm_chain import (
+    OURS,
+    REMOVED,
+    SEEN,
+    STRANGER,
+    TOKEN,
+    USER,
+    Reader,
+    key,
+    pays,
+    txid_of,
+)
+from tests.unit.evm_pending import (
+    DAY,
+    MINUTE,
+    NODE,
+    held,
+    later,
+    mined,
+    paying,
+    reading,
+    sighting,
+    waits,
+)
+from tests.waiting import wait_for_deposit
+
+REFUSALS: list[RpcFailure] = [
+    NodeError(*NODE, -32000, "pending block is not available"),
+    NodeError(*NODE, -32601, "no such method"),
+    HttpFailure(*NODE, 413),
+    TooLarge(*NODE, "over 33554432 bytes"),
+    TimedOut(*NODE, "no whole answer in 3 seconds"),
+    OutcomeUnknown(*NODE, "connection lost"),
+]
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def idle(database: Database) -> Reader:
+    return await reading(database)
+
+
+@pytest.fixture
+async def reader(idle: Reader, database: Database) -> Reader:
+    """An order waits at the first address, for a hundred seconds more."""
+    await wait_for_deposit(database, OURS[0].address, expires_at=idle.clock.now + 100_000)
+    return idle
+
+
+# --- the time of a deposit -----------------------------------------------------------------------
+
+
+async def test_a_deposit_counts_from_the_look_that_saw_it_pending(reader: Reader) -> None:
+    later(reader, 7)
+    seen_at = reader.clock.now
+    reader.chain.pool = [paying("a")]
+    assert await reader.look() == {}, "what is pending is no deposit"
+    later(reader, 20)
+    assert await reader.look() == {}
+    reader.chain.pool = []
+    await mined(reader, "a", at=seen_at + 500_000)
+    assert reader.book[key("a")].first_seen_at == seen_at
+
+
+async def test_one_that_was_never_seen_pending_counts_from_its_block(reader: Reader) -> None:
+    at = reader.clock.now + 500_000
+    await mined(reader, "a", at=at)
+    assert reader.book[key("a")].first_seen_at == at
+
+
+async def test_a_block_of_before_the_look_counts_for_one_that_was_seen_pending(
+    reader: Reader,
+) -> None:
+    reader.chain.pool = [paying("a")]
+    await reader.look()
+    number = reader.chain.head + 1
+    reader.chain.genesis = reader.clock.now // 1000 - 10 * number - 60
+    reader.chain.mine(("a", pays(5)))
+    assert await reader.look() == {key("a"): SEEN}
+    assert reader.book[key("a")].first_seen_at == reader.clock.now - MINUTE
+
+
+async def test_a_transaction_that_replaced_another_starts_anew(reader: Reader) -> None:
+    reader.chain.pool = [paying("first")]
+    await reader.look()
+    at = reader.clock.now + 500_000
+    await mined(reader, "second", at=at)
+    assert reader.book[key("second")].first_seen_at == at
+
+
+async def test_what_was_seen_survives_a_restart(reader: Reader) -> None:
+    seen_at = reader.clock.now
+    reader.chain.pool = [paying("a")]
+    await reader.look(acknowledge=False)
+    reader.restart()
+    await mined(reader, "a", at=seen_at + 500_000)
+    assert reader.book[key("a")].first_seen_at == seen_at
+
+
+async def test_a_deposit_that_moves_to_another_block_keeps_its_time(reader: Reader) -> None:
+    seen_at = reader.clock.now
+    reader.chain.pool = [paying("a")]
+    await reader.look()
+    number = reader.chain.head + 1
+    await mined(reader, "a", at=seen_at + 500_000)
+    (again,) = reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(count=3)
+    assert await reader.look() == {key("a"): REMOVED}
+    # In its new block it makes another event first: the deposit is another one by its place.
+    name, events = again
+    reader.chain.mine((name, [(USER, STRANGER, 1), *events]))
+    later(reader, 900)
+    assert await reader.look() == {key("a", 1): SEEN}
+    assert reader.book[key("a", 1)].first_seen_at == seen_at
+
+
+async def test_the_time_is_of_the_recipient_that_was_seen(reader: Reader) -> None:
+    """A call of the token pays nobody else; a token that does so gives nobody a better time."""
+    reader.chain.pool = [paying("a")]
+    await reader.look()
+    at = reader.clock.now + 500_000
+    reader.chain.genesis = at // 1000 - 10 * (reader.chain.head + 1)
+    reader.chain.mine(("a", pays(5, to=1)))
+    reader.clock.now = at
+    assert await reader.look() == {key("a"): SEEN}
+    assert reader.book[key("a")].first_seen_at == at
+
+
+async def test_a_look_that_fails_later_has_noted_what_is_pending(reader: Reader) -> None:
+    reader.chain.pool = [paying("a")]
+    reader.chain.hashes.clear()
+    reader.chain.salts = [-n - 1 for n in range(len(reader.chain.salts))]
+    with pytest.raises(Exception, match="can't be settled"):
+        await reader.look()
+    assert sighting(reader, "a") is not None
+
+
+# --- what is a hint ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transaction",
+    [
+        waits("a", usdc.transfer(OURS[0].address, 5), to=STRANGER),
+        waits("a", usdc.transfer(OURS[0].address, 5), to=None),
+        waits("a", usdc.transfer(STRANGER, 5)),
+        waits("a", usdc.transfer(OURS[0].address, 0)),
+        waits("a", usdc.transfer(OURS[0].address, 2**63)),
+        waits("a", usdc.transfer(OURS[0].address, 5) + b"\0"),
+        waits("a", usdc.balance_of(OURS[0].address)),
+        waits("a", b""),
+        paying("a", to=1),
+    ],
+)
+async def test_what_does_not_pay_a_waiting_order_is_no_hint(
+    reader: Reader, transaction: dict[str, Any]
+) -> None:
+    reader.chain.pool = [transaction, paying("b")]
+    await reader.look()
+    assert sighting(reader, "a") is None
+    assert sighting(reader, "b") == PoolSighting("arbitrum", txid_of("b"), 1, reader.clock.now)
+
+
+async def test_an_order_that_is_over_or_on_another_network_or_late_gives_no_hint(
+    reader: Reader, database: Database
+) -> None:
+    soon = reader.clock.now + MINUTE
+    await wait_for_deposit(database, OURS[1].address, expires_at=soon, status=OrderStatus.COMPLETED)
+    await wait_for_deposit(database, OURS[2].address, expires_at=soon, deposit_network="base")
+    await wait_for_deposit(database, OURS[3].address, expires_at=reader.clock.now - 1)
+    await wait_for_deposit(database, OURS[4].address, expires_at=reader.clock.now)
+    reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(5)]
+    await reader.look()
+    assert held(reader) == {1: 1, 5: 1}
+
+
+async def test_token_and_hash_are_the_same_in_any_case(reader: Reader) -> None:
+    made = paying("a")
+    made |= {"hash": "0x" + made["hash"][2:].upper(), "to": "0x" + TOKEN[2:].upper()}
+    reader.chain.pool = [made]
+    await reader.look()
+    assert sighting(reader, "a") is not None
+
+
+async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
+    reader.chain.pool = [paying("a")]
+    await reader.look()
+    first = sighting(reader, "a")
+    later(reader, 60)
+    await reader.look()
+    await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("a"), 2, 7)])
+    assert sighting(reader, "a") == first
+
+
+# --- when the node is asked ----------------------------------------------------------------------
+
+
+async def test_a_look_asks_once_and_only_while_an_order_waits_in_time(
+    idle: Reader, database: Database
+) -> None:
+    async def asked() -> int:
+        idle.chain.asked.clear()
+        await idle.look()
+        return idle.chain.asked.count("pending")
+
+    assert await asked() == 0
+    await wait_for_deposit(
+        database, OURS[0].address, expires_at=idle.clock.now + MINUTE, deposit_network="base"
+    )
+    over = [status for status in OrderStatus if status.is_terminal]
+    for number, status in enumerate([*over, OrderStatus.DEPOSIT_CONFIRMED], 1):
+        await wait_for_deposit(
+            database, OURS[number].address, expires_at=idle.clock.now + MINUTE, status=status
+        )
+    assert await asked() == 0
+    for number in range(10, 20):
+        await wait_for_deposit(
+            database, OURS[number].address, expires_at=idle.clock.now + MINUTE,
+            status=(OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED)[number % 2],
+        )  # fmt: skip
+    assert await asked() == 1
+    later(idle, 60)
+    assert await asked() == 1, "the last moment is in time"
+    idle.clock.now += 1
+    assert await asked() == 0
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda each: type(each).__name__)
+async def test_a_node_that_does_not_answer_is_no_failure_and_told_once(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, refusal: RpcFailure
+) -> None:
+    logged = captured(monkeypatch, evm_pool.__name__)
+    reader.chain.refusal = refusal
+    at = reader.clock.now
+    await mined(reader, "a", at=at + 10_000)
+    assert reader.scanner.problem is None
+    assert reader.book[key("a")].first_seen_at == at + 10_000
+    for _ in range(3):
+        later(reader, 20)
+        await reader.look()
+    assert reader.chain.asked.count("pending") == 2, "again after a minute"
+    events = [entry["event"] for entry in logged.entries]
+    assert events == ["evm_pool_not_seen"]
+    assert str(refusal) == logged.entries[0]["reason"]
+    reader.chain.refusal = None
+    await wait_for_deposit(reader.ledger._db, OURS[5].address, expires_at=reader.clock.now + DAY)
+    reader.chain.pool = [paying("b", to=5)]
+    later(reader, 60)
+    await reader.look()
+    assert sighting(reader, "b") is not None
+    assert logged.entries[-1]["event"] == "evm_pool_seen"
+
+
+async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reader) -> None:
+    reader.chain.refusal = REFUSALS[0]
+    await reader.look()
+    await reader.look()
+    assert reader.chain.asked.count("pending") == 1
+    with pytest.raises(Exception, match="can't be settled"), reader.link.watched():
+        raise OutcomeUnknown("node", "eth_call", "connection lost")
+    await reader.look()
+    assert reader.chain.asked.count("pending") == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"number": "0x1", "transactions": [paying("a")]},
+        {"transactions": []},
+        {"number": "garbage"},
+    ],
+)
+async def test_nodes_without_a_pending_block_give_no_hint_and_are_asked_again(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    logged = captured(monkeypatch, evm_pool.__name__)
+    asked: list[float] = []
+
+    async def newest(*, seconds: float) -> Any:
+        asked.append(seconds)
+        return answer
+
+    monkeypatch.setattr(reader.chain, "pending_block", newest)
+    await reader.look()
+    await reader.look()
+    assert len(asked) == 2
+    assert logged.entries == []
+    assert sighting(reader, "a") is None
+
+
+async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (hex(reader.chain.head + 1), None):
+
+        async def next_block(*, seconds: float, number: str | None = number) -> Any:
+            assert seconds
+            return {"number": number, "transactions": [paying(f"a{number}")]}
+
+        monkeypatch.setattr(reader.chain, "pending_block", next_block)
+        await reader.look()
+        assert sighting(reader, f"a{number}") is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "0x1",
+        [],
+        {"transactions": {}},
+        {"transactions": [txid_of("a")]},
+        {"transactions": [{"to": TOKEN}]},
+        {"transactions": [waits("a", b"") | {"hash": None}]},
+        {"transactions": [waits("a", b"") | {"hash": "0x12"}]},
+        {"transactions": [waits("a", b"") | {"input": "0x123"}]},
+        {"transactions": [waits("a", b"") | {"input": 7}]},
+    ],
+)
+async def test_an_answer_that_is_no_block_is_no_failure_of_the_look(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    logged = captured(monkeypatch, evm_pool.__name__)
+
+    async def strange(*, seconds: float) -> Any:
+        assert seconds
+        return answer
+
+    monkeypatch.setattr(reader.chain, "pending_block", strange)
+    reader.chain.mine(("a", pays(5)))
+    assert await reader.look() == {key("a"): SEEN}
+    assert [entry["event"] for entry in logged.entries] == ["evm_pool_not_seen"]
+
+
+def test_strange_transactions_that_do_not_call_the_token_are_passed_over() -> None:
+    strange = [{}, {"to": 7}, {"to": STRANGER, "hash": None}, {"to": None, "input": None}]
+    block = Answer(*NODE, {"transactions": [*strange, paying("a")]})
+    assert [item.txid for item in pending_payments(block, TOKEN)] == [txid_of("a")]
+    with pytest.raises(BadAnswer, match="whole transactions"):
+        list(pending_payments(Answer(*NODE, {"transactions": [7]}), TOKEN))

@@ -1,0 +1,42 @@
+"""Orders in a database of their own, made by hand: they wait for a deposit, or have done so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.transition import open_order
+from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database
+from tests.unit.test_transition import terms
+
+VIEW = StatusView(b"{}", None)
+
+
+async def wait_for_deposit(
+    database: Database,
+    address: str,
+    *,
+    expires_at: int,
+    status: OrderStatus = OrderStatus.AWAITING_DEPOSIT,
+    **agreed: Any,
+) -> Order:
+    """An order for USDC to an address, in time until ``expires_at`` (ms)."""
+    found = replace(
+        terms(Direction.USDC_TO_XMR),
+        order_id=f"ord_{address}",
+        deposit_address=address,
+        created_at=expires_at - 1000,
+        expires_at=expires_at,
+        **agreed,
+    )
+    order = replace(open_order(found), status=status)
+    if status.is_terminal:
+        order = replace(order, deadline_at=None, on_deadline=None)
+    entry = HistoryEntry(1, found.created_at, "OrderCreated", order.status.value, {})
+    store = SqliteOrderStore(database, lambda: "key")
+    await store.commit(Change(order=order, view=VIEW, is_new=True, history=entry))
+    return order
