@@ -194,6 +194,7 @@ async def _onchain(
     from rpcsvc.settlement.onchain.evm_side import Ledgers  # noqa: PLC0415
     from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
+    from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_foreign import SqliteForeignLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_monero import SqliteMoneroLedger  # noqa: PLC0415
@@ -209,6 +210,7 @@ async def _onchain(
             SqliteEvmDepositLedger(database),
             SqliteEvmPaymentLedger(database),
             SqliteForeignLedger(database),
+            SqliteOpeningLedger(database),
         ),
         sent_since=OnchainBooks(database).sent_since,
     )

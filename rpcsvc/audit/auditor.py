@@ -19,7 +19,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
-from rpcsvc.audit.records import Difference, Report
+from rpcsvc.audit.records import ETHER, Difference, Report
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.settings_onchain import OnchainSettings
@@ -51,9 +51,11 @@ class Auditor:
         """What does not agree, twice in a row. Raises what is in NOT_MADE."""
         await self._catch_up()
         report = await self._look()
-        if not report.differences:
+        # Anyone can send ether: that must not make each audit dearer than the last.
+        if all(item.is_income for item in report.differences):
             for reader in self._evm:
                 reader.accept()
+        if not report.differences:
             return report
         again = await self._look()
         found = {(item.kind, item.subject) for item in report.differences}
@@ -110,7 +112,7 @@ class AuditLoop:
     """Audits every so many seconds (0: never); a difference pauses payouts, if it is to.
 
     A difference that has paused payouts once does not again: whoever lets money out again has
-    seen it. After a restart it does.
+    seen it. After a restart it does. Ether of unknown origin pauses nothing: anyone can send it.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class AuditLoop:
         self._pauses = pause_on_difference
         self._pause = pause
         self._known: set[Difference] = set()
+        self._gaps: dict[str, int] = {}
 
     async def run(self) -> None:
         """Audit until cancelled."""
@@ -143,14 +146,7 @@ class AuditLoop:
             log.warning("audit_not_made", reason=str(error))
             return
         for item in report.differences[:_MOST_LOGGED]:
-            log.error(
-                "audit_difference",
-                kind=item.kind,
-                subject=item.subject,
-                expected=item.expected,
-                found=item.found,
-                unit=item.unit,
-            )
+            _log(item)
         log.info(
             "audited",
             orders=report.orders,
@@ -161,7 +157,13 @@ class AuditLoop:
         self._throw(report)
 
     def _throw(self, report: Report) -> None:
-        fresh = [item for item in report.differences if item not in self._known]
+        gaps = {item.subject: item.gap for item in report.differences if item.kind == ETHER}
+        self._gaps = {
+            subject: max(gap, self._gaps[subject])
+            for subject, gap in gaps.items()
+            if subject in self._gaps
+        }
+        fresh = [item for item in report.differences if self._stops(item)]
         if not fresh or not self._pauses or self._switch.reason() is not None:
             return
         first = fresh[0]
@@ -171,7 +173,27 @@ class AuditLoop:
             + f" ({len(fresh)} in all)"
         )
         self._known.update(fresh)
+        self._gaps |= gaps
         log.error("payouts_paused_by_audit", differences=len(fresh))
+
+    def _stops(self, item: Difference) -> bool:
+        """Whether payouts have to stop for it.
+
+        Both sums of ether change with each payment, and what strangers send makes the gap smaller:
+        it stops them again when it has grown since the last audit.
+        """
+        if item.kind == ETHER:
+            return item.gap < self._gaps.get(item.subject, 0)
+        return not item.is_income and item not in self._known
+
+
+def _log(item: Difference) -> None:
+    said = {"kind": item.kind, "subject": item.subject, "expected": item.expected,
+            "found": item.found, "unit": item.unit}  # fmt: skip
+    if item.is_income:
+        log.warning("audit_income", **said)
+    else:
+        log.error("audit_difference", **said)
 
 
 @asynccontextmanager

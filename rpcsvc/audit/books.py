@@ -22,6 +22,7 @@ from rpcsvc.audit.records import (
     DepositEntry,
     Explanation,
     FillEntry,
+    Opening,
     OrderEntry,
     PaymentEntry,
     SweepEntry,
@@ -61,7 +62,14 @@ _MONERO_PAYMENTS = (
     " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.transfer_id"
     " WHERE e.live IS NOT 0 ORDER BY p.seq, e.transfer_id"
 )
-_EXPLAINED = "SELECT network, txid, note FROM explained_transactions ORDER BY at, network, txid"
+_EXPLAINED = (
+    "SELECT network, txid, note, coalesce(wei, '0') FROM explained_transactions"
+    " ORDER BY at, network, txid"
+)
+_OPENINGS = (
+    "SELECT o.network, block_number, block_hash, nonce, wei FROM evm_openings o"
+    " JOIN evm_wallet w ON w.hot_address = o.sender COLLATE NOCASE"
+)
 _EVM_PAYMENTS = (
     "SELECT payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"
     " ORDER BY seq"
@@ -131,7 +139,14 @@ def _books(copy: sqlite3.Connection) -> Books:
             str(address) for (address,) in copy.execute("SELECT address FROM evm_addresses")
         ),
         monero_primary=_one(copy, "SELECT primary_address FROM monero_wallet"),
-        explanations=tuple(Explanation(*row) for row in copy.execute(_EXPLAINED)),
+        explanations=tuple(
+            Explanation(network, txid, note, int(wei))
+            for network, txid, note, wei in copy.execute(_EXPLAINED)
+        ),
+        openings={
+            network: Opening(block, block_hash, nonce, int(wei))
+            for network, block, block_hash, nonce, wei in copy.execute(_OPENINGS)
+        },
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rpcsvc.audit.deposit_rules import Shown, deposit_differences, shown
+from rpcsvc.audit.ether_rules import ether_differences, ether_explained, ether_notes
 from rpcsvc.audit.evm_rules import (
     evm_arrivals,
     evm_differences,
@@ -85,7 +86,11 @@ class _Work:
         seen = evm_sightings(self.books, facts)
         self.seen.update(seen)
         self.differences += evm_differences(self.books, facts, seen, self.pending)
-        self.explained += evm_explained(self.books, facts)
+        self.differences += ether_differences(self.books, facts)
+        self.notes += ether_notes(self.books, facts)
+        ether = list(ether_explained(self.books, facts))
+        self.explained += evm_explained(self.books, facts, {item.txid for item in ether})
+        self.explained += ether
         if facts.opening is None:
             self.notes.append(
                 f"the node of {facts.network} does not keep what the hot wallet held before block"

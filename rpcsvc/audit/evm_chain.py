@@ -1,18 +1,20 @@
-"""Asking an EVM node what the token did to our addresses: events, balances, nonce.
+"""Asking an EVM node what the token did to our addresses, and what the hot wallet holds and sent.
 
 It reads eth_getLogs by itself, for our addresses alone, so that what it finds owes nothing to the
 service's own scan. What it has read it keeps, up to a block that is still on the chain at the next
-look. What does not live here: what is compared with it (evm_rules.py).
+look. What does not live here: receipts (ether_chain.py), what is compared with it (evm_rules.py,
+ether_rules.py).
 Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rpcsvc.audit.records import Books, EvmFacts, Move, PaymentEntry, Watched
+from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
+from rpcsvc.audit.records import Books, Ether, EvmFacts, Move, Opening, PaymentEntry, Watched
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, TooLarge
@@ -26,16 +28,12 @@ _WIDEST_SPAN: Final = 1 << 20
 
 @dataclass(slots=True)
 class _Memory:
-    """What was read of blocks ``since`` to ``done``. ``touched``: addresses not yet compared.
-
-    ``mined``: transactions without events, in blocks that no reorganisation will reach.
-    """
+    """What was read of blocks ``since`` to ``done``. ``touched``: addresses not yet compared."""
 
     since: int
     done: Block | None = None
     moves: dict[tuple[str, int], Move] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
-    mined: set[str] = field(default_factory=set)
     opening: int | None = None
     opening_asked: bool = False
 
@@ -48,6 +46,7 @@ class EvmReader:
         self._client = client
         self._span = WIDEST_LOG_RANGE
         self._memory: _Memory | None = None
+        self._receipts = EvmReceipts(network, client)
 
     async def head(self) -> Block:
         """The newest block. It is asked for before the books are copied.
@@ -71,7 +70,9 @@ class EvmReader:
     async def catch_up(self, books: Books) -> None:
         """Read what is far behind, so that the next look is at a block whose state nodes keep."""
         if self._is_watched(books):
-            await self._read_on(books, await self.head())
+            head = await self.head()
+            memory = await self._read_on(books, head)
+            await self._receipts.mined(self._to_ask(memory, books), head)
 
     async def facts(self, books: Books, head: Block) -> EvmFacts | None:
         """All as of ``head``; None for a network that the service has not looked at."""
@@ -83,11 +84,14 @@ class EvmReader:
             address: await self._balance(address, head.number)
             for address in sorted(memory.touched | {hot.lower()})
         }
-        opening = await self._opening(memory, hot)
         nonce = await self._client.nonce(hot, head.number)
+        ether = await self._client.ether(hot, head.number)
+        opening = await self._opening(memory, hot)
         mined, waiting = await self._transactions(memory, books, head)
+        told = books.explained_on(self.network.name)
+        by_hand = await self._receipts.by_hand(told, hot, head)
         depth = await self._deposit_depth(head)
-        explained = await self._explained(books, hot, head)
+        ours = await self._ether(books, head, ether, mined, by_hand)
         stale = await self._is_stale(books.watched[self.network.name])
         await self._require_same(head)
         return EvmFacts(
@@ -98,10 +102,11 @@ class EvmReader:
             balances=balances,
             opening=opening,
             nonce=nonce,
-            mined=mined,
+            mined=frozenset(mined).difference(txid for txid, _ in memory.moves),
             waiting=waiting,
             stale=stale,
-            explained=explained,
+            explained={txid: made.nonce for txid, made in by_hand.items()},
+            ether=ours,
         )
 
     def accept(self) -> None:
@@ -147,6 +152,7 @@ class EvmReader:
             if now is not None and now.hash == memory.done.hash:
                 return memory
         self._memory = _Memory(since=books.watched[self.network.name].since)
+        self._receipts.forget()
         return self._memory
 
     async def _moves(
@@ -206,34 +212,73 @@ class EvmReader:
         # The service saw that block become final a while after it was.
         return max(lag, 0) + 1 + 3 * self.network.settled_after
 
+    # --- transactions --------------------------------------------------------------------------
+
+    def _to_ask(self, memory: _Memory, books: Books) -> list[str]:
+        """Which recorded transactions to ask about: those without an event, to see whether they
+        are mined, and since the opening balance all that are, for what they cost.
+        """
+        opening = books.openings.get(self.network.name)
+        moved = {txid for txid, _ in memory.moves}
+        wanted: list[str] = []
+        for payment in _signed(books, self.network.name):
+            known = [txid for txid in payment.txids if txid in moved or self._receipts.knows(txid)]
+            if not known:
+                wanted += payment.txids
+            elif _costs(payment, opening) or not moved.intersection(known):
+                wanted += known
+        return wanted
+
     async def _transactions(
         self, memory: _Memory, books: Books, head: Block
-    ) -> tuple[frozenset[str], frozenset[str]]:
-        """Of recorded transactions without an event: those that are mined, and those that wait."""
-        moved = {txid for txid, _ in memory.moves}
-        mined, waiting = set(memory.mined), set()
-        for payment in books.payments_on(self.network.name):
-            if not _may_be_mined(payment, moved | mined):
-                continue
-            for txid in payment.txids:
-                receipt = await self._client.receipt(txid)
-                if receipt is not None and receipt.block_number <= head.number:
-                    mined.add(txid)
-                    if head.number - receipt.block_number >= self.network.failed_after:
-                        memory.mined.add(txid)
-                elif receipt is not None or await self._client.transaction(txid) is not None:
-                    waiting.add(txid)
-        return frozenset(mined), frozenset(waiting)
+    ) -> tuple[dict[str, Mined], frozenset[str]]:
+        """The recorded transactions that are mined, as far as asked; and those that wait."""
+        mined, later = await self._receipts.mined(self._to_ask(memory, books), head)
+        done = {txid for txid, _ in memory.moves} | mined.keys()
+        left = [
+            txid
+            for payment in _signed(books, self.network.name)
+            if not done.intersection(payment.txids)
+            for txid in payment.txids
+        ]
+        known = await each((txid for txid in left if txid not in later), self._client.transaction)
+        pool = {txid for txid, made in known if made is not None}
+        return mined, frozenset(pool.union(later.intersection(left)))
 
-    async def _explained(self, books: Books, hot: str, head: Block) -> dict[str, int | None]:
-        """Those of the explained transactions that are mined; with the hot wallet's own nonce."""
-        found: dict[str, int | None] = {}
-        for txid in books.explained_on(self.network.name):
-            made = await self._client.transaction(txid)
-            if made is None or made.block_number is None or made.block_number > head.number:
-                continue
-            found[txid] = made.nonce if made.sender.lower() == hot.lower() else None
-        return found
+    async def _ether(
+        self,
+        books: Books,
+        head: Block,
+        balance: int,
+        mined: Mapping[str, Mined],
+        by_hand: Mapping[str, ByHand],
+    ) -> Ether | None:
+        """The hot wallet's ether, and what moved it since its opening balance."""
+        opening = books.openings.get(self.network.name)
+        if opening is None:
+            return None
+        block = await self._client.block(opening.block)
+        if opening.block > head.number or block is None or block.hash != opening.hash:
+            return Ether(balance, replaced=True)
+        costs = {txid: (made.cost, 0) for txid, made in mined.items() if made.block > opening.block}
+        since = {txid: made for txid, made in by_hand.items() if made.mined.block > opening.block}
+        own = {txid: made for txid, made in since.items() if made.nonce is not None}
+        costs |= {txid: (made.mined.cost, made.sent) for txid, made in own.items()}
+        # Nodes forget receipts before they forget events.
+        recorded = {txid for item in _signed(books, self.network.name) for txid in item.txids}
+        moved = {item.txid for item in self._moved_since(opening.block)} & recorded
+        costs |= dict.fromkeys(moved.difference(costs), (None, 0))
+        return Ether(
+            balance,
+            spent={txid: cost + sent for txid, (cost, sent) in costs.items() if cost is not None},
+            came={txid: made.came for txid, made in since.items() if made.came},
+            done=frozenset(txid for txid, made in since.items() if made.mined.ok),
+            untold=frozenset(txid for txid, (cost, _) in costs.items() if cost is None),
+        )
+
+    def _moved_since(self, block: int) -> list[Move]:
+        moves = self._memory.moves.values() if self._memory is not None else ()
+        return [item for item in moves if item.block > block]
 
     # --- plumbing ------------------------------------------------------------------------------
 
@@ -253,8 +298,14 @@ class EvmReader:
             raise ChainMoved(f"block {head.number} of {self.network.name} was replaced")
 
 
-def _may_be_mined(payment: PaymentEntry, known: set[str]) -> bool:
-    return payment.state != "withdrawn" and not known.intersection(payment.txids)
+def _signed(books: Books, network: str) -> Iterator[PaymentEntry]:
+    """Payments that may have been published."""
+    return (item for item in books.payments_on(network) if item.state != "withdrawn")
+
+
+def _costs(payment: PaymentEntry, opening: Opening | None) -> bool:
+    """Whether its cost came after the opening balance."""
+    return opening is not None and payment.nonce is not None and payment.nonce >= opening.nonce
 
 
 def _move(item: Answer) -> tuple[tuple[str, int], Move]:

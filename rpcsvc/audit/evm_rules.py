@@ -9,7 +9,7 @@ payouts of orders (order_rules.py).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from rpcsvc.audit.hints import hint, unpaid_in
 from rpcsvc.audit.records import (
@@ -160,7 +160,7 @@ def _taken(sweep: SweepEntry, moves: list[Move], payments: Mapping[str, PaymentE
 def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iterator[Difference]:
     """Each nonce that the chain has seen used since the first on record is ours.
 
-    A transaction that moves no token, such as one that takes the ether, shows in nothing else.
+    And each since the opening balance: a lost record may be that of the first payment.
     """
     recorded = {
         item.nonce: item
@@ -168,7 +168,10 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
         if item.nonce is not None and item.state != "withdrawn"
     }
     told = set(facts.explained.values())
-    for nonce in range(min(recorded, default=facts.nonce), facts.nonce):
+    firsts = [*recorded, facts.nonce]
+    if facts.ether is not None and not facts.ether.replaced and facts.network in books.openings:
+        firsts.append(books.openings[facts.network].nonce)
+    for nonce in range(min(firsts), facts.nonce):
         if nonce in told and nonce not in recorded:
             continue
         payment = recorded.get(nonce)
@@ -200,15 +203,21 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
 # --- what is explained -----------------------------------------------------------------------
 
 
-def evm_explained(books: Books, facts: EvmFacts) -> Iterator[Explained]:
-    """The explained transactions that are mined, with what they moved; ether is not counted."""
+def evm_explained(
+    books: Books, facts: EvmFacts, ether: Collection[str] = ()
+) -> Iterator[Explained]:
+    """The explained transactions that are mined, with the USDC that they moved.
+
+    Those that moved ``ether`` alone are left to ether_rules.py.
+    """
     ours = _ours(books)
     notes = books.explained_on(facts.network)
     for txid in facts.explained:
         moves = [move for move in facts.moves if move.txid == txid]
         sent = sum(m.units for m in moves if m.source in ours and m.recipient not in ours)
         came = sum(m.units for m in moves if m.recipient in ours and m.source not in ours)
-        yield Explained(facts.network, txid, sent, came, _USDC, notes[txid])
+        if sent or came or txid not in ether:
+            yield Explained(facts.network, txid, sent, came, _USDC, notes[txid])
 
 
 def _ours(books: Books) -> frozenset[str]:

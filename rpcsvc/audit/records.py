@@ -14,6 +14,9 @@ from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
 
 MONERO: Final = "monero"
+# The differences of a hot wallet's ether: less than there should be, and more.
+ETHER: Final = "ether"
+ETHER_INCOME: Final = "ether_income"
 
 # --- the books -------------------------------------------------------------------------------
 
@@ -127,11 +130,28 @@ class SweepEntry:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The operator's word that a transaction was made by hand; ``note`` says what for."""
+    """The operator's word that a transaction was made by hand; ``note`` says what for.
+
+    ``wei``: what contracts sent to the hot wallet in it, which no node shows without tracing.
+    """
 
     network: str
     txid: str
     note: str
+    wei: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the service found in a hot wallet at first: its ether as of a block, in wei.
+
+    ``nonce``: how many transactions it had sent by then.
+    """
+
+    block: int
+    hash: str
+    nonce: int
+    wei: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +179,7 @@ class Books:
     evm_addresses: frozenset[str] = frozenset()
     monero_primary: str | None = None
     explanations: tuple[Explanation, ...] = ()
+    openings: Mapping[str, Opening] = field(default_factory=dict)
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""
@@ -243,6 +264,24 @@ class MoneroFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Ether:
+    """The hot wallet's own coin since its opening balance, in wei, by transaction.
+
+    ``spent``: what its recorded and explained transactions cost, and what they sent along.
+    ``came``: what the explained ones of others brought. ``done``: the explained ones that are
+    mined, and did not fail. ``untold``: those of its own whose whole cost the node does not say.
+    ``replaced``: the block of the opening balance is on the chain no more, or not yet.
+    """
+
+    balance: int
+    spent: Mapping[str, int] = field(default_factory=dict)
+    came: Mapping[str, int] = field(default_factory=dict)
+    done: frozenset[str] = frozenset()
+    untold: frozenset[str] = frozenset()
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EvmFacts:
     """What a node says as of block ``top``. Addresses are in lower case.
 
@@ -250,7 +289,8 @@ class EvmFacts:
     those in the pool. ``nonce``: how many transactions the hot wallet has made. ``opening``: the
     token that the hot wallet had before the first recorded block; None: the node can't tell.
     ``stale``: blocks were replaced, and the books do not know of it yet. ``explained``: those of
-    the explained transactions that are mined, with the nonce of the hot wallet's own.
+    the explained transactions that are mined, with the nonce of the hot wallet's own. ``ether``:
+    None where there is no opening balance to add up from.
     """
 
     network: str
@@ -264,6 +304,7 @@ class EvmFacts:
     waiting: frozenset[str] = frozenset()
     stale: bool = False
     explained: Mapping[str, int | None] = field(default_factory=dict)
+    ether: Ether | None = None
 
 
 # --- what comes of it ------------------------------------------------------------------------
@@ -284,12 +325,25 @@ class Difference:
     unit: str = ""
     hint: str = ""
 
+    @property
+    def is_income(self) -> bool:
+        """Whether there is more than expected, from who knows where: no reason to stop.
+
+        Anyone can send ether to the hot wallet, and would stop the exchange with it.
+        """
+        return self.kind == ETHER_INCOME
+
+    @property
+    def gap(self) -> int:
+        """How much more was found, of amounts."""
+        return int(self.found) - int(self.expected)
+
 
 @dataclass(frozen=True, slots=True)
 class Explained:
     """An explained transaction as the chain has it: units that left our wallets, and that came.
 
-    The fee of an XMR transaction is part of ``sent``.
+    The fee of an XMR transaction is part of ``sent``, and so is that of ether (unit ``wei``).
     """
 
     network: str

@@ -150,6 +150,10 @@ class OperatorBooks:
 
     # --- own addresses -------------------------------------------------------------------------
 
+    def is_hot_wallet(self, address: str) -> bool:
+        """Whether an address is the hot wallet of the EVM networks."""
+        return self._db.read_one(_HOT_WALLET, (address,)) is not None
+
     def is_own_address(self, address: str) -> bool:
         """Whether an address is a deposit address, or one of the service's wallets."""
         return self._orders.is_deposit_address(address) or any(
@@ -213,11 +217,12 @@ _PAYMENT_WITH: Final = (
     "SELECT transfer_id FROM monero_payments WHERE txid = ?"
     " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = ?"
 )
+_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE hot_address = ? COLLATE NOCASE"
 _OWN_ADDRESSES: Final = (
     "SELECT 1 FROM monero_addresses WHERE address = ?",
     "SELECT 1 FROM monero_wallet WHERE primary_address = ?",
     "SELECT 1 FROM evm_addresses WHERE address = ?",
-    "SELECT 1 FROM evm_wallet WHERE hot_address = ? COLLATE NOCASE",
+    _HOT_WALLET,
 )
 
 
@@ -271,15 +276,17 @@ def _booked(row: tuple[Any, ...]) -> BookedTransfer:
 # --- the operator's word ---------------------------------------------------------------------
 
 
-def explain(data_dir: Path, network: str, txid: str, note: str, at: int) -> bool:
+def explain(data_dir: Path, network: str, txid: str, note: str, at: int, wei: int = 0) -> bool:
     """Note that a transaction was made by hand; False when it is noted already.
 
-    Raises BooksUnreadable when it can't be written.
+    ``wei``: what contracts sent to the hot wallet in it. Raises BooksUnreadable when it can't be
+    written.
     """
     sql = (
-        "INSERT OR IGNORE INTO explained_transactions (network, txid, note, at) VALUES (?, ?, ?, ?)"
+        "INSERT OR IGNORE INTO explained_transactions (network, txid, note, at, wei)"
+        " VALUES (?, ?, ?, ?, ?)"
     )
-    return _write(data_dir, sql, (network, txid, note, at))
+    return _write(data_dir, sql, (network, txid, note, at, str(wei) if wei else None))
 
 
 def take_back(data_dir: Path, network: str, txid: str) -> bool:

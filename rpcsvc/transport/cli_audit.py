@@ -109,7 +109,9 @@ def _print(report: Report) -> None:
 
 
 def _moved(told: Explained) -> str:
-    asset = _ASSETS[told.unit]
     parts = (("sent", told.sent), ("received", told.received))
+    if told.unit not in _ASSETS:  # wei: the coin's name is the network's
+        return ", ".join(f"{word} {units} {told.unit}" for word, units in parts if units)
+    asset = _ASSETS[told.unit]
     said = [f"{word} {format_units(units, asset)} {asset.symbol}" for word, units in parts if units]
     return ", ".join(said) or f"moved no {asset.symbol}"

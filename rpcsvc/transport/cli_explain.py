@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Final
 
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.clock import SystemClock
@@ -20,7 +21,7 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import usdc, wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted, bare_txid
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm import Log
+from rpcsvc.settlement.onchain.evm import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.evm_side import EvmNode
 from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind
@@ -30,6 +31,9 @@ from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.transport.cli_client import Unreachable
 from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
 from rpcsvc.transport.cli_operator import onchain_settings, operator_books
+
+# More than there is of any coin.
+_MOST_WEI: Final = 1 << 96
 
 
 def explain(context: Context) -> int:
@@ -44,7 +48,8 @@ def explain(context: Context) -> int:
     try:
         if options.take_back:
             return _take_back(settings, network, txid)
-        return _explain(settings, network, txid, _note(options.note))
+        wei = _wei(network, options.internal_wei)
+        return _explain(settings, network, txid, _note(options.note), wei)
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
 
@@ -54,6 +59,14 @@ def _note(text: str) -> str:
     if not note:
         raise UsageError("--note must say what it was for: whoever reads the audit reads it.")
     return note
+
+
+def _wei(network: str, wei: int) -> int:
+    if wei and network == MONERO:
+        raise UsageError("--internal-wei is for EVM networks: XMR has no contracts.")
+    if not 0 <= wei < _MOST_WEI:
+        raise UsageError(f"--internal-wei must be wei, from 0 and below 2^96, not {wei}.")
+    return wei
 
 
 def _take_back(settings: Settings, network: str, txid: str) -> int:
@@ -66,19 +79,19 @@ def _take_back(settings: Settings, network: str, txid: str) -> int:
     return OK
 
 
-def _explain(settings: Settings, network: str, txid: str, note: str) -> int:
+def _explain(settings: Settings, network: str, txid: str, note: str, wei: int) -> int:
     with operator_books(settings) as books:
         known, recorded = books.explanation(network, txid), books.payment_with(txid)
     if known is not None:
         raise UsageError(f"{txid} is explained already: {known}. To change it: --take-back first.")
-    moved = asyncio.run(_look(settings, network, txid))
+    moved = asyncio.run(_look(settings, network, txid, wei))
     if moved is None:
         sys.stderr.write(
             f"rpcsvc: not explained: {network} shows no transaction {txid} that moved anything of"
             " the service's wallets\n"
         )
         return FAILED
-    books_of.explain(settings.data_dir, network, txid, note, SystemClock().now_ms())
+    books_of.explain(settings.data_dir, network, txid, note, SystemClock().now_ms(), wei)
     sys.stdout.write(f"{txid} on {network}, {moved}: {note}\n")
     if recorded is not None:
         sys.stdout.write(
@@ -88,12 +101,12 @@ def _explain(settings: Settings, network: str, txid: str, note: str) -> int:
     return OK
 
 
-async def _look(settings: Settings, network: str, txid: str) -> str | None:
+async def _look(settings: Settings, network: str, txid: str, wei: int) -> str | None:
     """What it moved of the service's wallets, in words; None when the chain shows nothing."""
     try:
         if network == MONERO:
             return await _look_at_monero(settings, txid)
-        return await _look_at_chain(settings, network, txid)
+        return await _look_at_chain(settings, network, txid, wei)
     except RpcFailure as error:
         raise Unreachable(f"{network} can't be asked: {error}. Nothing was changed.") from error
 
@@ -112,7 +125,7 @@ async def _look_at_monero(settings: Settings, txid: str) -> str | None:
     return ", ".join(said)
 
 
-async def _look_at_chain(settings: Settings, network: str, txid: str) -> str | None:
+async def _look_at_chain(settings: Settings, network: str, txid: str, wei: int) -> str | None:
     node = _node(settings, network)
     async with node.client:
         receipt = await node.client.receipt(txid)
@@ -122,11 +135,23 @@ async def _look_at_chain(settings: Settings, network: str, txid: str) -> str | N
     with operator_books(settings) as books:
         sent, came = _units(receipt.logs, node.network.token, books)
         ours = books.is_own_address(made.sender)
-    if not (sent or came or ours):
+        ether = _ether(made, receipt, books)
+    if wei and receipt.ok:
+        ether.append(f"received {wei} wei from contracts, as you say")
+    if not (sent or came or ours or ether):
         return None
     parts = (("sent", sent), ("received", came))
     said = [f"{word} {format_units(units, USDC)} USDC" for word, units in parts if units]
-    return ", ".join(said) or "moved no USDC"
+    return ", ".join(said + ether) or "moved no USDC"
+
+
+def _ether(made: EvmTransaction, receipt: Receipt, books: OperatorBooks) -> list[str]:
+    """What it sent along with it from the hot wallet, or to it, in words; without its fee."""
+    is_from = books.is_hot_wallet(made.sender)
+    is_to = made.to is not None and books.is_hot_wallet(made.to)
+    if not made.value or not receipt.ok or is_from == is_to:
+        return []
+    return [f"{'sent' if is_from else 'received'} {made.value} wei"]
 
 
 def _units(logs: tuple[Log, ...], token: str, books: OperatorBooks) -> tuple[int, int]:

@@ -61,6 +61,13 @@ def _add_explain(actions: Any, common: Common) -> None:
     said = parser.add_mutually_exclusive_group(required=True)
     said.add_argument("--note", default=None, metavar="TEXT", help="what it was for")
     said.add_argument("--take-back", action="store_true", default=False, help="forget the note")
+    parser.add_argument(
+        "--internal-wei",
+        type=int,
+        default=0,
+        metavar="WEI",
+        help="ether that a contract sent to the hot wallet in it: no node shows that amount",
+    )
     parser.set_defaults(command=_explain)
 
 

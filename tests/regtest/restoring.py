@@ -6,6 +6,7 @@ What does not live here: the stack (exchange.py), what is tested with it (test_e
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
@@ -16,7 +17,11 @@ from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import Exchange
 
-UP_SECONDS = 60
+UP_SECONDS = 180
+_AMID_A_PASS = (
+    "SELECT EXISTS (SELECT 1 FROM monero_deposits WHERE acknowledged IS NULL)"
+    " OR EXISTS (SELECT 1 FROM evm_deposits WHERE acknowledged IS NULL)"
+)
 
 
 async def differences(stack: Exchange) -> list[dict[str, str]]:
@@ -25,6 +30,18 @@ async def differences(stack: Exchange) -> list[dict[str, str]]:
     assert said.status in (0, 1), said
     found: list[dict[str, str]] = said.json["differences"]
     return found
+
+
+async def explain_sweeps(stack: Exchange) -> None:
+    """The operator's word for the sweeps that came after the copy, if any did: what the audit of
+    the ether names, once all payments are adopted.
+    """
+    for item in await differences(stack):
+        if item["kind"] == "ether":
+            for txid in re.findall("0x[0-9a-f]{64}", item["hint"]):
+                note = ("--note", "a sweep since the copy")
+                told = await command(stack, "treasury", "explain", "arbitrum", txid, *note)
+                assert told.status == 0, told
 
 
 @asynccontextmanager
@@ -48,13 +65,22 @@ async def started(stack: Exchange) -> AsyncIterator[Server]:
             at.kill()
 
 
-def copy_of(stack: Exchange, to: Path) -> Path:
-    """A copy of the database as it is now."""
-    with (
-        closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as source,
-        closing(sqlite3.connect(to)) as copy,
-    ):
-        source.backup(copy)
+async def copy_of(stack: Exchange, to: Path) -> Path:
+    """A copy of the database, taken between two passes of the service.
+
+    In the middle of one an order may be further than what is on record of its deposit.
+    """
+
+    async def is_between_passes() -> bool:
+        with (
+            closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as source,
+            closing(sqlite3.connect(to)) as copy,
+        ):
+            source.backup(copy)
+            (amid,) = copy.execute(_AMID_A_PASS).fetchone()
+        return not amid
+
+    await until(is_between_passes)
     return to
 
 

@@ -23,6 +23,7 @@ from rpcsvc.settlement.onchain.evm_fees import with_l1_margin
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (
@@ -226,7 +227,8 @@ async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
     """The whole USDC side, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
     foreign = SqliteForeignLedger(own.database)
-    ledgers = Ledgers(SqliteEvmDepositLedger(own.database), own.ledger, foreign)
+    deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
+    ledgers = Ledgers(deposits, own.ledger, foreign, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     made = EvmSide([node], KEYS, ledgers, own.clock, options, own.switch)
     await made.start()

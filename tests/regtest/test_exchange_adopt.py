@@ -15,7 +15,14 @@ from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
 from tests.regtest.exchange import USDC, XMR, Exchange, create, details, reaches
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import copy_of, differences, has_looked, restore, started
+from tests.regtest.restoring import (
+    copy_of,
+    differences,
+    explain_sweeps,
+    has_looked,
+    restore,
+    started,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +51,7 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
         for order in orders:
             await reaches(stack, at, order, "deposit_confirmed")
-        copy = copy_of(stack, tmp_path / "copy.db")
+        copy = await copy_of(stack, tmp_path / "copy.db")
         await command(stack, "payouts", "resume")
         for order in orders:
             await reaches(stack, at, order, "completed")
@@ -56,7 +63,8 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
     restore(stack, copy)
     assert (await command(stack, "payouts", "pause", "--reason", "restored")).status == 0
     found = await differences(stack)
-    adopting = [item["hint"].split("rpcsvc ")[1].split() for item in found if "hint" in item]
+    payments = [item["hint"] for item in found if item["kind"] == "unrecorded_payment"]
+    adopting = [hint.split("rpcsvc ")[1].split() for hint in payments]
     assert sorted(arguments[:2] for arguments in adopting) == [["payouts", "adopt"]] * 2
 
     async with started(stack):
@@ -82,6 +90,7 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
     assert await xmr_received(wallet, to) == xmr_paid
     shown = await command(stack, "payouts", "show", one)
     assert (shown.json["state"], shown.json["txid"]) == ("settled", its_tx)
+    await explain_sweeps(stack)
     assert await differences(stack) == []
 
 
@@ -98,7 +107,7 @@ async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
         await stack.pay_usdc(order["depositAddress"], 165 * USDC)
         await reaches(stack, at, order["orderId"], "deposit_confirmed")
         await until(lambda: has_looked(stack))
-        copy = copy_of(stack, tmp_path / "copy.db")
+        copy = await copy_of(stack, tmp_path / "copy.db")
         await command(stack, "payouts", "resume")
         await reaches(stack, at, order["orderId"], "completed")
         receipt = (await details(at, order["orderId"]))["receipt"]
@@ -128,6 +137,7 @@ async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
         await reaches(stack, at, order["orderId"], "completed")
         assert (await details(at, order["orderId"]))["receipt"]["txid"] == found["subject"]
     assert await xmr_received(wallet, to) == paid
+    await explain_sweeps(stack)
     assert await differences(stack) == []
 
 
@@ -157,7 +167,7 @@ async def test_addresses_of_lost_orders_are_not_handed_out_again(
         await until(lambda: has_looked(stack))
         await stop(at)
     # A service that is stopped gives back what it has not handed out.
-    copy = copy_of(stack, tmp_path / "copy.db")
+    copy = await copy_of(stack, tmp_path / "copy.db")
     async with stack.serving() as at:
         lost = await addresses(at)
         beside = await command(stack, "onchain", "skip-addresses", "3")
@@ -207,13 +217,16 @@ async def test_a_withdrawal_is_a_difference_until_it_is_explained(
         said = await command(stack, "audit", "--json")
     left = said.json["differences"]
     assert [(item["kind"], item["subject"]) for item in left] == [("unrecorded_payment", txids[1])]
-    moved = {item["txid"]: item["sent"] for item in said.json["explained"]}
-    assert moved[txids[2]] == 7 * USDC
-    assert XMR // 10 < moved[txids[0]] < XMR // 10 + XMR // 100
+    moved = {(item["txid"], item["unit"]): item["sent"] for item in said.json["explained"]}
+    assert moved[txids[2], "USDC"] == 7 * USDC
+    assert moved[txids[2], "wei"] > 0, "its gas"
+    assert XMR // 10 < moved[txids[0], "XMR"] < XMR // 10 + XMR // 100
 
     back = await command(stack, "treasury", "explain", "arbitrum", txids[2], "--take-back")
     assert back.status == 0, back
-    assert len(await differences(stack)) == 3
+    assert sorted(item["kind"] for item in await differences(stack)) == [
+        "ether", "unrecorded_payment", "unrecorded_payment", "unrecorded_transaction",
+    ]  # fmt: skip
 
 
 async def withdrawn(own: WalletClient, to: str, units: int) -> str:

@@ -15,7 +15,7 @@ from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, status
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import copy_of, differences, restore, started
+from tests.regtest.restoring import copy_of, differences, explain_sweeps, restore, started
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
         second = await ordered(stack, at, direction, to)
         await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
         await reaches(stack, at, second, "deposit_confirmed")
-        copy = copy_of(stack, tmp_path / "copy.db")
+        copy = await copy_of(stack, tmp_path / "copy.db")
         await command(stack, "payouts", "resume")
         await reaches(stack, at, second, "completed")
         await stop(at)
@@ -83,7 +83,7 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
             await stack.mine_in_time()
             return switch.reason() is not None
 
-        await until(is_paused, seconds=60)
+        await until(is_paused)
         told = f"{WALLETS[direction]} that the database does not know: run rpcsvc audit, then"
 
         async def is_told() -> bool:
@@ -94,7 +94,8 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
         await stack.mine(3)
     assert await received() == paid
 
-    (hint,) = [item["hint"] for item in await differences(stack) if "hint" in item]
+    found = await differences(stack)
+    (hint,) = [item["hint"] for item in found if item["kind"] == "unrecorded_payment"]
     adopted = await command(stack, *hint.split("rpcsvc ")[1].split())
     assert adopted.status == 0, adopted
     await command(stack, "payouts", "resume")
@@ -105,4 +106,5 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
         await reaches(stack, at, third, "completed")
         await stop(at)
     assert len(await received()) == len(paid) + 1
+    await explain_sweeps(stack)
     assert await differences(stack) == []

@@ -13,9 +13,12 @@ from rpcsvc.audit.records import (
     Books,
     Departure,
     DepositEntry,
+    Ether,
     EvmFacts,
+    Explanation,
     MoneroFacts,
     Move,
+    Opening,
     OrderEntry,
     PaymentEntry,
     Sighting,
@@ -30,6 +33,8 @@ ARBITRUM: Final = "arbitrum"
 HOT: Final = "0x" + "ab" * 20
 OPERATOR: Final = "0x" + "cd" * 20
 OPENING: Final = 10**9
+WEI: Final = 10**19
+FIRST_NONCE: Final = 3
 TOP: Final = 1000
 SINCE: Final = 100
 DEPTH: Final = 10
@@ -56,7 +61,11 @@ class World:
     proven: dict[str, Sighting] = field(default_factory=dict)
     mined: set[str] = field(default_factory=set)
     deposit_addresses: set[str] = field(default_factory=set)
-    nonce: int = 3
+    explanations: list[Explanation] = field(default_factory=list)
+    explained: dict[str, int | None] = field(default_factory=dict)
+    spent: dict[str, int] = field(default_factory=dict)
+    came: dict[str, int] = field(default_factory=dict)
+    nonce: int = FIRST_NONCE
     numbers: count[int] = field(default_factory=lambda: count(1))
 
     # --- what it comes to ----------------------------------------------------------------------
@@ -70,6 +79,8 @@ class World:
             evm_hot=HOT,
             evm_addresses=frozenset(self.deposit_addresses),
             monero_primary="primary",
+            explanations=tuple(self.explanations),
+            openings={ARBITRUM: Opening(SINCE - 1, "opening", FIRST_NONCE, WEI)},
         )
 
     def monero(self) -> MoneroFacts:
@@ -90,8 +101,15 @@ class World:
         balances = {a: sums[a] for a in (HOT, *self.deposit_addresses)}
         return EvmFacts(
             ARBITRUM, TOP, DEPTH, tuple(self.moves), balances, OPENING, self.nonce,
-            mined=frozenset(self.mined),
+            mined=frozenset(self.mined), explained=self.explained, ether=self.ether(),
         )  # fmt: skip
+
+    def ether(self) -> Ether:
+        """As the chain has it: the explained transactions have happened."""
+        told = sum(item.wei for item in self.explanations)
+        held = WEI - sum(self.spent.values()) + sum(self.came.values()) + told
+        done = frozenset(item.txid for item in self.explanations)
+        return Ether(held, dict(self.spent), dict(self.came), done)
 
     # --- lives ---------------------------------------------------------------------------------
 
@@ -196,6 +214,16 @@ class World:
         self.departures.append(Departure(self.txid(), units // 2, 5, SINCE - 20))
         self.moves.append(Move(self.txid(), OPERATOR, HOT, units, SINCE))
 
+    def ether_by_hand(self, spent: int, came: int, inside: int) -> None:
+        """The operator takes ether out, and brings some, part of it by way of a contract."""
+        self.explanations.append(Explanation(ARBITRUM, taken := self.txid(), "to the cold wallet"))
+        self.explained[taken] = self.nonce
+        self.spent[taken] = spent
+        self.nonce += 1
+        self.explanations.append(Explanation(ARBITRUM, given := self.txid(), "for gas", inside))
+        self.explained[given] = None
+        self.came[given] = came
+
     # --- parts ---------------------------------------------------------------------------------
 
     def _send(self, order: OrderEntry, transfer: TransferEntry) -> OrderEntry:
@@ -228,4 +256,5 @@ class World:
 
     def _use_nonce(self, payment: PaymentEntry) -> None:
         self.payments.append(replace(payment, nonce=self.nonce))
+        self.spent[payment.txids[0]] = 10**14 + self.nonce
         self.nonce += 1

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rpcsvc.audit.auditor import AuditLoop, Auditor
 from rpcsvc.audit.books import read_books
-from rpcsvc.audit.records import Books, Difference, EvmFacts, MoneroFacts, Report
+from rpcsvc.audit.records import (
+    ETHER,
+    ETHER_INCOME,
+    Books,
+    Difference,
+    EvmFacts,
+    MoneroFacts,
+    Report,
+)
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.evm import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
@@ -19,7 +28,8 @@ from rpcsvc.settlement.onchain.monerod import BlockHeader
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.migrations import migrate
 from rpcsvc.store.sqlite import DATABASE_NAME
-from tests.unit.audit_world import HOT, World
+from tests.logs import captured
+from tests.unit.audit_world import FIRST_NONCE, HOT, SINCE, WEI, World
 
 STOLEN = Difference("unrecorded_payment", "tx", "0", "7", "USDC")
 MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
@@ -101,7 +111,7 @@ async def test_an_audit_that_can_not_be_made_is_no_difference(
 
 async def test_an_interval_of_0_is_never(tmp_path: Path) -> None:
     loop = AuditLoop(Told(), PauseSwitch(tmp_path), seconds=0, pause_on_difference=True)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await loop.run()
 
 
@@ -122,6 +132,78 @@ async def test_it_audits_after_each_interval(tmp_path: Path) -> None:
         await loop.run()
     assert waits == [600, 600, 600]
     assert PauseSwitch(tmp_path).reason() is not None
+
+
+# --- ether -----------------------------------------------------------------------------------
+
+
+def ether(due: int, found: int, kind: str = ETHER) -> Difference:
+    subject = "the ether of the hot wallet on arbitrum"
+    return Difference(kind, subject, str(due), str(found), "wei")
+
+
+async def test_ether_that_anyone_can_send_pauses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = captured(monkeypatch, "rpcsvc.audit.auditor")
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    loop = loop_over(auditor, tmp_path)
+    auditor.found = (ether(5, 6, ETHER_INCOME),)
+    await loop.once()
+    assert switch.reason() is None
+    (told,) = [item for item in logs.entries if item["event"] == "audit_income"]
+    assert (told["expected"], told["found"], told["log_level"]) == ("5", "6", "warning")
+
+
+async def test_missing_ether_pauses_once_and_again_when_more_is_gone(tmp_path: Path) -> None:
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    loop = loop_over(auditor, tmp_path)
+    auditor.found = (ether(100, 93),)
+    await loop.once()
+    assert (switch.reason() or "").startswith("audit: ether of the ether of the hot wallet")
+
+    for known in (ether(100, 93), ether(50, 43), ether(50, 44)):
+        switch.resume()
+        auditor.found = (known,)
+        await loop.once()
+        assert switch.reason() is None, "gas was paid since, or dust came: nothing new is gone"
+
+    auditor.found = (ether(50, 43),)
+    await loop.once()
+    assert switch.reason() is not None, "less than with the dust"
+
+    switch.resume()
+    for settled in ((), (ether(50, 51, ETHER_INCOME),)):
+        auditor.found = settled
+        await loop.once()
+        assert switch.reason() is None
+    auditor.found = (ether(50, 49),)
+    await loop.once()
+    assert switch.reason() is not None, "what was explained is no measure of the next"
+
+
+async def test_ether_that_goes_missing_during_another_pause_pauses_after_it(
+    tmp_path: Path,
+) -> None:
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    loop = loop_over(auditor, tmp_path)
+    for found in (93, 92):
+        switch.pause("the operator's own")
+        auditor.found = (ether(100, found),)
+        await loop.once()
+        assert switch.reason() == "the operator's own"
+        switch.resume()
+        await loop.once()
+        assert (switch.reason() or "").startswith("audit: ether")
+        switch.resume()
+
+
+async def test_dust_does_not_make_each_audit_dearer(tmp_path: Path) -> None:
+    evm = Evm()
+    evm.dust = 1
+    report = await auditor_of(tmp_path, Monero(0, 0), evm).audit()
+    assert [item.kind for item in report.differences] == [ETHER_INCOME]
+    assert evm.accepted == 1
 
 
 # --- looking twice ---------------------------------------------------------------------------
@@ -150,6 +232,7 @@ class Evm:
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.dust = 0
 
     def accept(self) -> None:
         self.accepted += 1
@@ -158,7 +241,8 @@ class Evm:
         return Block(1, "0x", "0x", 0, None)
 
     async def facts(self, books: Books, head: Block) -> EvmFacts:
-        return World().evm()
+        facts, held = World().evm(), World().ether()
+        return replace(facts, ether=replace(held, balance=held.balance + self.dust))
 
 
 def auditor_of(tmp_path: Path, monero: Monero, evm: Evm) -> Auditor:
@@ -166,6 +250,8 @@ def auditor_of(tmp_path: Path, monero: Monero, evm: Evm) -> Auditor:
         migrate(database)
         database.execute("INSERT INTO evm_cursor VALUES ('arbitrum', 1, '0x')")
         database.execute("INSERT INTO evm_wallet VALUES (1, ?, 0)", (HOT,))
+        opening = ("arbitrum", HOT, SINCE, "0x", FIRST_NONCE, str(WEI))
+        database.execute("INSERT INTO evm_openings VALUES (?, ?, ?, ?, ?, ?)", opening)
     return Auditor(tmp_path, monero, [evm])  # type: ignore[arg-type, list-item] # stand-ins
 
 

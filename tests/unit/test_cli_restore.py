@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.audit.books import read_books
+from rpcsvc.audit.records import Explanation
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.operator_books import OperatorBooks
@@ -122,6 +124,16 @@ def test_an_explanation_is_kept_shown_and_taken_back(
     assert cli("treasury", "explain", "monero", TXID, "--take-back") == FAILED
 
 
+def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_database(cli.data_dir)
+    shows(monkeypatch, "received 7 wei from contracts, as you say")
+    wei = 10**20 + 7  # more than an integer of SQLite holds
+    say = ("treasury", "explain", "arbitrum", TXID, "--note", "x", "--internal-wei")
+    assert cli(*say, str(wei)) == OK
+    (told,) = read_books(cli.data_dir).explanations
+    assert told == Explanation("arbitrum", "0x" + TXID, "x", wei)
+
+
 def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, None)
@@ -134,6 +146,9 @@ def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.Monk
     [
         ("monero", TXID), ("monero", TXID, "--note", "  "), ("monero", "ab", "--note", "x"),
         ("monero", TXID, "--note", "x", "--take-back"),
+        ("monero", TXID, "--note", "x", "--internal-wei", "1"),
+        ("arbitrum", TXID, "--note", "x", "--internal-wei", "-1"),
+        ("arbitrum", TXID, "--note", "x", "--internal-wei", str(2**96)),
     ],
 )  # fmt: skip
 def test_an_explanation_says_which_and_what_for(cli: Cli, arguments: tuple[str, ...]) -> None:

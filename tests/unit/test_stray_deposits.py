@@ -32,7 +32,7 @@ class Side(EvmSide):
 
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
-        ledgers = Ledgers(anything, anything, ledger)
+        ledgers = Ledgers(anything, anything, ledger, anything)
         super().__init__([], anything, ledgers, ManualClock(), anything, PauseSwitch(Path()))
 
     def serves(self, network: str) -> bool:
@@ -68,7 +68,10 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
         side = Side(ledger)
         (note,) = side.notes()
         assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
-        explained = "INSERT INTO explained_transactions VALUES (?, ?, 'sent back', 1)"
+        explained = (
+            "INSERT INTO explained_transactions (network, txid, note, at)"
+            " VALUES (?, ?, 'sent back', 1)"
+        )
         await write(database, (explained, ("arbitrum", "lost")))
         assert f"astray on base came to the address of order {placed.order_id}" in side.notes()[0]
 

@@ -34,6 +34,7 @@ from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm_gas import HotBalances
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_nonces import EvmNonces
+from rpcsvc.settlement.onchain.evm_opening import EvmOpening, OpeningLedger
 from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm_payments import EvmPayments
@@ -57,6 +58,7 @@ class Ledgers:
     deposits: EvmDepositLedger
     payments: EvmPaymentLedger
     foreign: ForeignLedger
+    openings: OpeningLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class _Branch:
             lambda a: bool(ledgers.deposits.ours([a])),
             nonces,
         )
+        self.opening = EvmOpening(self.link, signer.address, ledgers.openings)
         self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
 
     @property
@@ -136,9 +139,10 @@ class _Branch:
         """Check the node, then note fees and balances."""
         try:
             with self.link.watched():
-                await self.link.check()
+                head = await self.link.check()
                 await self.payments.fee()
                 await self.payments.first_look()
+                await self.opening.look(head)
         except Unavailable as reason:
             log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
 

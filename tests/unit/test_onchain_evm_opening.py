@@ -1,0 +1,160 @@
+"""What the hot wallet held at first: recorded once, of a block that stays."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.audit.books import read_books
+from rpcsvc.audit.records import Opening as Booked
+from rpcsvc.settlement.onchain.evm import Tag
+from rpcsvc.settlement.onchain.evm_opening import EvmOpening, Opening
+from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement
+from tests.unit.evm_chain import HOT, NETWORK, Chain, Link
+
+WEI = 10**20 + 1  # more than an integer of SQLite holds
+
+
+class Node(Chain):
+    """A made-up chain whose hot wallet has sent ``sent`` transactions."""
+
+    sent = 2
+    reorganise_while_asked = False
+
+    async def nonce(self, address: str, at: Any = Tag.PENDING) -> int:
+        assert (address, at) == (HOT, self.head)
+        return self.sent
+
+    async def ether(self, address: str, at: Any = Tag.LATEST) -> int:
+        assert (address, at) == (HOT, self.head)
+        if self.reorganise_while_asked:
+            self.replace_from(self.head, 77)
+        return WEI - self.sent
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    made = await Database.open(tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def ledger(database: Database) -> SqliteOpeningLedger:
+    return SqliteOpeningLedger(database)
+
+
+async def look(opening: EvmOpening, node: Node) -> None:
+    block = await node.block()
+    assert block is not None
+    await opening.look(block)
+
+
+def opening_of(node: Node, ledger: SqliteOpeningLedger) -> EvmOpening:
+    return EvmOpening(Link(node, NETWORK), HOT, ledger)
+
+
+def known(ledger: SqliteOpeningLedger) -> Opening | None:
+    return ledger.opening(NETWORK.name, HOT)
+
+
+async def test_the_first_look_is_kept_and_the_auditor_reads_it(
+    ledger: SqliteOpeningLedger, database: Database, tmp_path: Path
+) -> None:
+    node = Node()
+    node.mine(count=5)
+    opening = opening_of(node, ledger)
+    assert known(ledger) is None
+    await look(opening, node)
+    first = Opening(5, node.hash_of(5), 2, WEI - 2)
+    assert known(ledger) == first
+
+    node.sent = 3
+    node.mine(count=NETWORK.failed_after + 5)
+    await look(opening, node)
+    await look(opening_of(node, ledger), node)  # after a start
+    assert known(ledger) == first
+
+    wallet = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
+    await database.write([Statement(wallet, (HOT.lower(),))])
+    assert read_books(tmp_path).openings == {NETWORK.name: Booked(5, first.block_hash, 2, WEI - 2)}
+
+
+async def test_a_block_that_is_replaced_takes_its_balance_with_it(
+    ledger: SqliteOpeningLedger,
+) -> None:
+    node = Node()
+    node.mine(count=5)
+    opening = opening_of(node, ledger)
+    await look(opening, node)
+    node.replace_from(5, 9)
+    node.sent = 1
+    node.mine(count=2)
+    await look(opening, node)
+    assert known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
+
+
+async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqliteOpeningLedger) -> None:
+    node = Node()
+    node.mine(count=5)
+    opening = opening_of(node, ledger)
+    await look(opening, node)
+    first = known(ledger)
+    node.lag = 3
+    await look(opening, node)
+    assert known(ledger) == first
+
+
+async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
+    ledger: SqliteOpeningLedger,
+) -> None:
+    node = Node()
+    node.mine(count=5)
+    node.reorganise_while_asked = True
+    opening = opening_of(node, ledger)
+    await look(opening, node)
+    assert known(ledger) is None
+    node.reorganise_while_asked = False
+    await look(opening, node)
+    assert known(ledger) is not None
+
+
+async def test_once_it_is_deep_nothing_is_asked(ledger: SqliteOpeningLedger) -> None:
+    node = Node()
+    node.mine(count=5)
+    opening = opening_of(node, ledger)
+    await look(opening, node)
+    node.mine(count=NETWORK.failed_after)
+    await look(opening, node)
+    node.asked.clear()
+    await look(opening, node)
+    assert node.asked == ["block"], "the newest, by this test"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE evm_openings SET wei = '1'",
+        "UPDATE evm_openings SET block_hash = 'x', sender = 'y'",
+        "DELETE FROM evm_openings",
+        "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', 0, '')",
+        "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', 0, '1.0')",
+        "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', -1, '1')",
+        "INSERT INTO explained_transactions VALUES ('base', 'x', 'n', 1, '-1')",
+    ],
+)
+async def test_the_database_refuses_what_can_not_be(
+    ledger: SqliteOpeningLedger, database: Database, tmp_path: Path, statement: str
+) -> None:
+    await ledger.record("arbitrum", HOT, Opening(1, "h", 0, 5))
+    with (
+        closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as writer,
+        pytest.raises(sqlite3.IntegrityError),
+    ):
+        writer.execute(statement)
