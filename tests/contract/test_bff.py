@@ -31,7 +31,7 @@ ACME = f"acme:0.75:{hashlib.sha256(KEY.encode()).hexdigest()}"
 
 async def until(served: Served, order_id: str, *statuses: str) -> dict[str, Any]:
     """The order once it has one of the statuses."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             answer = await call(served, "GET", f"/orders/{order_id}")
             check("Order", answer.body)

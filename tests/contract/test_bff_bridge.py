@@ -42,7 +42,7 @@ async def test_a_bridge_order_runs_to_its_end(
     assert (before.body["type"], before.body["status"]) == (way, "awaiting_deposit")
     assert (before.body["amount"], before.body["confirmations"]) == ("0", 0)
     await served.post("/sandbox/fund", {"orderId": order_id, "amount": amount})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while (answer := await call(served, "GET", f"/bridge/order/{order_id}")).body[
             "status"
         ] != "completed":

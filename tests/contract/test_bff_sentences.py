@@ -193,7 +193,7 @@ async def test_the_fee_of_usdc_into_xmr_is_quoted_taken_and_booked_in_xmr(tmp_pa
 async def watched(served: Served, order_id: str) -> list[dict[str, Any]]:
     """Every answer that differs, up to the end; each has the fields of the spec."""
     seen: list[dict[str, Any]] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while not seen or seen[-1]["status"] not in ("completed", "refunded", "failed"):
             answer = (await call(served, "GET", f"/orders/{order_id}")).body
             check("Order", answer)

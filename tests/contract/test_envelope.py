@@ -38,7 +38,7 @@ async def over_both(served: Served, name: str, params: Any) -> list[dict[str, An
 
 async def until(served: Served, order_id: str, state: str) -> dict[str, Any]:
     """The status answer once the order is in ``state``."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         while True:
             answer = (await served.http("GET", f"/agent/swap/status/{order_id}")).body
             if answer["state"] == state:

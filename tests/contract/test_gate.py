@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import stat
 import subprocess
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.contract.serving import SWAP, TOKEN, Served, serving
+from tests.e2e import processes
 
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
 
@@ -206,7 +206,7 @@ async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 async def logged(child: asyncio.subprocess.Process, word: bytes) -> None:
     assert child.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             line = await child.stderr.readline()
             assert line, "the server ended"
@@ -215,9 +215,7 @@ async def logged(child: asyncio.subprocess.Process, word: bytes) -> None:
 
 
 def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return str(processes.free_port())
 
 
 async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
         child.terminate()
         lines += child.stderr.readlines()
         child.stderr.close()
-        status = child.wait(timeout=20)
+        status = child.wait(timeout=180)
     assert status == 0
     events = [json.loads(line)["event"] for line in lines]
     assert {"serving", "bad_http_request", "operation", "order_transition", "stopped"} <= set(

@@ -151,7 +151,7 @@ async def test_an_unknown_status_changes_nothing_and_known_spellings_are_underst
             api.statuses.popleft() if len(api.statuses) > 1 else None
             api.asked.clear()
             await served.rpc("swap.status", {"orderId": order_id})
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(180):
                 await api.asked.wait()
                 api.asked.clear()
                 if said in ("confirming", "swapping", "success"):
@@ -186,7 +186,7 @@ async def test_every_end_is_told(api: V1Api, tmp_path: Path, said: str, field: s
     async with service(api.server.url, tmp_path) as served:
         order_id = (await create(served))["data"]["order"]["orderId"]
         api.statuses = type(api.statuses)([said])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(180):
             await changed(served, order_id, said)
         answer = await status_of(served, order_id)
         assert answer["state"] == "terminal_failure"
@@ -269,7 +269,7 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
         cutting.lose = [lost, lost]
         async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
             answer = await create(sidecar, "mine")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(180):
                 while not answer["ok"]:
                     assert answer["error"]["code"] == "unavailable"
                     answer = await create(sidecar, "mine")

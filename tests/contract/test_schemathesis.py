@@ -24,7 +24,7 @@ SEED = "20260102"
 FAULT = "/sandbox/fault"
 PHASES_OF_ONE = "examples,coverage,fuzzing"
 PHASES = f"{PHASES_OF_ONE},stateful"
-LONGEST_SECONDS = 120
+LONGEST_SECONDS = 600
 # 400 to what the schemas allow is judged by schemathesis_hooks.py instead.
 CONFIG = """
 [checks.positive_data_acceptance]

@@ -53,7 +53,7 @@ def upstream_id(sidecar: Served, order_id: str) -> str:
 
 
 async def until(sidecar: Served, order_id: str, *states: str) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(180):
         while True:
             answer = await sidecar.rpc("swap.status", {"orderId": order_id})
             data = answer.body["result"]
@@ -148,7 +148,7 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body
     assert theirs["twap"]["chunksTotal"] == 2
     await central.post("/sandbox/fund", {"orderId": at_central})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             ours = (await call(sidecar, "GET", f"/orders/{made['orderId']}")).body
             if ours["status"] == "completed":
@@ -172,7 +172,7 @@ async def test_a_bridge_order_runs_through_both_to_its_end(
     assert (first["type"], first["status"]) == (way, "awaiting_deposit")
     at_central = upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": amount})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while True:
             ours = (await call(sidecar, "GET", f"/bridge/order/{order_id}")).body
             check("Bridge order", ours)

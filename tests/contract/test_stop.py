@@ -15,6 +15,7 @@ from rpcsvc.orders.ports import Change
 from rpcsvc.settings import load_settings
 from tests.contract.serving import SWAP
 from tests.contract.test_gate import free_port, logged, process
+from tests.e2e.processes import PATIENCE_SECONDS
 
 
 async def test_a_request_in_flight_is_answered_before_the_server_ends(
@@ -48,7 +49,7 @@ async def test_a_request_in_flight_is_answered_before_the_server_ends(
 
 
 async def _refuses_connections(port: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", int(port))
@@ -68,7 +69,7 @@ async def test_a_server_stopped_under_load_ends_well_and_knows_every_order_it_ac
         await logged(child, b"serving")
         enough = asyncio.Event()
         clients = [asyncio.create_task(_load(port, n, acknowledged, enough)) for n in range(4)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await enough.wait()
         child.terminate()
         await asyncio.gather(*clients)

@@ -322,7 +322,7 @@ async def test_a_created_order_with_an_answer_of_no_use_is_unknown_and_its_id_is
 async def test_a_cancelled_creation_has_been_sent_and_stays_cancelled(world: World) -> None:
     world.server.otherwise = does.hang()
     task = asyncio.create_task(world.create(key="k-1", create_ms=60_000))
-    await asyncio.wait_for(world.server.arrived.wait(), 5)
+    await asyncio.wait_for(world.server.arrived.wait(), 60)
 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -27,7 +27,7 @@ async def sent(served: Served, *lines: bytes, body: bytes = b"") -> tuple[int, b
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = [*lines, b"host: localhost", b"connection: close"]
     writer.write(b"\r\n".join(head) + b"\r\n\r\n" + body)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(180):
         answer = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = re.search(r"content-length: (\d+)", answer, re.I)
         content = await reader.readexactly(int(length[1]) if length else 0)

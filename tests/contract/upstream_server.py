@@ -19,6 +19,8 @@ from typing import Any
 from aiohttp import web
 from multidict import CIMultiDict
 
+from tests.e2e.processes import free_port
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -214,10 +216,7 @@ def _reset_on_close(transport: asyncio.Transport) -> None:
 
 def unused_port() -> int:
     """A port of 127.0.0.1 on which nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    return free_port()
 
 
 @contextlib.contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
@@ -22,20 +24,46 @@ SETTINGS = {
     "RPCSVC_SANDBOX__USDC_BLOCK_MS": "50",
     "RPCSVC_LOG__FORMAT": "json",
 }
-START_SECONDS = 20
+# For what comes at once: only a test that fails, or a machine that is very busy, waits so long.
+PATIENCE_SECONDS: Final = 180.0
 POLL_SECONDS = 0.02
+# Below those that the system gives to connections and to whoever asks it for any port.
+PORTS: Final = range(20_000, 32_000)
 
 T = TypeVar("T")
 Crash = tuple[str, str, int]
 
 
 def free_port() -> int:
+    """A port of 127.0.0.1 that nobody else is given for a long time, nor takes by chance.
+
+    Test processes run side by side, and some time passes before a daemon listens, or listens
+    again after it was killed: each port is handed out once in a round of thousands.
+    """
+    path = Path(tempfile.gettempdir()) / f"rpcsvc-test-port-{os.getuid()}"
+    with path.open("a+") as last:
+        fcntl.flock(last, fcntl.LOCK_EX)
+        last.seek(0)
+        number = int(last.read() or PORTS.start)
+        for _ in PORTS:
+            number = number + 1 if number + 1 in PORTS else PORTS.start
+            if _is_free(number):
+                last.truncate(0)
+                last.write(str(number))
+                return number
+    raise AssertionError(f"no port of {PORTS} is free")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
-async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = 20) -> T:
+async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PATIENCE_SECONDS) -> T:
     """Look again and again until there is something to see; TimeoutError after ``seconds``."""
     async with asyncio.timeout(seconds):
         while not (seen := await look()):  # noqa: ASYNC110 - it happens in another process
@@ -71,7 +99,7 @@ class Server:
     def is_dead(self) -> bool:
         return self._process.poll() is not None
 
-    async def death(self, seconds: float = 20) -> int:
+    async def death(self, seconds: float = PATIENCE_SECONDS) -> int:
         """Wait until the process has ended; returns its exit status."""
         return await asyncio.to_thread(self._process.wait, seconds)
 
@@ -84,7 +112,7 @@ class Server:
         """End it in order; returns its exit status."""
         if not self.is_dead:
             self._process.terminate()
-        return self._process.wait(timeout=20)
+        return self._process.wait(timeout=PATIENCE_SECONDS)
 
     async def health(self, path: str = "/health") -> dict[str, Any]:
         """The health document with its HTTP status under ``http``; empty while out of reach."""
@@ -108,7 +136,7 @@ class Server:
             return self.is_dead or (await self.health("/readyz")).get("http") == 200
 
         try:
-            await until(ready_or_dead, seconds=START_SECONDS)
+            await until(ready_or_dead)
         except TimeoutError:
             raise AssertionError(f"not ready: {self.log.read_text()[-2000:]}") from None
         return not self.is_dead
@@ -166,11 +194,11 @@ async def call_for_data(at: Server, method: str, params: dict[str, Any]) -> tupl
     return envelope["data"], body.partition(b'"data":')[2].rpartition(b',"requestId"')[0]
 
 
-async def until_over(at: Server, order_id: str, *, seconds: float = 20) -> dict[str, Any]:
+async def until_over(at: Server, order_id: str) -> dict[str, Any]:
     """Poll an order to its end; its last status. Raises Gone."""
 
     async def over() -> dict[str, Any] | None:
         answer = await call(at, "swap.status", {"orderId": order_id})
         return answer if answer["state"] in ("completed", "terminal_failure") else None
 
-    return await until(over, seconds=seconds)
+    return await until(over)

@@ -43,7 +43,7 @@ class Cli:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=180,
         )
 
     async def ask(self, *arguments: str, **environ: str) -> dict[str, Any]:
@@ -282,7 +282,7 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
             stdout=write_end,
             stderr=subprocess.PIPE,
             check=False,
-            timeout=30,
+            timeout=180,
         )
     finally:
         os.close(write_end)

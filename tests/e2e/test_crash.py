@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -280,7 +281,7 @@ class Load:
         async def reached() -> bool:
             return len(self.acknowledged) >= target
 
-        await until(reached, seconds=30)
+        await until(reached)
         self.server.kill()
         self.deaths += 1
         self.server = Server(self.server.data_dir)
@@ -291,7 +292,7 @@ class Load:
             self._started += 1
             key, direction = f"key-{self._started}", self._random.choice(["x2u", "u2x"])
             keyed = {**SWAPS[direction], "idempotency-key": key}
-            made, data = await until(partial(self._order, keyed), seconds=30)
+            made, data = await until(partial(self._order, keyed))
             order_id = made["order"]["orderId"]
             self.acknowledged[key] = (direction, order_id, data)
             with suppress(Gone):
@@ -308,7 +309,7 @@ class Load:
             if not deposits_on_chain(self.server.data_dir, order_id):
                 await call_for_data(self.server, "sandbox.fund", {"orderId": order_id})
         for _, order_id, _ in self.acknowledged.values():
-            assert (await until_over(self.server, order_id, seconds=60))["state"] == "completed"
+            assert (await until_over(self.server, order_id))["state"] == "completed"
 
     async def replay(self) -> None:
         """Every key still gives the answer that was given first, to the byte."""
@@ -375,9 +376,14 @@ async def batched(at: Server, method: str, each: list[dict[str, Any]]) -> list[d
     return data
 
 
-async def crash_with_payouts_pending(data_dir: Path, orders: int) -> None:
-    """Kill a server that has so many open orders, a payout pending for each of them."""
+async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
+    """Kill a server that has so many open orders, a payout pending for each of them.
+
+    How many seconds it took to answer when it had none: what is quick depends on the machine.
+    """
+    begun = time.monotonic()
     async with server(data_dir) as first:
+        usual = time.monotonic() - begun
         made = await batched(first, "swap.execute", [SWAPS["u2x"]] * orders)
         await call_for_data(first, "sandbox.fault", {"fault": "engine_down"})
         await batched(first, "sandbox.fund", [{"orderId": m["order"]["orderId"]} for m in made])
@@ -385,32 +391,31 @@ async def crash_with_payouts_pending(data_dir: Path, orders: int) -> None:
         async def pending() -> bool:
             return count(data_dir, "effects") == orders
 
-        await until(pending, seconds=60)
+        await until(pending)
         first.kill()
+    return usual
 
 
-@pytest.mark.parametrize(
-    ("orders", "seconds"), [(200, 30), pytest.param(2_000, 120, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("orders", [200, pytest.param(2_000, marks=pytest.mark.slow)])
 async def test_a_restart_with_open_orders_and_pending_payouts_is_quick_and_finishes_them(
-    tmp_path: Path, orders: int, seconds: int
+    tmp_path: Path, orders: int
 ) -> None:
     data_dir = tmp_path / "data"
-    await crash_with_payouts_pending(data_dir, orders)
+    quickly = 5 * await crash_with_payouts_pending(data_dir, orders)
     again = Server(data_dir)
     try:
 
         async def answers() -> bool:
             return (await again.health("/livez")).get("http") == 200
 
-        await until(answers, seconds=5)
+        await until(answers, seconds=quickly)
         await call_for_data(again, "sandbox.fault", {"fault": "engine_up"})
-        await until(again.is_well, seconds=5)
+        await until(again.is_well)
 
         async def all_over() -> bool:
             return set(orders_of(data_dir).values()) == {"completed"}
 
-        await until(all_over, seconds=seconds)
+        await until(all_over, seconds=600)
         assert again.stop() == 0
     finally:
         if not again.is_dead:

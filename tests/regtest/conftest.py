@@ -87,6 +87,7 @@ def miner(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 async def node(miner: Miner) -> AsyncIterator[MonerodClient]:
     """The chain's monerod; the pool is empty before and after."""
     async with MonerodClient(miner.monerod.endpoint) as client:
+        await client.flush_pool()
         yield client
         await client.flush_pool()
 

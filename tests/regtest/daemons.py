@@ -31,10 +31,9 @@ from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
 from rpcsvc.settlement.onchain.monero_wallet import WalletClient
 from rpcsvc.settlement.onchain.monero_wallet_types import Destination, TransferKind
 from rpcsvc.settlement.onchain.monerod import MonerodClient
-from tests.e2e.processes import free_port, until
+from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
 
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"
-START_SECONDS: Final = 30
 POLL_SECONDS: Final = 0.02
 _CALL_GAS: Final = 500_000
 LOG_TAIL: Final = 4000
@@ -42,6 +41,7 @@ WALLET_NAME: Final = "treasury"
 WALLET_PASSWORD: Final = "wallet-password"
 COINBASE_LOCK: Final = 60
 SPENDABLE_AGE: Final = 10
+_LISTENING: Final = "0A"
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def run_apart(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
-def wait_for(look: Callable[[], bool], *, seconds: float = START_SECONDS) -> None:
+def wait_for(look: Callable[[], bool], *, seconds: float = PATIENCE_SECONDS) -> None:
     """Look again and again until it is so; TimeoutError after ``seconds``."""
     give_up = time.monotonic() + seconds
     while not look():
@@ -150,6 +150,15 @@ class Daemon:
         self._signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
+    def has_unread(self) -> bool:
+        """Whether a connection holds bytes that it has not read: it may be frozen."""
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, queues, *_ = line.split()
+            is_here = local.endswith(f":{self.port:04X}") and state != _LISTENING
+            if is_here and int(queues.split(":")[1], 16):
+                return True
+        return False
+
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
@@ -165,7 +174,7 @@ class Daemon:
             running.remove(self)
             self._signal(number)
             assert self._process is not None
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=PATIENCE_SECONDS)
 
     def _is_ready(self) -> bool:
         assert self._process is not None
@@ -176,7 +185,7 @@ class Daemon:
     async def _answers(self) -> bool:
         async with DaemonRpc(self.endpoint, rpc_path=self._rpc_path) as rpc:
             try:
-                await rpc.act(self._method, self._params, seconds=START_SECONDS)
+                await rpc.act(self._method, self._params, seconds=PATIENCE_SECONDS)
             except NotSent:
                 return False
             except RpcFailure as failure:

@@ -7,9 +7,10 @@ What does not live here: the daemons (daemons.py), the token (token.py), server 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, create_mnemonic, r
 from rpcsvc.settlement.onchain.monero_wallet import WalletClient
 from rpcsvc.settlement.onchain.monerod import MonerodClient
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Crash, Server, send, server, until
 from tests.regtest.daemons import (
     WALLET_NAME,
@@ -32,6 +34,7 @@ from tests.regtest.daemons import (
     Miner,
     Monerod,
     WalletRpc,
+    mined,
 )
 from tests.regtest.token import Token
 
@@ -40,7 +43,7 @@ USDC: Final = 10**6
 ETHER: Final = 10**18
 CONFIRMATIONS: Final = 3
 PRICE: Final = "165.00"
-STEP_SECONDS: Final = 90
+STEP_SECONDS: Final = 300
 BLOCK_SECONDS: Final = 1.0
 
 _CHAINS = """
@@ -137,7 +140,9 @@ class Exchange:
     async def pay_usdc(self, to: str, units: int) -> str:
         """The user sends USDC; the transaction id. It is mined."""
         await self.token.mint(self.user.address, units)
-        return await self._from_user(to, units)
+        txid = await self._from_user(to, units)
+        await mined(self.evm, txid)
+        return txid
 
     async def _from_user(self, to: str, units: int) -> str:
         from rpcsvc.settlement.onchain import usdc  # noqa: PLC0415
@@ -237,3 +242,20 @@ async def reaches(
         return None
 
     return await until(look, seconds=STEP_SECONDS)
+
+
+async def swept(stack: Exchange) -> None:
+    """Wait, with a block now and then, until the service has on record that all USDC is swept.
+
+    A completed order does not say so: its sweep goes its own way.
+    """
+
+    async def is_on_record() -> bool:
+        await stack.mine_in_time()
+        with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
+            (left,) = database.execute(
+                "SELECT count(*) FROM evm_holdings WHERE confirmed > taken"
+            ).fetchone()
+        return not left
+
+    await until(is_on_record, seconds=STEP_SECONDS)

@@ -10,8 +10,8 @@ from typing import Any
 from tests.e2e.processes import Server, until
 from tests.regtest.exchange import call
 
-NOTICED_SECONDS = 45
-WELL_SECONDS = 60
+NOTICED_SECONDS = 180
+WELL_SECONDS = 300
 
 
 async def degraded(at: Server, reason: str) -> str:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +31,13 @@ from tests.regtest.faults import well
 from tests.regtest.ledger_of_chains import usdc_received
 from tests.regtest.line import Line, garbage
 from tests.regtest.token import compiled
-from tests.regtest.trading import Deal, Trader, state_is_kept, trading
+from tests.regtest.trading import Deal, Trader, kill_anvil, trading
 
 MOST_OPEN: Final = 4
 _DEEPEST: Final = CONFIRMATIONS - 1
+
+# Whether so many steps are enough.
+Enough = Callable[[int], bool]
 
 
 @dataclass
@@ -66,6 +70,8 @@ class Soak:
         self.lines = lines
         self.tally = Tally()
         self._random = random.Random(seed)
+        # How often it is asked depends on the machine: it must not change what is drawn next.
+        self._luck_of_answers = random.Random(seed)
         self._server: Server | None = None
         self._open: dict[str, tuple[Deal, str]] = {}
         self._faults: list[Callable[[], Awaitable[None]]] = [
@@ -83,13 +89,14 @@ class Soak:
         assert self._server is not None
         return self._server
 
-    async def run(self, seconds: float) -> Tally:
-        """Mix for so long, then settle and count."""
+    async def run(self, is_enough: Enough) -> Tally:
+        """Mix until it is enough, then settle and count."""
         self._start()
         await well(self.server)
-        end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end or not self.tally.orders:
+            for steps in count():
+                if self.tally.orders and is_enough(steps):
+                    break
                 await self._step()
             await self._settle()
         finally:
@@ -98,8 +105,9 @@ class Soak:
         return self.tally
 
     async def _step(self) -> None:
-        if len(self._open) < MOST_OPEN and self._random.random() < 0.5:
-            await self._order(self._random.choice(("x2u", "u2x")))
+        direction = self._random.choice(("x2u", "u2x", None, None))
+        if direction is not None and len(self._open) < MOST_OPEN:
+            await self._order(direction)
         if self._random.random() < 0.4:
             self.tally.faults += 1
             await self._random.choice(self._faults)()
@@ -140,8 +148,9 @@ class Soak:
         name = self._random.choice(sorted(self.lines))
         daemon = self._daemon(name)
         if name == "anvil":
-            await asyncio.to_thread(state_is_kept, daemon)
-        await asyncio.to_thread(daemon.kill)
+            await kill_anvil(self.stack)
+        else:
+            await asyncio.to_thread(daemon.kill)
         if self._random.random() < 0.3:
             await self._kill_service()
         await asyncio.to_thread(daemon.start)
@@ -157,7 +166,7 @@ class Soak:
             case "garbage":
                 line.change = garbage
             case "lose":
-                line.lose = lambda _body: self._random.random() < 0.5
+                line.lose = lambda _body: self._luck_of_answers.random() < 0.5
             case _:
                 line.delay = 0.3
         await self.stack.mine()
@@ -216,7 +225,7 @@ class Soak:
         return [] if process.returncode == 0 else ["audit:", *said.decode().splitlines()]
 
 
-async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, seconds: float) -> Tally:
+async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, is_enough: Enough) -> Tally:
     """One run in a directory of its own."""
     async with trading(home, miner, payees, compiled()) as trader, AsyncExitStack() as opened:
         stack = trader.stack
@@ -233,7 +242,7 @@ async def soak(home: Path, miner: Miner, payees: WalletRpc, seed: int, seconds: 
             "RPCSVC_ONCHAIN__MONEROD_URL": lines["monerod"].url,
             "RPCSVC_ONCHAIN__WALLET_URL": lines["wallet"].url,
         }
-        return await Soak(trader, lines, seed).run(seconds)
+        return await Soak(trader, lines, seed).run(is_enough)
 
 
 async def _primary(trader: Trader) -> str:
@@ -256,7 +265,10 @@ async def main() -> int:
         await miner.begin()
         await new_wallet(payees)
         (root / "exchange").mkdir()
-        tally = await soak(root / "exchange", miner, payees, options.seed, options.minutes * 60)
+        end = time.monotonic() + options.minutes * 60
+        tally = await soak(
+            root / "exchange", miner, payees, options.seed, lambda _steps: time.monotonic() > end
+        )
     for line in tally.differences:
         print(line)
     print(tally.summary())

@@ -266,6 +266,7 @@ async def test_a_node_that_hangs_is_reported_and_its_return_loses_nothing(
             await hasty.reconcile()
         assert "is down" in str(hasty.scanner.problem)
         anvil.thaw()
+        hasty.link.client.rpc.endpoint = desk.endpoint  # now it has all the time that it needs
         assert await hasty.reconcile() == {hasty.key(signed.txid): SEEN}
         assert hasty.scanner.problem is None
 

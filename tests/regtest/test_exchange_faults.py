@@ -18,7 +18,7 @@ import pytest_asyncio
 from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc
 from tests.regtest.faults import both_refused, degraded, well
 from tests.regtest.line import Line, garbage, replacing
-from tests.regtest.trading import Trader, state_is_kept, trading
+from tests.regtest.trading import Trader, kill_anvil, trading
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -85,8 +85,9 @@ async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, nam
         for direction in BOTH:
             await trader.deal(at, direction)
         if isinstance(daemon, Anvil):
-            await asyncio.to_thread(state_is_kept, daemon)
-        await asyncio.to_thread(daemon.kill)
+            await kill_anvil(trader.stack)
+        else:
+            await asyncio.to_thread(daemon.kill)
         try:
             await degraded(at, DOWN[name])
             await both_refused(at)

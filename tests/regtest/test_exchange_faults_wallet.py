@@ -160,7 +160,7 @@ async def test_a_nonce_that_someone_else_used_pauses_payouts_until_the_operator_
             await stack.mine_in_time()
             return switch.reason() is not None
 
-        await until(paused, seconds=60)
+        await until(paused)
         await degraded(at, "transactions of the hot wallet on arbitrum that the database does not")
         await degraded(at, "something else sends from the hot wallet on arbitrum")
         assert await trader.received(deal) == []
@@ -187,7 +187,7 @@ async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_
             await stack.mine_in_time(evm=False)
             return await stack.evm.nonce(signer.address) > nonce
 
-        await until(published, seconds=60)
+        await until(published)
         await send_with(stack, signer, nonce, 5_000 * GWEI)
         await stack.controls.automine(enabled=True)
         await stack.mine(2)
@@ -197,7 +197,7 @@ async def test_a_payout_whose_nonce_someone_else_took_is_not_paid_elsewhere_too_
             await stack.mine_in_time()
             return str((await status(at, deal.order_id))["status"]) == "refunding"
 
-        await until(asks, seconds=60)
+        await until(asks)
         await trader.stop(at)
     assert await trader.received(deal) == []
     trader.give_up(deal)

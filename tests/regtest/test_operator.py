@@ -25,6 +25,7 @@ from tests.regtest.exchange import (
     create,
     reaches,
     status,
+    swept,
 )
 
 pytestmark = pytest.mark.slow
@@ -133,6 +134,7 @@ async def test_the_treasury_s_sums_are_those_of_the_chains(
         swapped = made["data"]["order"]
         await stack.pay_usdc(swapped["depositAddress"], 165 * USDC)
         await reaches(stack, at, swapped["orderId"], "completed")
+        await swept(stack)
         open_order = (await create(at, direction="x2u", amount="1", to=stack.user.address))["data"]
         beside = await command(stack, "treasury", "--json")
         at.stop()

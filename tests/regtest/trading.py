@@ -7,23 +7,24 @@ by order. What does not live here: sums over all orders (ledger_of_chains.py).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import orjson
+
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import EvmClient
 from rpcsvc.settlement.onchain.keys import EvmSigner
 from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from tests.e2e.processes import Crash, Gone, Server
-from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc, new_wallet, wait_for
+from tests.e2e.processes import Crash, Gone, Server, until
+from tests.regtest.daemons import Anvil, Miner, WalletRpc, new_wallet
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches
 from tests.regtest.ledger_of_chains import Books, usdc_received, xmr_payments, xmr_received
 from tests.regtest.token import deploy
 
-DEATH_SECONDS = 60
+DEATH_SECONDS = 300
 
 
 @dataclass
@@ -153,13 +154,29 @@ async def trading(
             yield Trader(stack, payee, await Books.opened(stack))
 
 
-def state_is_kept(anvil: Daemon) -> None:
-    """Wait until Anvil has written all of its chain so far."""
-    state = anvil.directory.parent / "anvil.json"
+async def kill_anvil(stack: Exchange) -> None:
+    """Kill Anvil while its file holds the chain as it is now, whole.
 
-    def written_after(moment: int) -> int:
-        wait_for(lambda: state.exists() and state.stat().st_mtime_ns > moment)
-        return state.stat().st_mtime_ns
+    It writes the file anew each second, in place: killed meanwhile it would not start again.
+    """
+    head = await stack.evm.block()
+    assert head is not None
+    file = stack.anvil.directory.parent / "anvil.json"
 
-    # The write under way may have begun too early: the one after it has not.
-    written_after(written_after(time.time_ns()))
+    async def is_killed() -> bool:
+        stack.anvil.freeze()
+        if _newest_in(file) >= head.number:
+            stack.anvil.kill()
+            return True
+        stack.anvil.thaw()
+        return False
+
+    await until(is_killed)
+
+
+def _newest_in(file: Path) -> int:
+    """The number of the newest block in Anvil's file; -1: it is not there, or half written."""
+    try:
+        return int(orjson.loads(file.read_bytes())["best_block_number"])
+    except (FileNotFoundError, orjson.JSONDecodeError):
+        return -1
