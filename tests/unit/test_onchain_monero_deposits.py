@@ -494,6 +494,28 @@ async def test_nothing_is_confirmed_or_taken_back_while_wallet_and_node_disagree
     assert await desk.look() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
 
 
+async def test_what_was_confirmed_and_not_acknowledged_is_not_taken_back_while_they_disagree(
+    desk: Desk,
+) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR))
+    assert await desk.look() == {"t1": SEEN}
+    desk.chain.mine(empty=5)
+    (shown,) = await desk.scanner.observe()
+    assert shown.state is CONFIRMED
+    # The order layer committed it, and the service was killed before it could acknowledge that.
+    desk.restart()
+    desk.wallet.lag = 1
+    assert await desk.scanner.observe() == []
+    desk.wallet.lag = 0
+    assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_a_new_deposit_is_seen_while_they_disagree(desk: Desk) -> None:
+    desk.chain.mine(paid("t1", 5 * XMR))
+    desk.wallet.lag = 1
+    assert await desk.look() == {"t1": SEEN}
+
+
 async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(desk: Desk) -> None:
     one = paid("t1", 5 * XMR)
     desk.chain.mine(one, empty=3)

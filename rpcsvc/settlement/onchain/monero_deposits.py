@@ -85,6 +85,7 @@ class DepositScanner:
         await self._link.require_wallet()
         records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
         states = await self._judge(records, listed, view)
+        kept = {key_of(item) for item in records if self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
         if view.agreed:
@@ -92,7 +93,7 @@ class DepositScanner:
         return [
             _sighting(item, state)
             for item, state in zip(records, states, strict=True)
-            if state is not item.acknowledged
+            if state is not item.acknowledged and key_of(item) not in kept
         ]
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
@@ -140,6 +141,14 @@ class DepositScanner:
 
     def _is_on_record(self, item: DepositRecord) -> bool:
         return self._ledger.deposit(item.txid, item.minor) is not None
+
+    def _may_be_confirmed(self, item: DepositRecord, view: View) -> bool:
+        """Whether the order layer may have it as confirmed, and the wallet can't be asked now.
+
+        It was shown, and nobody lived to acknowledge it. To show it as seen could take it back.
+        """
+        unasked = not view.agreed and view.height(item) is not None
+        return unasked and item.acknowledged is None and self._is_on_record(item)
 
     def _is_ours(self, item: WalletTransfer) -> bool:
         """Whether it pays an address made for orders; the wallet has others."""
