@@ -68,6 +68,7 @@ async def run(
             80,
             ("--exclude-path", FAULT, "--exclude-path-regex", f"^{BFF_ROOT}", "--phases", PHASES),
             id="all but faults",
+            marks=pytest.mark.slow,
         ),
         # Nothing links to these, so that there are no sequences of calls to try.
         pytest.param(

@@ -130,6 +130,7 @@ async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:
     assert in_process.stdout == over_socket.stdout == over_url.stdout
 
 
+@pytest.mark.slow
 async def test_a_retry_with_its_key_finds_its_order_on_every_way(cli: Cli) -> None:
     words = ["agent:swap:create", *SWAP, "--idempotency-key", "once"]
     first = await cli.ask(*words)
@@ -152,6 +153,7 @@ async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
     assert conflict["error"]["details"]["fields"] == ["amount"]
 
 
+@pytest.mark.slow
 async def test_support_uses_the_remembered_order_and_session_for_a_refund(cli: Cli) -> None:
     assert (await cli.ask("agent:swap:create", *SWAP))["ok"]
     assert (await cli.ask("sandbox:fund", "--amount", "400"))["ok"]
@@ -170,6 +172,7 @@ async def test_support_uses_the_remembered_order_and_session_for_a_refund(cli: C
     assert (over["state"], over["data"]["outcome"]) == ("terminal_failure", "refunded")
 
 
+@pytest.mark.slow
 async def test_a_data_directory_that_is_locked_without_a_socket_exits_with_3(cli: Cli) -> None:
     with locked(cli.data_dir):
         for words in (["agent:capabilities"], ["demo", "--data-dir", str(cli.data_dir)]):
@@ -180,6 +183,7 @@ async def test_a_data_directory_that_is_locked_without_a_socket_exits_with_3(cli
     assert (second.returncode, second.stdout) == (2, "")
 
 
+@pytest.mark.slow
 async def test_the_socket_file_of_a_killed_server_is_passed_by(cli: Cli) -> None:
     async with server(cli.data_dir) as up:
         made = await cli.ask("agent:swap:create", *SWAP)
@@ -189,6 +193,7 @@ async def test_the_socket_file_of_a_killed_server_is_passed_by(cli: Cli) -> None
     assert answer["data"]["order"]["orderId"] == made["data"]["order"]["orderId"]
 
 
+@pytest.mark.slow
 async def test_an_order_that_the_server_settles_is_seen_by_everyone(cli: Cli) -> None:
     async with server(cli.data_dir) as up:
         made = await call(up, "swap.create", dict(zip(_names(), SWAP[1::2], strict=True)))
@@ -211,6 +216,7 @@ async def test_a_port_that_is_taken_is_told_in_one_line(cli: Cli, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 async def test_a_check_and_a_backup_work_beside_a_running_server(cli: Cli, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     async with server(cli.data_dir):

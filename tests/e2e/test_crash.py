@@ -342,6 +342,7 @@ async def kill_under_load(data_dir: Path, kills: int) -> None:
     assert audit(data_dir) == []
 
 
+@pytest.mark.slow
 async def test_kill_9_under_load_loses_and_doubles_nothing(tmp_path: Path) -> None:
     await kill_under_load(tmp_path / "data", kills=3)
 
@@ -396,7 +397,8 @@ async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
     return usual
 
 
-@pytest.mark.parametrize("orders", [200, pytest.param(2_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("orders", [200, 2_000])
 async def test_a_restart_with_open_orders_and_pending_payouts_is_quick_and_finishes_them(
     tmp_path: Path, orders: int
 ) -> None:

@@ -114,7 +114,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.fixture(params=["full disk", "file size limit", "locked"])
+@pytest.fixture(
+    params=[
+        "full disk",
+        pytest.param("file size limit", marks=pytest.mark.slow),
+        pytest.param("locked", marks=pytest.mark.slow),
+    ]
+)
 def trouble(request: pytest.FixtureRequest, tmp_path: Path) -> Trouble:
     if request.param == "full disk":
         return FullDisk(request.getfixturevalue("small_disk"))

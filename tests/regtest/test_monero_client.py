@@ -6,24 +6,16 @@ A fact that no longer holds after an upgrade of Monero fails here by name, befor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     AccessRefused,
-    BadAnswer,
-    DaemonRpc,
-    Endpoint,
-    HttpFailure,
     NodeError,
     NotSent,
     OutcomeUnknown,
     TimedOut,
-    TooLarge,
 )
 from rpcsvc.settlement.onchain.monero_wallet import WalletClient
 from rpcsvc.settlement.onchain.monero_wallet_types import (
@@ -36,15 +28,16 @@ from rpcsvc.settlement.onchain.monero_wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.monerod import MonerodClient, Spent, Submission
-from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
+from tests.e2e.processes import PATIENCE_SECONDS, until
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     WALLET_PASSWORD,
     Miner,
-    Monerod,
     WalletRpc,
     kill_and_reopen,
 )
+
+pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 XMR = 10**12
 # What a node says of bytes that it took a moment before.
@@ -249,7 +242,6 @@ async def test_a_payment_can_be_proved_by_its_key_and_by_a_signature(
     assert await wallet.tx_key(payment.txid) == payment.tx_key
 
 
-@pytest.mark.slow  # opening a wallet takes seconds
 async def test_a_wallet_restored_from_its_words_finds_its_money(
     own_wallet: WalletClient, miner: Miner
 ) -> None:
@@ -349,7 +341,6 @@ async def test_fact_relaying_a_mined_payment_leaves_a_ghost_that_inflates_the_ba
     assert (await wallet.balance()).total > true_total
 
 
-@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
 ) -> None:
@@ -362,7 +353,6 @@ async def test_fact_a_prepared_payment_survives_a_kill_of_the_wallet(
     assert payment.txid in await node.transactions([payment.txid])
 
 
-@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, node: MonerodClient, miner: Miner
 ) -> None:
@@ -382,7 +372,6 @@ async def test_fact_a_kill_before_store_makes_the_wallet_forget_what_it_relayed(
     assert forgotten.value.code == WalletCode.NO_TX_KEY
 
 
-@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     own_wallet: WalletClient, wallet_rpc: WalletRpc, miner: Miner
 ) -> None:
@@ -396,7 +385,6 @@ async def test_fact_after_relay_and_store_a_kill_forgets_nothing(
     assert pending.kind is TransferKind.PENDING
 
 
-@pytest.mark.slow  # opening a wallet takes seconds
 async def test_fact_a_kill_before_store_gives_the_same_address_out_again(
     own_wallet: WalletClient, wallet_rpc: WalletRpc
 ) -> None:
@@ -554,126 +542,3 @@ async def test_a_queue_behind_a_stuck_call_gives_up_without_sending(
             await hasty.create_addresses(1)
         wallet_rpc.thaw()
         await slow
-
-
-# --- answers that no real daemon gives on request ------------------------------------------------
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-async def no_pause(_: float) -> None:
-    return
-
-
-async def ask(handler: Handler, *, method: str = "read", bound: int = 1000) -> object:
-    """One call to a node that answers as ``handler`` does."""
-    app = web.Application()
-    app.router.add_post("/json_rpc", handler)
-    async with TestServer(app) as server:
-        at = Endpoint("node", str(server.make_url("")), max_response_bytes=bound)
-        async with DaemonRpc(at, rpc_path="/json_rpc", pause=no_pause) as rpc:
-            call = rpc.read if method == "read" else rpc.act
-            return await call("any")
-
-
-def answering(text: str, status: int = 200) -> Handler:
-    """Answers with ``text``, in which ID stands for the id of the request."""
-
-    async def handler(request: web.Request) -> web.Response:
-        number = (await request.json())["id"]
-        return web.Response(text=text.replace("ID", f'"{number}"'), status=status)
-
-    return handler
-
-
-@pytest.mark.parametrize("number", [2**53 + 1, 2**64 - 1, 2**70])
-async def test_numbers_beyond_the_floats_arrive_to_the_unit(number: int) -> None:
-    assert await ask(answering(f'{{"id": ID, "result": {number}}}')) == number
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "garbage", "[]", "{}", '{"id": ID}', '{"id": "other", "result": 1}',
-        '{"id": ID, "result": NaN}', '{"id": ID, "result": "\xff', '{"id": ID, "error": 5}',
-        '{"id": ID, "error": {"code": "x", "message": 1}}', "[" * 900, '{"id": ID, "res',
-    ],
-)  # fmt: skip
-async def test_garbage_is_an_unknown_outcome(text: str) -> None:
-    with pytest.raises(BadAnswer):
-        await ask(answering(text), method="act")
-
-
-async def test_an_answer_over_the_bound_is_not_read_to_its_end() -> None:
-    with pytest.raises(TooLarge, match="over 1000 bytes"):
-        await ask(answering('{"id": ID, "result": "' + "x" * 5000 + '"}'))
-
-
-async def test_an_error_is_the_nodes_own_also_with_another_http_status() -> None:
-    text = '{"id": ID, "error": {"code": -32000, "message": "no", "data": "0x"}}'
-    for status in (200, 400):
-        with pytest.raises(NodeError, match="no") as raised:
-            await ask(answering(text, status))
-        assert (raised.value.code, raised.value.data) == (-32000, "0x")
-
-
-@pytest.mark.parametrize("status", [204, 301, 404, 429, 500, 503])
-async def test_an_http_error_without_a_json_rpc_error_is_an_unknown_outcome(status: int) -> None:
-    async def handler(_: web.Request) -> web.Response:
-        return web.Response(status=status, headers={"location": "/json_rpc"})
-
-    with pytest.raises(OutcomeUnknown):
-        await ask(handler, method="act")
-
-
-async def test_reads_are_repeated_and_acts_are_not() -> None:
-    seen: list[str] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        seen.append((await request.json())["id"])
-        if len(seen) % 3:
-            assert request.transport is not None
-            request.transport.close()
-        return web.json_response({"id": seen[-1], "result": 7})
-
-    with pytest.raises(OutcomeUnknown):
-        await ask(handler, method="act")
-    assert len(seen) == 1
-    seen.clear()
-    assert await ask(handler) == 7
-    assert len(seen) == 3
-
-
-async def test_a_busy_node_is_asked_again_and_then_reported() -> None:
-    seen: list[str] = []
-
-    async def handler(request: web.Request) -> web.Response:
-        seen.append((await request.json())["id"])
-        return web.Response(status=429)
-
-    with pytest.raises(HttpFailure, match="429"):
-        await ask(handler)
-    assert len(seen) == 3
-
-
-async def test_no_message_shows_the_url_or_the_password() -> None:
-    at = Endpoint("node", f"http://127.0.0.1:{free_port()}/key-abc", "user", "secret-abc")
-    async with DaemonRpc(at, pause=no_pause) as rpc:
-        with pytest.raises(NotSent) as raised:
-            await rpc.read("any")
-    for text in (str(raised.value), repr(raised.value), repr(at)):
-        assert "abc" not in text
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://host", "host:18081", "http://", "http://user:password@host"]
-)
-def test_an_endpoint_that_can_not_be_right_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="node"):
-        Endpoint("node", url)
-
-
-async def test_a_closed_client_sends_nothing(monerod: Monerod) -> None:
-    client = MonerodClient(monerod.endpoint)
-    with pytest.raises(NotSent, match="closed"):
-        await client.submit("00")

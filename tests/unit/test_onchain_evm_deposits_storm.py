@@ -111,7 +111,9 @@ async def test_ranges_full_of_events_are_made_smaller_and_then_larger_again(
     assert (crowded, reader.scanner._span) == (21, 160)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.slow) for n in range(8, 40))]
+)
 async def test_after_any_weather_the_books_are_what_the_chain_is(
     reader: Reader, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
