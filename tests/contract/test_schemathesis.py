@@ -79,6 +79,7 @@ async def run(
             60,
             ("--include-path-regex", f"^{BFF_ROOT}", "--phases", PHASES_OF_ONE),
             id="bff",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -104,6 +104,7 @@ async def test_a_swap_runs_from_plan_to_completed_over_the_socket(cli: Cli) -> N
     assert (await cli.ask("agent:swap:status"))["state"] == "completed"
 
 
+@pytest.mark.slow
 async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
     elsewhere = Cli(tmp_path / "client")
     async with server(cli.data_dir, environ={"AGENT_RPC_TOKEN": TOKEN}) as up:

@@ -173,9 +173,9 @@ PAYMENT = both_sides(
     ("TransferSettled", 1),
 )
 PAYMENT_IN_SHORT = [
-    ("prepare", "after", 1),
+    pytest.param(("prepare", "after", 1), marks=pytest.mark.slow),
     ("TransferPrepared", "after", 1),
-    ("publish", "after", 1),
+    pytest.param(("publish", "after", 1), marks=pytest.mark.slow),
 ]
 DEADLINE = both_sides(("DeadlinePassed", 1))
 # The deposit's transaction is the third; each later one is a step of settlement or of the chains.

@@ -186,7 +186,8 @@ def _without_to() -> dict[str, str]:
     return {name: value for name, value in SWAPS["x2u"].items() if name != "to"}
 
 
-@pytest.mark.parametrize("moment", [pytest.param("deposit", marks=pytest.mark.slow), "payout"])
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["deposit", "payout"])
 async def test_a_store_that_cannot_write_amid_a_settlement_pays_once(
     tmp_path: Path, trouble: Trouble, moment: str
 ) -> None:

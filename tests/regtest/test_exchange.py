@@ -49,6 +49,7 @@ async def test_xmr_becomes_usdc_and_the_receipt_proves_it(stack: Exchange) -> No
     assert (await asyncio.to_thread(verify, stack, data, *node, *other))[0] == 1
 
 
+@pytest.mark.slow
 async def test_usdc_becomes_xmr_and_the_receipt_proves_it(
     stack: Exchange, wallet: WalletClient, shared_wallet_rpc: WalletRpc, tmp_path: Path
 ) -> None:
