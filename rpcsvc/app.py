@@ -14,16 +14,16 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 from aiohttp import web
 
+from rpcsvc.backend import Backend
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
@@ -44,10 +44,8 @@ from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports import RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.promises import Promises
-from rpcsvc.orders.relay import Relay, UpstreamVenue
+from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
@@ -132,22 +130,6 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
     return ResponseSigner(ring, clock, slug=settings.brand.slug)
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """What settles orders, and what depends on it."""
-
-    engine: SettlementEngine
-    rates: RateSource
-    clock: Clock
-    network: str
-    monero_networks: frozenset[MoneroNetwork]
-    beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
-    promises: Promises | None = None
-    sandbox: SandboxControls | None = None
-    venue: UpstreamVenue | None = None
-    offered: ChainRegistry | None = None
-
-
 @asynccontextmanager
 async def _backend(
     settings: Settings,
@@ -171,7 +153,10 @@ async def _backend(
             )
         return
     if settings.engine == "onchain":
-        async with _onchain(settings, database, chains, base_clock) as backend:
+        # Its packages are an extra, and only this engine needs them.
+        from rpcsvc.app_onchain import onchain_backend  # noqa: PLC0415 - as said
+
+        async with onchain_backend(settings, database, chains, base_clock) as backend:
             yield backend
         return
     clock = OffsetClock(base_clock)
@@ -180,61 +165,6 @@ async def _backend(
     controls = SandboxControls(ledger, sandbox, clock, random)
     networks = frozenset(MoneroNetwork)
     yield Backend(sandbox, sandbox, clock, sandbox.name, networks, sandbox=controls)
-
-
-@asynccontextmanager
-async def _onchain(
-    settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
-) -> AsyncIterator[Backend]:
-    # Its packages are an extra, and only this engine needs them.
-    from rpcsvc.audit.auditor import audit_loop  # noqa: PLC0415
-    from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
-    from rpcsvc.settlement.onchain import wiring  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm_link import Refused  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm_side import Ledgers  # noqa: PLC0415
-    from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
-    from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
-    from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger  # noqa: PLC0415
-    from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger  # noqa: PLC0415
-    from rpcsvc.store.onchain_foreign import SqliteForeignLedger  # noqa: PLC0415
-    from rpcsvc.store.onchain_monero import SqliteMoneroLedger  # noqa: PLC0415
-
-    rates = rate_source(settings.rates, clock)
-    served = wiring.served_chains(settings.onchain, chains)
-    parts = wiring.Parts(
-        data_dir=settings.data_dir,
-        chains=served,
-        clock=clock,
-        monero_ledger=SqliteMoneroLedger(database),
-        evm_ledgers=Ledgers(
-            SqliteEvmDepositLedger(database),
-            SqliteEvmPaymentLedger(database),
-            SqliteForeignLedger(database),
-            SqliteOpeningLedger(database),
-        ),
-        sent_since=OnchainBooks(database).sent_since,
-    )
-    name = settings.onchain.monero_network
-    # Addresses of a regtest chain are those of mainnet.
-    monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
-    async with (
-        wiring.onchain_engine(settings.onchain, parts) as engine,
-        audit_loop(settings.onchain, served, settings.data_dir) as audits,
-    ):
-        beside = (engine.run, audits.run, *((rates.run,) if rates.run else ()))
-        try:
-            yield Backend(
-                engine,
-                rates.source,
-                clock,
-                name,
-                frozenset({monero}),
-                beside=beside,
-                promises=Promises(),
-                offered=served,
-            )
-        except Refused as refused:
-            raise SettingsError([f"onchain: {refused}"]) from refused
 
 
 async def _compose(

@@ -1,0 +1,72 @@
+"""The composition root's part for the engine onchain: wallets, rates, and the auditor beside them.
+
+A module of its own, since it imports the packages of the extra ``onchain``: app.py does so late.
+What does not live here: anything that decides or computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from rpcsvc.audit.auditor import audit_loop
+from rpcsvc.backend import Backend
+from rpcsvc.clock import Clock
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.orders.promises import Promises
+from rpcsvc.rates.wiring import rate_source
+from rpcsvc.settings import Settings, SettingsError
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.evm_link import Refused
+from rpcsvc.settlement.onchain.evm_side import Ledgers
+from rpcsvc.store.onchain_books import OnchainBooks
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+
+
+@asynccontextmanager
+async def onchain_backend(
+    settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
+) -> AsyncIterator[Backend]:
+    """Both sides, rates and audits, running. Raises SettingsError for what a node refuses."""
+    rates = rate_source(settings.rates, clock)
+    served = wiring.served_chains(settings.onchain, chains)
+    parts = wiring.Parts(
+        data_dir=settings.data_dir,
+        chains=served,
+        clock=clock,
+        monero_ledger=SqliteMoneroLedger(database),
+        evm_ledgers=Ledgers(
+            SqliteEvmDepositLedger(database),
+            SqliteEvmPaymentLedger(database),
+            SqliteForeignLedger(database),
+            SqliteOpeningLedger(database),
+        ),
+        sent_since=OnchainBooks(database).sent_since,
+    )
+    name = settings.onchain.monero_network
+    # Addresses of a regtest chain are those of mainnet.
+    monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
+    async with (
+        wiring.onchain_engine(settings.onchain, parts) as engine,
+        audit_loop(settings.onchain, served, settings.data_dir) as audits,
+    ):
+        beside = (engine.run, audits.run, *((rates.run,) if rates.run else ()))
+        try:
+            yield Backend(
+                engine,
+                rates.source,
+                clock,
+                name,
+                frozenset({monero}),
+                beside=beside,
+                promises=Promises(),
+                offered=served,
+            )
+        except Refused as refused:
+            raise SettingsError([f"onchain: {refused}"]) from refused
