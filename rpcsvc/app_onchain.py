@@ -38,7 +38,7 @@ async def onchain_backend(
     served = wiring.served_chains(settings.onchain, chains)
     parts = wiring.Parts(
         data_dir=settings.data_dir,
-        chains=served,
+        chains=chains,
         clock=clock,
         monero_ledger=SqliteMoneroLedger(database),
         evm_ledgers=Ledgers(

@@ -15,6 +15,8 @@ from typing import Final
 
 import pytest
 
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain import usdc
@@ -230,7 +232,8 @@ async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
     deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
     ledgers = Ledgers(deposits, own.ledger, foreign, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
-    made = EvmSide([node], KEYS, ledgers, own.clock, options, own.switch)
+    chains = load_chains(chains_toml(None))
+    made = EvmSide([node], chains, KEYS, ledgers, own.clock, options, own.switch)
     await made.start()
     await made.observe()
     try:

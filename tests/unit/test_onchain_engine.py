@@ -160,6 +160,9 @@ async def test_a_settled_transfer_comes_with_what_proves_it_and_no_other(tmp_pat
     assert stand.xmr.asked == ["look_up t"]
 
 
-def test_a_network_that_nobody_serves_is_a_bug(tmp_path: Path) -> None:
-    with pytest.raises(LookupError, match="polygon"):
-        Stand(tmp_path).engine.holdings("polygon")
+async def test_a_network_that_has_no_node_any_more_is_waited_for(tmp_path: Path) -> None:
+    engine = Stand(tmp_path).engine
+    with pytest.raises(Unavailable, match=r"polygon.*onchain\.nodes"):
+        engine.holdings("polygon")
+    with pytest.raises(Unavailable, match=r"polygon.*onchain\.nodes"):
+        await engine.publish(transfer("polygon"))

@@ -217,7 +217,7 @@ class OnchainEngine:
         for side in self._sides.values():
             if side.serves(network):
                 return side
-        raise LookupError(f"no side of the engine serves the network {network}")
+        raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
 
 
 async def _maintain(side: Side) -> None:

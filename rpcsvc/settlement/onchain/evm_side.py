@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
@@ -180,19 +181,24 @@ class _Branch:
 
 
 class EvmSide:
-    """Implements Side (side.py) for USDC. It owns the clients from ``start`` to ``close``."""
+    """Implements Side (side.py) for USDC. It owns the clients from ``start`` to ``close``.
+
+    ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
+    """
 
     asset: Asset = USDC
 
     def __init__(
         self,
         nodes: Sequence[EvmNode],
+        chains: ChainRegistry,
         keys: HdKeys,
         ledgers: Ledgers,
         clock: Clock,
         options: EvmOptions,
         switch: PauseSwitch,
     ) -> None:
+        self._chains = chains
         self._foreign = ledgers.foreign
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
         self._branches: Mapping[str, _Branch] = {
@@ -268,9 +274,12 @@ class EvmSide:
         return self._branches[network].payments.hot()
 
     def names(self, chain: str) -> NetworkNames:
-        """The chain by its name and number, and its token."""
-        network = self._branches[chain].network
-        return NetworkNames(network.name, network.chain_id, network.token)
+        """The chain by its name and number, and its token; of any chain in the table.
+
+        Orders are shown for longer than their chain may have a node.
+        """
+        known = self._chains.resolve(chain)
+        return NetworkNames(known.name, known.chain_id, known.usdc_contract)
 
     def seconds(self, chain: str) -> int:
         """How long a deposit takes to be confirmed, typically."""

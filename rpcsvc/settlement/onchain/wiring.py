@@ -40,7 +40,7 @@ _LEAST_RESERVE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the engine is given besides its settings."""
+    """What the engine is given besides its settings. ``chains``: the table, with nodes or not."""
 
     data_dir: Path
     chains: ChainRegistry
@@ -206,9 +206,10 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
         keys = HdKeys(read_mnemonic(key_path(settings, parts.data_dir)))
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
-    nodes = evm_nodes(settings, parts.chains)
+    nodes = evm_nodes(settings, served_chains(settings, parts.chains))
     options, switch = evm_options(settings), PauseSwitch(parts.data_dir)
-    return EvmSide(nodes, keys, parts.evm_ledgers, parts.clock, options, switch)
+    ledgers = parts.evm_ledgers
+    return EvmSide(nodes, parts.chains, keys, ledgers, parts.clock, options, switch)
 
 
 def evm_options(settings: OnchainSettings) -> EvmOptions:

@@ -1,0 +1,86 @@
+"""The service put together with the engine onchain and the shipped table of chains.
+
+No daemon answers here: that is a matter of health, and must not keep the service from starting.
+What it does with daemons is in tests/regtest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rpcsvc.app import Running, running
+from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.order import Terms
+from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order
+from rpcsvc.operations.service import Call
+from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import load_settings
+from rpcsvc.settlement.onchain.keys import create_mnemonic
+from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from tests.e2e.processes import free_port
+from tests.unit.test_transition import terms
+
+STATUS = next(operation for operation in OPERATIONS if operation.name == "swap.status")
+ORDER_ID = "ord_" + "7" * 26
+USDC_ON = {
+    "arbitrum": (42161, "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"),
+    "base": (8453, "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"),
+}
+
+
+@pytest.fixture
+async def up(tmp_path: Path) -> AsyncIterator[Running]:
+    """A service for mainnet as an operator begins with it: a node for one chain of the table."""
+    create_mnemonic(tmp_path / KEY_FILE, os.urandom)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    environ = {
+        "RPCSVC_ENGINE": "onchain",
+        "RPCSVC_DATA_DIR": str(tmp_path),
+        "AGENT_RPC_TOKEN": "t" * 32,
+        "RPCSVC_ONCHAIN__NODES": f"arbitrum={nobody}",
+        "RPCSVC_ONCHAIN__MONEROD_URL": nobody,
+        "RPCSVC_ONCHAIN__WALLET_URL": nobody,
+        "RPCSVC_RATES__FIXED_USDC_PER_XMR": "165",
+    }
+    settings = load_settings(config_file=None, environ=environ, flags={}).settings
+    async with running(settings) as made:
+        yield made
+
+
+async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
+    assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
+    assert not up.service.engine.health().ok
+
+
+@pytest.mark.parametrize("chain", ["arbitrum", "base"])
+async def test_an_order_is_shown_whether_its_chain_has_a_node_or_not(
+    up: Running, chain: str
+) -> None:
+    await up.service.processor.open(open_order(order_of(up, chain)), None, None)
+    reply = await up.dispatcher.run(STATUS, {"orderId": ORDER_ID}, Call("r"))
+    chain_id, token = USDC_ON[chain]
+    funding = orjson.loads(reply.body)["data"]["fundingInstructions"]
+    assert (funding["network"], funding["chainId"]) == (chain, chain_id)
+    assert funding["paymentUri"].startswith(f"ethereum:{token}@{chain_id}/")
+
+
+def order_of(up: Running, chain: str) -> Terms:
+    now = up.service.clock.now_ms()
+    return replace(
+        terms(Direction.USDC_TO_XMR),
+        order_id=ORDER_ID,
+        chain=chain,
+        chain_id=USDC_ON[chain][0],
+        deposit_network=chain,
+        deposit_address=evm_address_from_seed(b"7" * 32),
+        to_address=stagenet_subaddress(b"7" * 64),
+        created_at=now,
+        expires_at=now + 3_600_000,
+    )
