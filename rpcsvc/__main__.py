@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def _serve(settings: Settings) -> None:
-    from rpcsvc.app import serve  # noqa: PLC0415 - a command that asks a server needs none of it
+    from rpcsvc.serving import serve  # noqa: PLC0415 - a command that asks a server needs none of it
 
     await serve(settings)
 

@@ -1,24 +1,18 @@
 """The composition root: the one place where the parts of the service are put together.
 
     running(settings)   everything but the network: store, engine, worker, operations
-    serve(settings)     that, listening, until SIGTERM or SIGINT
+    web_app(running)    its HTTP surfaces
 
-What does not live here: anything that decides or computes.
+What does not live here: listening (serving.py), anything that decides or computes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
-import signal
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 from aiohttp import web
@@ -48,7 +42,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests
 from rpcsvc.orders.worker import Worker
-from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_bind
+from rpcsvc.settings import SandboxSettings, Settings, SettingsError
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.upstream.wiring import upstream_engine
@@ -73,9 +67,6 @@ from rpcsvc.transport.rpc_http import RpcHttp
 from rpcsvc.transport.site import Site, site_of
 
 log = structlog.get_logger(__name__)
-
-SOCKET_NAME = "rpcsvc.sock"
-LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less its final NUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +139,12 @@ async def _backend(
                 base_clock,
                 monero.value,
                 networks,
-                venue=engine,
+                upstream=engine,
                 offered=engine.chains,
             )
         return
     if settings.engine == "onchain":
-        # Its packages are an extra, and only this engine needs them.
+        # No other engine needs what it imports.
         from rpcsvc.app_onchain import onchain_backend  # noqa: PLC0415 - as said
 
         async with onchain_backend(settings, database, chains, base_clock) as backend:
@@ -188,7 +179,7 @@ async def _compose(
     processor = OrderProcessor(store, clock, partial(project, venue), backend.promises)
     payouts = Payouts(store, engine, processor, clock)
     effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
-    relay = Relay(store, processor, backend.venue, clock) if backend.venue else None
+    relay = Relay(store, processor, backend.upstream, clock) if backend.upstream else None
     if relay is not None:
         await relay.recover()
     retries = partial(follow_requests, RetryRequests(settings.data_dir), effects.hurry)
@@ -325,79 +316,3 @@ def _sources(site: Site, signer: ResponseSigner | None) -> Sources:
         jwks=signer.jwks if signer else lambda: {"keys": []},
         recording=recording.load,
     )
-
-
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish what is in hand and close.
-
-    Raises SettingsError, DataDirInUse, and OSError when the address can't be bound.
-    """
-    check_bind(settings)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with running(settings) as up:
-        beat = asyncio.create_task(up.worker.run(), name="worker")
-        beat.add_done_callback(lambda _task: stop.set())
-        try:
-            async with _listening(up):
-                _settle_garbage_collector()
-                await stop.wait()
-                log.info("stopping")
-        finally:
-            await up.worker.stop()
-            await beat
-    log.info("stopped")
-
-
-def _settle_garbage_collector() -> None:
-    """Leave what start-up made out of collections, and collect per many requests, not per few."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
-@asynccontextmanager
-async def _listening(up: Running) -> AsyncIterator[None]:
-    settings = up.settings
-    runner = web.AppRunner(web_app(up), access_log=None, shutdown_timeout=settings.graceful_seconds)
-    await runner.setup()
-    try:
-        context = _tls(settings)
-        await web.TCPSite(runner, settings.host, settings.port, ssl_context=context).start()
-        await _listen_on_socket(runner, settings.data_dir / SOCKET_NAME)
-        log.info(
-            "serving",
-            url=settings.effective_site_url,
-            engine=settings.engine,
-            data_dir=str(settings.data_dir),
-        )
-        yield
-    finally:
-        await runner.cleanup()
-
-
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except OSError as error:
-        raise SettingsError([f"tls_cert, tls_key: {error.strerror or error}"]) from error
-    return context
-
-
-async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        log.warning("socket_path_too_long", path=str(path), longest=LONGEST_SOCKET_PATH)
-        return
-    with suppress(FileNotFoundError):
-        path.unlink()  # noqa: ASYNC240 - one call at start; the owner lock is ours: whoever left it is gone
-    before = os.umask(0o177)
-    try:
-        await web.UnixSite(runner, str(path)).start()
-    finally:
-        os.umask(before)

@@ -30,5 +30,5 @@ class Backend:
     beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
     promises: Promises | None = None
     sandbox: SandboxControls | None = None
-    venue: UpstreamVenue | None = None
+    upstream: UpstreamVenue | None = None
     offered: ChainRegistry | None = None

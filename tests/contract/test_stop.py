@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rpcsvc import app
+from rpcsvc import app, serving
 from rpcsvc.orders.ports import Change
 from rpcsvc.settings import load_settings
 from tests.contract.serving import SWAP
@@ -34,7 +34,7 @@ async def test_a_request_in_flight_is_answered_before_the_server_ends(
             await commit(change)
 
         monkeypatch.setattr(up.service.store, "commit", slow_commit)
-        listening = app._listening(up)
+        listening = serving.listening(up)
         await listening.__aenter__()
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
             call = asyncio.create_task(session.post("/api/v1/agent/swap/create", json=SWAP))
@@ -107,3 +107,19 @@ async def _create(session: aiohttp.ClientSession, key: str) -> str:
         answer = json.loads(await response.read())
         assert response.status == 200
         return str(answer["result"]["data"]["order"]["orderId"])
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: x"], ids=["nothing", "half"])
+async def test_a_connection_that_sends_no_whole_request_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.05)
+    port = free_port()
+    flags = {"data_dir": str(tmp_path), "port": port}
+    settings = load_settings(config_file=None, environ={}, flags=flags).settings
+    async with app.running(settings) as up, serving.listening(up):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(sent)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await reader.read() == b""
+        writer.close()
