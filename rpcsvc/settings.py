@@ -9,7 +9,7 @@ options of the CLI client, and what is done with a setting (app.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, NamedTuple, TypedDict
@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
+from rpcsvc.settings_plain import DEFAULT_DATA_DIR, SettingsError
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -53,6 +54,13 @@ from rpcsvc.settings_sources import (
     whole,
 )
 
+__all__ = [
+    "KEYS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings", "LogSettings",
+    "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings", "SettingsError",
+    "SigningSettings", "UpstreamSettings", "check_bind", "effective_config", "load_settings",
+    "render_config",
+]  # fmt: skip
+
 HOUR: Final = 3_600
 DAY: Final = 86_400
 MASK: Final = "********"
@@ -65,14 +73,6 @@ PerMinute = Annotated[int, whole(1, 1_000_000)]
 Seconds = Annotated[int, whole(1, 30 * DAY)]
 BlockMs = Annotated[int, whole(10, HOUR * 1000)]
 Confirmations = Annotated[int, whole(1, 1000)]
-
-
-class SettingsError(Exception):
-    """The settings can't be used; ``problems`` holds one line for each thing to mend."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
 
 
 class BrandSettings(Group):
@@ -173,7 +173,7 @@ class Settings(Group):
 
     host: Host = "127.0.0.1"
     port: Annotated[int, whole(0, 65_535)] = 8080
-    data_dir: FilePath = Path("./var")
+    data_dir: FilePath = DEFAULT_DATA_DIR
     engine: Literal["sandbox", "upstream", "onchain"] = "sandbox"
     site_url: SiteUrl = ""
     tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None

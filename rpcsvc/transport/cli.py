@@ -2,29 +2,22 @@
 
 stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
 0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
-What does not live here: carrying out an operation (cli_call.py), where a call goes
-(cli_client.py), what is remembered (cli_state.py), signing keys and checking signatures
-(cli_keys.py, cli_verify.py).
+What does not live here: the commands of operations (cli_operations.py), carrying one out
+(cli_call.py), where a call goes (cli_client.py), what is remembered (cli_state.py), signing keys
+and checking signatures (cli_keys.py, cli_verify.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Any, Final
 
 from rpcsvc import __version__
-from rpcsvc.errors import Unavailable
-from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.settings import SettingsError
-from rpcsvc.transport.cli_audit import add_audit
-from rpcsvc.transport.cli_books import add_books
-from rpcsvc.transport.cli_call import FIELD, run_operation
+from rpcsvc.settings_plain import SettingsError
 from rpcsvc.transport.cli_client import BadUrl, Unreachable, find_endpoint
 from rpcsvc.transport.cli_context import (
     FAILED,
@@ -34,28 +27,19 @@ from rpcsvc.transport.cli_context import (
     UNREACHABLE,
     USAGE,
     Context,
-    Json,
     Local,
     Serve,
     UsageError,
+    in_process,
     opening,
 )
-from rpcsvc.transport.cli_health import add_health
-from rpcsvc.transport.cli_keys import add_keys
-from rpcsvc.transport.cli_onchain import add_onchain
-from rpcsvc.transport.cli_payouts import add_payouts
-from rpcsvc.transport.cli_receipt import add_receipt
-from rpcsvc.transport.cli_refund import add_refund
+from rpcsvc.transport.cli_options import Once, add_common, add_target
 from rpcsvc.transport.cli_state import BrokenState
-from rpcsvc.transport.cli_treasury import add_treasury
-from rpcsvc.transport.cli_verify import add_verify
-
-_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
     """Carry out one command line; returns the exit status."""
-    options = build_parser().parse_args(argv)
+    options = build_parser(*argv[:1]).parse_args(argv)
     try:
         return int(options.command(Context(options, environ, serve, local)))
     except (UsageError, BadUrl, BrokenState, SettingsError) as error:
@@ -84,54 +68,40 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what this command does not take, and name what it takes."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            from rpcsvc.transport.cli_unknown import unknown_words  # noqa: PLC0415 - seldom needed
 
-class _Once(argparse.Action):
-    """An input is given once: which of two amounts counts would be a guess."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if getattr(namespace, self.dest) is not None:
-            parser.error(f"argument {option_string}: is given twice")
-        setattr(namespace, self.dest, values)
+            self.error(unknown_words(left, self.format_usage()))
+        return found, left
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command tree, operations included."""
+def build_parser(first: str = "") -> argparse.ArgumentParser:
+    """The whole command tree, operations included; or its one branch that ``first`` begins.
+
+    The branch says and takes what it does in the whole tree, and costs a fraction of its imports.
+    """
     parser = _Parser(prog="rpcsvc", description="A self-hosted service that swaps XMR and USDC.")
     parser.add_argument("--version", action="version", version=f"rpcsvc {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    _add_config(commands)
-    _add_db(commands)
-    add_keys(commands, _common)
-    add_verify(commands, _Once)
-    add_books(commands, _common)
-    add_audit(commands, _common)
-    add_onchain(commands, _common)
-    add_treasury(commands, _common)
-    add_payouts(commands, _common)
-    add_refund(commands, _common)
-    add_receipt(commands, _common)
-    _add_demo(commands)
-    add_health(commands, _common, _add_target)
-    for operation in OPERATIONS:
-        _add_operation(commands, operation)
+    for add in _branches(first):
+        add(commands)
     return parser
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with settings")
-    parser.add_argument("--data-dir", metavar="DIR", help="where the service keeps its data")
+def _branches(first: str) -> Iterable[Callable[[Any], None]]:
+    if first in _BRANCHES:
+        return [_BRANCHES[first]]
+    if first == "--version":
+        return []  # it is printed before a command is looked for
+    return dict.fromkeys([*_BRANCHES.values(), _add_operations])
 
 
 def _add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="run the service")
-    _common(parser)
+    add_common(parser)
     for name in SERVE_FLAGS:
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper())
     parser.set_defaults(command=_serve)
@@ -141,7 +111,7 @@ def _add_config(commands: Any) -> None:
     parser = commands.add_parser("config", help="look at the configuration")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     check = actions.add_parser("check", help="print every setting and where it came from")
-    _common(check)
+    add_common(check)
     check.set_defaults(command=_config_check)
 
 
@@ -152,97 +122,115 @@ def _add_db(commands: Any) -> None:
     backup = actions.add_parser("backup", help="copy the database while the service runs")
     backup.add_argument("destination", type=Path, metavar="DEST")
     for action, command in ((check, _db_check), (backup, _db_backup)):
-        _common(action)
+        add_common(action)
         action.set_defaults(command=command)
 
 
 def _add_demo(commands: Any) -> None:
     parser = commands.add_parser("demo", help="run a whole swap each way on the sandbox")
-    _common(parser)
-    _add_target(parser)
+    add_common(parser)
+    add_target(parser)
     parser.set_defaults(command=_demo)
 
 
-def _add_operation(commands: Any, operation: Operation) -> None:
-    parser = commands.add_parser(
-        operation.command, help=operation.summary, description=operation.summary
-    )
-    _common(parser)
-    fields = parser.add_argument_group("inputs")
-    for name, info in operation.params.model_fields.items():
-        _add_field(fields, info.alias or name, info.annotation, info.description)
-    fields.add_argument(
-        "--params", action=_Once, metavar="JSON|-", help="all inputs as one JSON object"
-    )
-    if operation.sandbox_only:
-        parser.add_argument("order", nargs="?", metavar="ORDER", help="the same as --order-id")
-    _add_call_options(parser, operation)
-    parser.set_defaults(command=run_operation, operation=operation)
+# --- branches in modules of their own, imported when they are asked for ------------------------
 
 
-def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
-    flag = "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
-    extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
-    types = set(_types_in(annotation))
-    if bool in types:
-        extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
-    elif int in types and str not in types:
-        extra["type"] = _integer
-    group.add_argument(flag, action=_Once, **extra)
+def _add_keys(commands: Any) -> None:
+    from rpcsvc.transport.cli_keys import add_keys  # noqa: PLC0415 - see build_parser
+
+    add_keys(commands, add_common)
 
 
-def _types_in(annotation: Any) -> Iterator[Any]:
-    """The plain types that a field can have, out of unions, literals and annotations."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        yield from map(type, arguments)
-    elif origin is Annotated:
-        yield from _types_in(arguments[0])
-    elif arguments:
-        for argument in arguments:
-            yield from _types_in(argument)
-    else:
-        yield annotation
+def _add_verify(commands: Any) -> None:
+    from rpcsvc.transport.cli_verify import add_verify  # noqa: PLC0415
+
+    add_verify(commands, Once)
 
 
-def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError("must be true or false")
-    return text == "true"
+def _add_books(commands: Any) -> None:
+    from rpcsvc.transport.cli_books import add_books  # noqa: PLC0415
+
+    add_books(commands, add_common)
 
 
-def _integer(text: str) -> int:
-    if not _DIGITS.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")
-    return int(text)
+def _add_audit(commands: Any) -> None:
+    from rpcsvc.transport.cli_audit import add_audit  # noqa: PLC0415
+
+    add_audit(commands, add_common)
 
 
-def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> None:
-    group = parser.add_argument_group("the call")
-    group.add_argument("--request-id", metavar="ID", help="echoed in the answer")
-    group.add_argument(
-        "--stateless", action="store_true", help="neither read nor write local state"
-    )
-    _add_target(group)
-    if operation.idempotent:
-        group.add_argument(
-            "--idempotency-key", action=_Once, metavar="KEY", help="makes a retry safe"
-        )
-    shape = group.add_mutually_exclusive_group()
-    shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")
-    shape.add_argument("--compact", dest="pretty", action="store_false", help="one line")
+def _add_onchain(commands: Any) -> None:
+    from rpcsvc.transport.cli_onchain import add_onchain  # noqa: PLC0415
+
+    add_onchain(commands, add_common)
 
 
-def _add_target(group: Any) -> None:
-    group.add_argument("--url", help="the service's root URL (RPCSVC_URL)")
-    group.add_argument("--token", help="for /rpc (AGENT_RPC_TOKEN)")
+def _add_treasury(commands: Any) -> None:
+    from rpcsvc.transport.cli_treasury import add_treasury  # noqa: PLC0415
+
+    add_treasury(commands, add_common)
+
+
+def _add_payouts(commands: Any) -> None:
+    from rpcsvc.transport.cli_payouts import add_payouts  # noqa: PLC0415
+
+    add_payouts(commands, add_common)
+
+
+def _add_refund(commands: Any) -> None:
+    from rpcsvc.transport.cli_refund import add_refund  # noqa: PLC0415
+
+    add_refund(commands, add_common)
+
+
+def _add_receipt(commands: Any) -> None:
+    from rpcsvc.transport.cli_receipt import add_receipt  # noqa: PLC0415
+
+    add_receipt(commands, add_common)
+
+
+def _add_health(commands: Any) -> None:
+    from rpcsvc.transport.cli_health import add_health  # noqa: PLC0415
+
+    add_health(commands, add_common, add_target)
+
+
+def _add_operations(commands: Any) -> None:
+    from rpcsvc.transport.cli_operations import add_operations  # noqa: PLC0415
+
+    add_operations(commands)
+
+
+# What the first word of a command line adds, in the order of the help.
+_BRANCHES: Final[Mapping[str, Callable[[Any], None]]] = {
+    "serve": _add_serve,
+    "config": _add_config,
+    "db": _add_db,
+    "keys": _add_keys,
+    "verify": _add_verify,
+    "integrators": _add_books,
+    "relays": _add_books,
+    "audit": _add_audit,
+    "onchain": _add_onchain,
+    "treasury": _add_treasury,
+    "payouts": _add_payouts,
+    "refund": _add_refund,
+    "receipt": _add_receipt,
+    "demo": _add_demo,
+    "health": _add_health,
+}
 
 
 # --- commands --------------------------------------------------------------------------------
 
 
 def _serve(context: Context) -> int:
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
+    import asyncio  # noqa: PLC0415 - only this command needs them
+
+    from rpcsvc.errors import Unavailable  # noqa: PLC0415
+    from rpcsvc.logs import configure_logging  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.keys import OnchainExtraMissing  # noqa: PLC0415
     from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
@@ -252,6 +240,8 @@ def _serve(context: Context) -> int:
     try:
         asyncio.run(context.serve(settings))
     except (DataDirInUse, DatabaseUnusable, NewerDatabase, SigningKeyError) as error:
+        raise UsageError(str(error)) from error
+    except OnchainExtraMissing as error:
         raise UsageError(str(error)) from error
     except Unavailable as error:
         raise UsageError(f"can't start: {error.message}") from error
@@ -305,5 +295,6 @@ def _demo(context: Context) -> int:
         caller = demo.Remote(endpoint, settings.brand.slug, context.token(settings))
         return OK if demo.run_remote(caller) else FAILED
     configure_logging(settings.log.format, "warning")
-    with opening(settings):
-        return OK if demo.run_local(settings, context.local, passing=data_dir is None) else FAILED
+    passing = data_dir is None  # on a sandbox of its own, whatever engine is configured
+    with opening(settings) if passing else in_process(settings):
+        return OK if demo.run_local(settings, context.local, passing=passing) else FAILED

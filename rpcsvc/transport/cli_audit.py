@@ -14,13 +14,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_client import Unreachable
 from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli_operator import onchain_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from rpcsvc.audit.records import Difference, Explained, Report
+    from rpcsvc.settings import Settings
 
 Common = Callable[[argparse.ArgumentParser], None]
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}

@@ -22,7 +22,7 @@ from rpcsvc.operations.table import Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
 from rpcsvc.transport.cli_client import call_rpc, find_endpoint
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, opening
+from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, in_process
 from rpcsvc.transport.cli_state import CliState, load_state, save_state
 
 FIELD: Final = "field_"
@@ -173,7 +173,7 @@ def _call_in_process(context: Context, settings: Settings, params: Json, key: An
                 no_session = {"sessionId": None, "sessionSource": "none"}
                 return failure(operation.name, error, call_id, no_session)
 
-    with opening(settings):
+    with in_process(settings):
         return dict(json.loads(asyncio.run(call())))
 
 

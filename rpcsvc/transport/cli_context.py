@@ -9,16 +9,20 @@ import argparse
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rpcsvc.operations.local import LocalService
-from rpcsvc.settings import LoadedSettings, Settings, load_settings
+from rpcsvc.settings_plain import plain_data_dir
 from rpcsvc.transport.cli_client import Unreachable
+
+if TYPE_CHECKING:
+    from rpcsvc.operations.local import LocalService
+    from rpcsvc.settings import LoadedSettings, Settings
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
-Serve = Callable[[Settings], Coroutine[Any, Any, None]]
-Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
+Serve: TypeAlias = "Callable[[Settings], Coroutine[Any, Any, None]]"
+Local: TypeAlias = "Callable[[Settings], AbstractAsyncContextManager[LocalService]]"
 Json = dict[str, Any]
 
 SERVE_FLAGS: Final = ("host", "port", "engine", "tls_cert", "tls_key")
@@ -39,12 +43,20 @@ class Context:
 
     def loaded(self) -> LoadedSettings:
         """The settings with this command's flags on top, with origins. Raises SettingsError."""
+        from rpcsvc.settings import load_settings  # noqa: PLC0415 - help and probes need no pydantic
+
         flags = {name: getattr(self.options, name, None) for name in (*SERVE_FLAGS, "data_dir")}
         return load_settings(config_file=self.options.config, environ=self.environ, flags=flags)
 
     def settings(self) -> Settings:
         """The settings with this command's flags on top. Raises SettingsError."""
         return self.loaded().settings
+
+    def data_dir(self) -> Path:
+        """The data directory, for a command that needs no other setting. Raises SettingsError."""
+        options = self.options
+        plain = plain_data_dir(options.config, self.environ, options.data_dir)
+        return self.settings().data_dir if plain is None else plain
 
     def url(self) -> str | None:
         """The service that was named, if one was."""
@@ -57,6 +69,22 @@ class Context:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UsageError("--token must be printable ASCII, as the server's AGENT_RPC_TOKEN is.")
         return token or None
+
+
+@contextmanager
+def in_process(settings: Settings) -> Iterator[None]:
+    """For a command that runs the whole service itself, as if it were the server.
+
+    Raises Unreachable with engine onchain: there the service looks after wallets and may sign what
+    it finds undone, which nobody expects of a command. Else as ``opening``.
+    """
+    if settings.engine == "onchain":
+        raise Unreachable(
+            f"No service answers on the data directory {settings.data_dir}. With engine onchain"
+            " only the service itself moves money: start it with rpcsvc serve, or give --url."
+        )
+    with opening(settings):
+        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """``rpcsvc health``: what a running service says of itself, for probes and for people.
 
-Only asks: unlike the operations it never runs the service in its own process.
+Only asks: unlike the operations it never runs the service in its own process. A probe runs it every
+few seconds, so it imports as little as it can.
 What does not live here: the checks (health.py).
 """
 
@@ -33,11 +34,11 @@ def add_health(commands: Any, add_common: Any, add_target: Any) -> None:
 
 def _health(context: Context) -> int:
     """Print the answer. Raises Unreachable and BadUrl."""
-    settings = context.settings()
-    endpoint = find_endpoint(context.url(), settings.data_dir)
+    data_dir = context.data_dir()
+    endpoint = find_endpoint(context.url(), data_dir)
     if endpoint is None:
         raise Unreachable(
-            f"No service runs on the data directory {settings.data_dir}. Start one, or give --url."
+            f"No service runs on the data directory {data_dir}. Start one, or give --url."
         )
     connection = endpoint.connection()
     try:

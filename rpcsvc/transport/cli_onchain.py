@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
 from rpcsvc.transport.cli_operator import is_running, onchain_settings, print_json
 
 if TYPE_CHECKING:
+    from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.readiness import Check
     from rpcsvc.transport.cli_nodes import Recorded
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_client import socket_endpoint
 from rpcsvc.transport.cli_context import Context, Json, UsageError
 
 if TYPE_CHECKING:
+    from rpcsvc.settings import Settings
     from rpcsvc.store.operator_books import OperatorBooks
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
-from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_client import Unreachable
 from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli_operator import (
@@ -31,6 +30,7 @@ from rpcsvc.transport.cli_operator import (
 )
 
 if TYPE_CHECKING:
+    from rpcsvc.settings import Settings
     from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks
 
 Common = Callable[[argparse.ArgumentParser], None]

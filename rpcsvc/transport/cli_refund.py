@@ -12,21 +12,22 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.domain.addresses import MoneroNetwork, parse_evm_address, parse_monero_address
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.errors import InputError
 from rpcsvc.ids import request_id, system_random
-from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.settings import Settings
 from rpcsvc.transport.cli_client import call_rpc, socket_endpoint
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, opening
+from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, in_process
 from rpcsvc.transport.cli_operator import operator_books
 
+if TYPE_CHECKING:
+    from rpcsvc.settings import Settings
+
 Common = Callable[[argparse.ArgumentParser], None]
-_SUPPORT: Final = next(item for item in OPERATIONS if item.name == "support.create")
+_SUPPORT: Final = "support.create"
 
 
 def add_refund(commands: Any, common: Common) -> None:
@@ -139,19 +140,21 @@ def _send(context: Context, settings: Settings, order: Order, address: str) -> J
     }
     endpoint = socket_endpoint(settings.data_dir)
     if endpoint is not None:
-        method = f"{settings.brand.slug}.{_SUPPORT.name}"
+        method = f"{settings.brand.slug}.{_SUPPORT}"
         return call_rpc(endpoint, method, params, request_id=None, token=None)
     return _call_in_process(context, settings, params)
 
 
 def _call_in_process(context: Context, settings: Settings, params: Json) -> Json:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - a server does its own logging
+    from rpcsvc.operations.table import OPERATIONS  # noqa: PLC0415 - and has its own table
 
     configure_logging(settings.log.format, "warning")
+    support = next(item for item in OPERATIONS if item.name == _SUPPORT)
 
     async def call() -> bytes:
         async with context.local(settings) as service:
-            return await service.call(_SUPPORT, params, request_id(system_random), None)
+            return await service.call(support, params, request_id(system_random), None)
 
-    with opening(settings):
+    with in_process(settings):
         return dict(json.loads(asyncio.run(call())))

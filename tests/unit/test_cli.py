@@ -23,6 +23,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.keys import OnchainExtraMissing
 from rpcsvc.store.migrations import NewerDatabase
 from rpcsvc.store.sqlite import DataDirInUse
 from rpcsvc.transport.cli import build_parser, run
@@ -753,3 +754,21 @@ def test_asking_a_server_loads_no_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+# --- engine onchain --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("agent:capabilities",), ("demo",)], ids=lambda c: c[0])
+def test_no_command_becomes_the_service_of_real_wallets(cli: Cli, command: tuple[str, ...]) -> None:
+    cli.environ = {"RPCSVC_ENGINE": "onchain"}
+    assert cli(*command, "--data-dir", str(cli.data_dir)) == 3
+    assert cli.service.calls == []
+    assert "rpcsvc serve" in cli.err
+
+
+def test_a_missing_extra_is_said_in_a_line(cli: Cli) -> None:
+    cli.opening = OnchainExtraMissing("eth_account")
+    assert cli("serve") == 2
+    assert "rpcsvc[onchain]" in cli.err
+    assert cli.err.count("\n") == 1

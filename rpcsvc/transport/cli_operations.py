@@ -1,0 +1,94 @@
+"""One command for each operation of the table, with an option for each of its inputs.
+
+What does not live here: carrying one out (cli_call.py), the other commands (cli.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.transport.cli_call import FIELD, run_operation
+from rpcsvc.transport.cli_context import Json
+from rpcsvc.transport.cli_options import Once, add_common, add_target
+
+_DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
+
+
+def add_operations(commands: Any) -> None:
+    """Hang the commands into the tree."""
+    for operation in OPERATIONS:
+        _add_operation(commands, operation)
+
+
+def _add_operation(commands: Any, operation: Operation) -> None:
+    parser = commands.add_parser(
+        operation.command, help=operation.summary, description=operation.summary
+    )
+    add_common(parser)
+    fields = parser.add_argument_group("inputs")
+    for name, info in operation.params.model_fields.items():
+        _add_field(fields, info.alias or name, info.annotation, info.description)
+    fields.add_argument(
+        "--params", action=Once, metavar="JSON|-", help="all inputs as one JSON object"
+    )
+    if operation.sandbox_only:
+        parser.add_argument("order", nargs="?", metavar="ORDER", help="the same as --order-id")
+    _add_call_options(parser, operation)
+    parser.set_defaults(command=run_operation, operation=operation)
+
+
+def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
+    flag = "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
+    extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
+    types = set(_types_in(annotation))
+    if bool in types:
+        extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
+    elif int in types and str not in types:
+        extra["type"] = _integer
+    group.add_argument(flag, action=Once, **extra)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """The plain types that a field can have, out of unions, literals and annotations."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(type, arguments)
+    elif origin is Annotated:
+        yield from _types_in(arguments[0])
+    elif arguments:
+        for argument in arguments:
+            yield from _types_in(argument)
+    else:
+        yield annotation
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError("must be true or false")
+    return text == "true"
+
+
+def _integer(text: str) -> int:
+    if not _DIGITS.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")
+    return int(text)
+
+
+def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> None:
+    group = parser.add_argument_group("the call")
+    group.add_argument("--request-id", metavar="ID", help="echoed in the answer")
+    group.add_argument(
+        "--stateless", action="store_true", help="neither read nor write local state"
+    )
+    add_target(group)
+    if operation.idempotent:
+        group.add_argument(
+            "--idempotency-key", action=Once, metavar="KEY", help="makes a retry safe"
+        )
+    shape = group.add_mutually_exclusive_group()
+    shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")
+    shape.add_argument("--compact", dest="pretty", action="store_false", help="one line")

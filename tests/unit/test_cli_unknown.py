@@ -1,0 +1,51 @@
+"""A command line with an option that its command does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpcsvc.transport.cli import build_parser
+from rpcsvc.transport.cli_unknown import unknown_words
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What stderr says of a command line that can't be read; stdout stays empty."""
+    with pytest.raises(SystemExit) as ended:
+        build_parser().parse_args(words)
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    return told.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "near"),
+    [
+        ("agent:swap:plan", ["--amout", "1"], "--amount"),
+        ("agent:swap:plan", ["--amout=1"], "--amount"),
+        ("agent:swap:plan", ["--hasfunds"], "--has-funds"),
+        ("agent:swap:create", ["--session_id", "x"], "--session-id"),
+        ("agent:swap:status", ["--orderid", "x"], "--order-id"),
+        ("serve", ["--prot", "1"], "--port"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_known_one(
+    capsys: pytest.CaptureFixture[str], command: str, words: list[str], near: str
+) -> None:
+    told = refusal(capsys, command, *words)
+    assert f"unrecognized arguments: {' '.join(words)}." in told
+    assert f"Did you mean {near}?" in told
+    assert f"usage: rpcsvc {command}" in told, "the usage of this command, not of all"
+
+
+def test_a_key_where_none_is_taken_is_told_where_one_is(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k")
+    assert "Only calls that create an order take --idempotency-key." in told
+
+
+def test_every_unknown_option_has_its_hint_and_plain_words_have_none() -> None:
+    told = unknown_words(["--amout", "1", "--cain", "base"], "[--amount VALUE] [--chain VALUE]")
+    assert told == (
+        "unrecognized arguments: --amout 1 --cain base."
+        " Did you mean --amount? Did you mean --chain?"
+    )
+    assert unknown_words(["--zzz"], "[--amount VALUE]") == "unrecognized arguments: --zzz."
