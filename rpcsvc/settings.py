@@ -9,10 +9,11 @@ options of the CLI client, and what is done with a setting (app.py).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, NamedTuple, TypedDict
+from typing import Annotated, Final, Literal, NamedTuple, TypedDict, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -55,10 +56,10 @@ from rpcsvc.settings_sources import (
 )
 
 __all__ = [
-    "KEYS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings", "LogSettings",
-    "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings", "SettingsError",
-    "SigningSettings", "UpstreamSettings", "check_bind", "effective_config", "load_settings",
-    "render_config",
+    "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
+    "LogSettings", "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings",
+    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind", "effective_config",
+    "load_settings", "render_config",
 ]  # fmt: skip
 
 HOUR: Final = 3_600
@@ -249,7 +250,26 @@ def _walk(group: Group, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield key, value
 
 
+def _secrets(group: type[Group], prefix: str = "") -> Iterator[str]:
+    for name, field in group.model_fields.items():
+        key = f"{prefix}{field.validation_alias or name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Group):
+            yield from _secrets(field.annotation, f"{key}.")
+        elif _is_secret(field.annotation):
+            yield key
+
+
+def _is_secret(annotation: object) -> bool:
+    return annotation is SecretStr or any(map(_is_secret, get_args(annotation)))
+
+
 KEYS: Final = tuple(key for key, _ in _walk(Settings()))
+SECRETS: Final = frozenset(_secrets(Settings))
+# A URL of these may hold a provider's key in its path or query: only its host is shown.
+_URLS_WITH_KEYS: Final = frozenset(
+    {"onchain.monerod_url", "onchain.wallet_url", "onchain.nodes", "rates.sources"}
+)
+_URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
 
 
 def load_settings(
@@ -261,7 +281,11 @@ def load_settings(
     """
     named = environ.get(CONFIG_VARIABLE)
     path = config_file or (Path(named) if named else None)
-    layers = (read_file(path, KEYS), read_environment(environ, KEYS), read_flags(flags, KEYS))
+    layers = (
+        read_file(path, KEYS),
+        read_environment(environ, KEYS, SECRETS),
+        read_flags(flags, KEYS),
+    )
     given = {key: value for layer in layers for key, value in layer.values.items()}
     problems = [problem for layer in layers for problem in layer.problems]
     settings = _validated(given, problems)
@@ -295,7 +319,7 @@ def check_bind(settings: Settings) -> None:
 def effective_config(loaded: LoadedSettings) -> list[ConfigRow]:
     """Every setting with its origin, in the order of declaration, ready for JSON."""
     return [
-        ConfigRow(key=key, value=_shown(value), origin=loaded.origins[key])
+        ConfigRow(key=key, value=_shown(key, value), origin=loaded.origins[key])
         for key, value in _walk(loaded.settings)
     ]
 
@@ -312,12 +336,23 @@ def render_config(loaded: LoadedSettings) -> str:
     )
 
 
-def _shown(value: object) -> object:
+def _shown(key: str, value: object) -> object:
     if isinstance(value, tuple):
-        return [_shown(item) for item in value]
+        return [_shown(key, item) for item in value]
     if isinstance(value, SecretStr):
         return MASK
+    if key in _URLS_WITH_KEYS and isinstance(value, str):
+        return _URL.sub(_host_alone, value)
     return str(value) if isinstance(value, Path | Network | Integrator) else value
+
+
+def _host_alone(url: re.Match[str]) -> str:
+    scheme, host, rest = url.groups()
+    return (
+        url[0]
+        if "@" not in host and rest in ("", "/")
+        else f"{scheme}{host.rpartition('@')[2]}/{MASK}"
+    )
 
 
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:
@@ -339,7 +374,7 @@ def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
     key = next((key for key in KEYS if f"{location}.".startswith(f"{key}.")), location)
     value, origin = given.get(key, Given(None, "default"))
     received = "nothing" if value is None else repr(value)
-    if key == TOKENS_KEY:
+    if key in SECRETS or key in _URLS_WITH_KEYS:
         received = "a value that is not shown"
     elif len(received) > 80:
         received = f"{received[:80]}..."

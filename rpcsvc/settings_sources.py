@@ -33,10 +33,11 @@ ENV_PREFIX: Final = "RPCSVC_"
 CONFIG_VARIABLE: Final = "RPCSVC_CONFIG"
 TOKENS_KEY: Final = "agent_rpc_token"
 TOKENS_VARIABLE: Final = "AGENT_RPC_TOKEN"
-TOKENS_FILE_VARIABLE: Final = "AGENT_RPC_TOKEN_FILE"
+# A secret may come in a file that a variable of this name names: AGENT_RPC_TOKEN_FILE.
+_FILE_SUFFIX: Final = "_FILE"
 # Read by the command line before settings are loaded, and by the CLI client.
 _OTHER_VARIABLES: Final = frozenset({CONFIG_VARIABLE, "RPCSVC_URL"})
-_MAX_TOKEN_FILE_BYTES: Final = 65_536
+_MAX_SECRET_FILE_BYTES: Final = 65_536
 _MAX_UNITS: Final = 2**63 - 1  # the largest integer that SQLite stores exactly
 _TOKEN: Final = re.compile(r"[ -~]{16,1024}")
 _HOSTNAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -108,18 +109,22 @@ def read_file(path: Path | None, keys: Collection[str]) -> Layer:
     return layer
 
 
-def read_environment(environ: Mapping[str, str], keys: Collection[str]) -> Layer:
-    """The layer of the environment: ``RPCSVC_*``, ``AGENT_RPC_TOKEN`` and its ``_FILE``."""
+def read_environment(
+    environ: Mapping[str, str], keys: Collection[str], secrets: Collection[str]
+) -> Layer:
+    """The layer of the environment: ``RPCSVC_*`` and ``AGENT_RPC_TOKEN``; ``*_FILE`` of secrets."""
     layer = Layer({}, [])
     names = variable_names(keys)
-    known = {*names, *_OTHER_VARIABLES, TOKENS_FILE_VARIABLE}
+    files = {name + _FILE_SUFFIX: name for name, key in names.items() if key in secrets}
+    known = {*names, *_OTHER_VARIABLES, *files}
     for name, value in sorted(environ.items()):
         if name in names:
             layer.values[names[name]] = Given(Text(value), f"env {name}")
         elif name not in known and name.upper().startswith((ENV_PREFIX, TOKENS_VARIABLE)):
             layer.problems.append(_unknown(name, "environment", name.upper(), known))
-    if TOKENS_FILE_VARIABLE in environ:
-        _read_token_file(environ, layer)
+    for file, name in files.items():
+        if file in environ:
+            _read_secret_file(environ, name, names[name], layer)
     return layer
 
 
@@ -166,36 +171,37 @@ def _read_table(
             )
 
 
-def _read_token_file(environ: Mapping[str, str], layer: Layer) -> None:
-    """Take the tokens from the named file. Its path is not shown: it may be a token by mistake."""
-    origin = f"env {TOKENS_FILE_VARIABLE}"
-    if TOKENS_VARIABLE in environ:
+def _read_secret_file(environ: Mapping[str, str], name: str, key: str, layer: Layer) -> None:
+    """Take a secret from the named file. Its path is not shown: it may be a secret by mistake."""
+    file = name + _FILE_SUFFIX
+    origin = f"env {file}"
+    if name in environ:
         layer.problems.append(
-            f"{TOKENS_KEY} (env {TOKENS_VARIABLE} and {origin}): received both;"
+            f"{key} (env {name} and {origin}): received both;"
             " allowed: one of the two variables, remove the other"
         )
         return
     try:
-        content = _read_bounded(Path(environ[TOKENS_FILE_VARIABLE]))
+        content = _read_bounded(Path(environ[file]))
     except OSError as error:
         reason = error.strerror or "unreadable"
     except ValueError:
-        reason = f"not a text file of up to {_MAX_TOKEN_FILE_BYTES} bytes"
+        reason = f"not a text file of up to {_MAX_SECRET_FILE_BYTES} bytes"
     else:
-        layer.values[TOKENS_KEY] = Given(Text(content.strip()), origin)
+        layer.values[key] = Given(Text(content.strip()), origin)
         return
     layer.problems.append(
-        f"{TOKENS_KEY} ({origin}): the file can't be read ({reason});"
-        " allowed: the path of a readable file that holds the token"
+        f"{key} ({origin}): the file can't be read ({reason});"
+        " allowed: the path of a readable file that holds the secret"
     )
 
 
 def _read_bounded(path: Path) -> str:
     with path.open("rb") as file:
-        content = file.read(_MAX_TOKEN_FILE_BYTES + 1)
-    if len(content) > _MAX_TOKEN_FILE_BYTES:
+        content = file.read(_MAX_SECRET_FILE_BYTES + 1)
+    if len(content) > _MAX_SECRET_FILE_BYTES:
         raise ValueError("too large")
-    return content.decode("ascii")
+    return content.decode()
 
 
 def _unknown(name: str, source: str, wanted: str, known: Collection[str] | map[str]) -> str:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from rpcsvc.settings import (
     KEYS,
+    SECRETS,
     LoadedSettings,
     Settings,
     SettingsError,
@@ -23,6 +24,7 @@ from rpcsvc.settings import (
     load_settings,
     render_config,
 )
+from rpcsvc.settings_sources import variable_names
 
 CONFIG = Path(__file__).parents[2] / "config"
 TOKEN = "correct-horse-battery"
@@ -686,3 +688,83 @@ def test_each_key_of_a_shipped_file_has_a_comment_line_above_it(name: str) -> No
     keys = [number for number, line in enumerate(lines) if re.match(r"#?[a-z_]+ = ", line)]
     assert keys
     assert [lines[number] for number in keys if not lines[number - 1].startswith("# ")] == []
+
+
+# --- other secrets ---------------------------------------------------------------------------
+
+SECRET_VARIABLES = {key: name for name, key in variable_names(KEYS).items() if key in SECRETS}
+
+
+def test_the_secrets_are_known_by_their_type() -> None:
+    assert {
+        "agent_rpc_token",
+        "upstream.api_key",
+        "onchain.monerod_password",
+        "onchain.wallet_password",
+        "onchain.wallet_file_password",
+    } == SECRETS
+
+
+@pytest.mark.parametrize("key", sorted(SECRETS))
+def test_each_secret_may_come_in_a_file(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "secret"
+    path.write_text(f"{TOKEN}\n")
+    variable = f"{SECRET_VARIABLES[key]}_FILE"
+
+    loaded = load(environ={variable: str(path)})
+
+    assert loaded.origins[key] == f"env {variable}"
+    assert TOKEN in values(loaded.settings, key)
+    assert TOKEN not in render_config(loaded)
+
+
+def values(settings: object, key: str) -> list[str]:
+    """What a secret holds, revealed."""
+    for name in key.replace("agent_rpc_token", "agent_rpc_tokens").split("."):
+        settings = getattr(settings, name)
+    found = settings if isinstance(settings, tuple) else (settings,)
+    return [item.get_secret_value() for item in found]
+
+
+@pytest.mark.parametrize("key", sorted(SECRETS))
+def test_a_secret_of_the_wrong_type_is_not_shown(tmp_path: Path, key: str) -> None:
+    table, _, name = key.rpartition(".")
+    text = f"[{table}]\n" if table else ""
+
+    (problem,) = refused(toml(tmp_path, f'{text}{name} = ["{TOKEN}", 5]'))
+
+    assert problem.startswith(key)
+    assert TOKEN not in problem
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "shown"),
+    [
+        (
+            "RPCSVC_ONCHAIN__NODES",
+            "arbitrum=https://arb.example/v2/k3y, base=http://10.0.0.5:8545/",
+            ["arbitrum=https://arb.example/********", "base=http://10.0.0.5:8545/"],
+        ),
+        ("RPCSVC_ONCHAIN__WALLET_URL", "http://127.0.0.1:18083", "http://127.0.0.1:18083"),
+        (
+            "RPCSVC_RATES__SOURCES",
+            "mine=https://t.example?k3y=k3y#/last, kraken",
+            ["mine=https://t.example/********", "kraken"],
+        ),
+    ],
+)
+def test_of_a_url_that_may_hold_a_key_the_host_alone_is_shown(
+    variable: str, text: str, shown: object
+) -> None:
+    loaded = load(environ={variable: text})
+
+    (row,) = [row for row in effective_config(loaded) if row["origin"] == f"env {variable}"]
+    assert row["value"] == shown
+    assert "k3y" not in render_config(loaded)
+
+
+def test_a_url_that_is_refused_is_not_shown() -> None:
+    (problem,) = refused(environ={"RPCSVC_ONCHAIN__NODES": "arbitrum=htps://arb.example/k3y"})
+
+    assert "onchain.nodes" in problem
+    assert "k3y" not in problem
