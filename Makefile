@@ -4,24 +4,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIGHT := $(VENV)/.installed-light
+PINS = $(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 
-.PHONY: help install run demo test check bench generate crash regtest regtest-demo regtest-soak spectral clean
+.PHONY: help install run demo test check bench generate lock crash regtest regtest-demo regtest-soak spectral clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "rpcsvc needs Python 3.11 or newer")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev,onchain]'
+	@touch $(LIGHT) $@
+
+# The program alone: a sandbox needs no more.
+$(LIGHT): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 install: $(STAMP) ## make .venv with everything that the other targets need
 
-run: install ## serve on 127.0.0.1:8080 with the sandbox engine
+run: $(LIGHT) ## serve on 127.0.0.1:8080 with the sandbox engine
 	$(BIN)/rpcsvc serve
 
-demo: install ## run a whole swap each way and print every step
+demo: $(LIGHT) ## run a whole swap each way and print every step
 	$(BIN)/rpcsvc demo
 
 test: install ## the quick tests; those of real daemons too, where these are installed
@@ -54,6 +64,12 @@ check: install ## lint, types, import direction, generated files
 
 generate: install ## write the generated files anew
 	$(BIN)/python -m tools.generate
+
+lock: | $(BIN)/python ## pin the container's packages anew, with their hashes
+	$(BIN)/python -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
+	$(PINS) --extra onchain --output-file config/requirements.txt pyproject.toml
+	printf 'hatchling>=1.25\nsetuptools>=77\n' | $(PINS) --output-file config/requirements-build.txt -
 
 bench: install ## measure speed against the yardsticks (about a quarter of an hour)
 	$(BIN)/python -m tests.bench

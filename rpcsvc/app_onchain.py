@@ -1,6 +1,7 @@
 """The composition root's part for the engine onchain: wallets, rates, and the auditor beside them.
 
-A module of its own, since it imports the packages of the extra ``onchain``: app.py does so late.
+A module of its own, since no other engine needs what it imports: app.py imports it late. The
+packages of the extra ``onchain`` come later still, when a key is first needed (keys.py).
 What does not live here: anything that decides or computes.
 """
 
@@ -20,6 +21,7 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm_link import Refused
 from rpcsvc.settlement.onchain.evm_side import Ledgers
+from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
@@ -36,8 +38,11 @@ async def onchain_backend(
     """Both sides, rates and audits, running. Raises SettingsError for what a node refuses."""
     rates = rate_source(settings.rates, clock)
     served = wiring.served_chains(settings.onchain, chains)
+    # One for all: a pause that can't be written holds in this object alone.
+    switch = PauseSwitch(settings.data_dir)
     parts = wiring.Parts(
         data_dir=settings.data_dir,
+        switch=switch,
         chains=chains,
         clock=clock,
         monero_ledger=SqliteMoneroLedger(database),
@@ -54,7 +59,7 @@ async def onchain_backend(
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
     async with (
         wiring.onchain_engine(settings.onchain, parts) as engine,
-        audit_loop(settings.onchain, served, settings.data_dir) as audits,
+        audit_loop(settings.onchain, served, settings.data_dir, switch) as audits,
     ):
         beside = (engine.run, audits.run, *((rates.run,) if rates.run else ()))
         try:

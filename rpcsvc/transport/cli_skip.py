@@ -11,7 +11,7 @@ import sys
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
-from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
+from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, OnchainExtraMissing, read_mnemonic
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
@@ -42,7 +42,7 @@ async def _skip(
     """EVM first: it needs no daemon, and what is done twice skips more, which does no harm."""
     try:
         keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
-    except KeyFileRefused as error:
+    except (KeyFileRefused, OnchainExtraMissing) as error:
         raise UsageError(str(error)) from error
     usdc = await skip_evm(keys, SqliteEvmDepositLedger(database), count)
     node, wallet = wiring.monero_clients(settings.onchain)

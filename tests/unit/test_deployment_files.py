@@ -7,14 +7,21 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from rpcsvc.transport.cli import build_parser
 
 CONFIG = Path(__file__).parents[2] / "config"
 UNIT = (CONFIG / "rpcsvc.service").read_text()
 SIDECAR = (CONFIG / "sidecar.yaml").read_text()
 CONTAINER = (CONFIG / "Containerfile").read_text()
+OPERATIONS = (CONFIG.parent / "docs" / "operations.md").read_text()
 PROGRAM = "/opt/rpcsvc/.venv/bin/rpcsvc"
 
 
@@ -46,13 +53,104 @@ def test_the_service_may_not_write_where_others_read() -> None:
     assert "StateDirectoryMode=0700" in UNIT
 
 
-def test_the_probes_ask_what_the_program_answers() -> None:
-    commands = re.findall(r"command: \[(.*)\]", SIDECAR)
-    commands += re.findall(r"HEALTHCHECK .* CMD \[(.*)\]", CONTAINER)
-    assert len(commands) == 3
-    known = usage("health")
+def test_the_service_has_a_user_that_is_there_while_it_is_stopped() -> None:
+    (user,) = re.findall(r"^User=(.*)$", UNIT, re.MULTILINE)
+    assert "DynamicUser" not in UNIT
+    (made,) = re.findall(r"^#   useradd --system .* (\S+)$", UNIT, re.MULTILINE)
+    assert made == user
+    # The page has that very line, and a command as that user on the unit's files.
+    assert re.search(rf"^useradd --system .* {user}$", OPERATIONS, re.MULTILINE)
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
+    options = line.partition(" serve ")[2]
+    assert f"sudo -u {user} {PROGRAM} payouts list {options}\n" in OPERATIONS
+
+
+@pytest.mark.parametrize(
+    "line", ["RestartSec=5", "StartLimitIntervalSec=0", "LimitCORE=0", "LimitNOFILE=65536"]
+)
+def test_the_service_comes_back_and_keeps_its_memory_to_itself(line: str) -> None:
+    assert f"\n{line}\n" in UNIT
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_finds_little_that_the_service_could_still_give_up() -> None:
+    asked = ["systemd-analyze", "security", "--offline=yes", str(CONFIG / "rpcsvc.service")]
+    done = subprocess.run([*asked, "--threshold=25"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+def check_of(command: str) -> str:
+    """Which question a probe asks, as the program reads its command line."""
+    program, *words = re.findall(r"[^\s,\"]+", command)
+    assert program.endswith("/rpcsvc")
+    return str(build_parser("health").parse_args(words).check)
+
+
+@pytest.mark.parametrize(("probe", "asks"), [("readiness", "ready"), ("liveness", "live")])
+def test_each_probe_of_the_sidecar_asks_its_own_question(probe: str, asks: str) -> None:
+    (command,) = re.findall(rf"{probe}Probe:\n\s+exec:\n\s+command: \[(.*)\]", SIDECAR)
+    assert check_of(command) == asks
+
+
+def test_a_container_that_is_paused_is_well() -> None:
+    (command,) = re.findall(r"HEALTHCHECK .* CMD \[(.*)\]", CONTAINER)
+    assert check_of(command) == "live"
+
+
+# --- what the container is made of -----------------------------------------------------------
+
+
+def pins(name: str) -> dict[str, Version]:
+    """The packages of a file of requirements; each has hashes, or this fails."""
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", (CONFIG / name).read_text())[1:]
+    found: dict[str, Version] = {}
+    for block in blocks:
+        pinned = Requirement(block.partition(" \\\n")[0])
+        (specifier,) = pinned.specifier
+        assert specifier.operator == "=="
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block)
+        found[canonicalize_name(pinned.name)] = Version(specifier.version)
+    return found
+
+
+def asked_for(name: str) -> list[str]:
+    """What pyproject.toml asks for, of the packages that a file of requirements pins."""
+    project = tomllib.loads((CONFIG.parent / "pyproject.toml").read_text())
+    if name == "requirements-build.txt":
+        return list(project["build-system"]["requires"])
+    extras = project["project"]["optional-dependencies"]
+    return [*project["project"]["dependencies"], *extras["onchain"]]
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_the_pinned_packages_are_what_the_project_asks_for(name: str) -> None:
+    pinned = pins(name)
+    for each in map(Requirement, asked_for(name)):
+        version = pinned.get(canonicalize_name(each.name))
+        assert version is not None, f"{each.name} is not pinned: make lock"
+        assert version in each.specifier, f"{each} is pinned to {version}: make lock"
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_the_pinned_packages_come_from_no_place_that_is_written_down(name: str) -> None:
+    text = (CONFIG / name).read_text()
+    assert "://" not in text
+    assert "index" not in text
+    assert "@ " not in text
+
+
+def test_every_dependency_has_an_upper_bound() -> None:
+    for each in map(Requirement, asked_for("requirements.txt")):
+        assert any(bound.operator == "<" for bound in each.specifier), str(each)
+
+
+def test_the_container_fetches_nothing_without_a_hash() -> None:
+    steps = re.split(r"&&|\n", CONTAINER.replace("\\\n", ""))
+    commands = [step for step in steps if "/pip " in step]
+    assert len(commands) == 4
     for command in commands:
-        _, name, option, value = re.findall(r"[^\s,\"]+", command)
-        assert name == "health"
-        assert option in known
-        assert value in known
+        assert "--require-hashes" in command or "--no-deps" in command
+        assert "/pip wheel" not in command or "--no-build-isolation" in command

@@ -26,6 +26,18 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """The names that headings of a page are linked by."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_link_to_a_heading_finds_it(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text()):
+        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
 def test_every_file_that_the_architecture_page_names_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     for name in set(re.findall(r"`((?:rpcsvc|tests)/[\w/.]+)`", text)):

@@ -1,73 +1,248 @@
-"""docs/operations.md has a line for every alert of the engine onchain, and names no other."""
+"""docs/alerts.md has a line for every alarm and names no other; the commands of all pages exist."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
+import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rpcsvc.transport.cli import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs" / "operations.md").read_text()
-ONCHAIN = TEXT[TEXT.index("# The engine onchain") :]
+DOCS = ROOT / "docs"
+ALERTS = (DOCS / "alerts.md").read_text()
 ALARMS = {"warning", "error", "exception", "critical"}
-# A phrase of every reason that health can give, to be found in code and page alike.
-_CELLS = re.findall(r"^\| (`.*?) \|", ONCHAIN[ONCHAIN.index("| health says") :], re.MULTILINE)
-PHRASES = re.findall(r"`([^`]+)`", "".join(_CELLS))
+LEVELS = {"debug", "info", *ALARMS}
+TREES = {file: ast.parse(file.read_text()) for file in sorted((ROOT / "rpcsvc").rglob("*.py"))}
+EVENT = re.compile(r"[a-z]+(_[a-z0-9]+)*")
 
 
-def alarms(*folders: str) -> Iterator[str]:
-    """The events that these parts log at warning and above."""
-    for folder in folders:
-        for file in (ROOT / "rpcsvc" / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                    continue
-                target, first = node.func.value, node.args[:1]
-                is_log = isinstance(target, ast.Name) and target.id == "log"
-                if is_log and node.func.attr in ALARMS and isinstance(first[0], ast.Constant):
-                    yield str(first[0].value)
+def first_cells(head: str) -> list[str]:
+    """What stands in backticks in the first column of all tables that begin with this head."""
+    tables = re.findall(rf"^\| {head} \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", ALERTS, re.MULTILINE)
+    cells = re.findall(r"^\| (.*?) \|", "".join(tables), re.MULTILINE)
+    return re.findall(r"`([^`]+)`", " ".join(cells))
 
 
-def test_every_alarm_of_the_engine_is_explained() -> None:
-    found = set(alarms("settlement/onchain", "rates", "audit"))
-    assert len(found) > 15
-    assert [event for event in sorted(found) if f"`{event}`" not in ONCHAIN] == []
+# --- the log ---------------------------------------------------------------------------------
 
 
-def test_every_alarm_of_orders_and_store_is_explained() -> None:
-    found = {event for event in alarms("orders", "store") if "upstream" not in event}
-    found -= {"ticket_not_passed_on"}  # of the engine upstream, too
-    assert [event for event in sorted(found) if f"`{event}`" not in TEXT] == []
+def levels_in(node: ast.AST) -> set[str]:
+    """The log levels that an expression names, as attributes."""
+    inside = ast.walk(node)
+    return {each.attr for each in inside if isinstance(each, ast.Attribute)} & LEVELS
 
 
-def test_no_alarm_is_explained_that_does_not_exist() -> None:
-    table = ONCHAIN[ONCHAIN.index("| event | means | do |") :]
-    named = re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
-    real = set(alarms("settlement/onchain", "rates", "audit"))
-    assert [event for event in named if event not in real] == []
+def chosen_levels(tree: ast.AST) -> dict[str, set[str]]:
+    """Names that stand for a method of a log: ``write = log.warning if ... else log.info``."""
+    return {
+        target.id: levels
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Name) and (levels := levels_in(node.value))
+    }
 
 
-@pytest.mark.parametrize("phrase", [each for each in PHRASES if " " in each])
+def logged(call: ast.Call, chosen: dict[str, set[str]]) -> tuple[set[str], str] | None:
+    """The levels and the event of a call that logs, whatever the log is called."""
+    said = [arg.value if isinstance(arg, ast.Constant) else None for arg in call.args[:2]]
+    if isinstance(call.func, ast.Attribute) and call.func.attr in LEVELS:
+        levels, event = {call.func.attr}, said[:1]
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "log":
+        levels, event = LEVELS, said[1:]  # the level comes in a variable
+    elif isinstance(call.func, ast.Name) and call.func.id in chosen:
+        levels, event = chosen[call.func.id], said[:1]
+    elif said[:1] and said[0] in LEVELS:
+        levels, event = {str(said[0])}, said[1:]  # _report("error", "event")
+    else:
+        return None
+    if not event or not isinstance(event[0], str) or not EVENT.fullmatch(event[0]):
+        return None
+    return levels, event[0]
+
+
+@cache
+def events() -> dict[str, set[str]]:
+    """Every event that the service logs, and the levels that it is logged at."""
+    found: dict[str, set[str]] = {}
+    for tree in TREES.values():
+        chosen = chosen_levels(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (entry := logged(node, chosen)):
+                found.setdefault(entry[1], set()).update(entry[0])
+    return found
+
+
+def test_the_alarms_are_found_whoever_logs_them() -> None:
+    found = {event for event, levels in events().items() if levels & ALARMS}
+    assert len(found) > 60
+    assert found >= {
+        "order_set_aside",  # log.exception
+        "rpc_method_failed",  # _logger.exception
+        "database_unavailable",  # _report("error", ...)
+        "order_transition",  # write(...), chosen before
+        "library_log",  # log.log(level, ...)
+    }
+    assert "serving" in events()
+    assert "serving" not in found
+
+
+def test_every_alarm_is_explained() -> None:
+    alarms = {event for event, levels in events().items() if levels & ALARMS}
+    assert sorted(alarms - set(first_cells("event"))) == []
+
+
+def test_no_event_is_explained_that_does_not_exist() -> None:
+    named = first_cells("event")
+    assert len(named) > 60
+    assert sorted(set(named) - events().keys()) == []
+
+
+def test_no_event_is_explained_twice() -> None:
+    named = first_cells("event")
+    assert sorted({event for event in named if named.count(event) > 1}) == []
+
+
+# --- health ----------------------------------------------------------------------------------
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """The ids of the nodes that are docstrings."""
+    bodies = (node.body for node in ast.walk(tree) if hasattr(node, "body"))
+    firsts = (body[0] for body in bodies if isinstance(body, list) and body)
+    return {id(node.value) for node in firsts if isinstance(node, ast.Expr)}
+
+
+def text_of(node: ast.AST) -> str | None:
+    """What a literal says, with ``{}`` where something is put in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "{}" for part in node.values)
+    return None
+
+
+@cache
+def sentences() -> str:
+    """All string literals of what health asks, docstrings left out."""
+    folders = ("settlement", "orders", "rates", "store", "transport", "operations")
+    found = []
+    for file, tree in TREES.items():
+        if file.relative_to(ROOT / "rpcsvc").parts[0] in folders:
+            skipped = docstrings(tree)
+            texts = (text_of(node) for node in ast.walk(tree) if id(node) not in skipped)
+            found += [text for text in texts if text]
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("phrase", first_cells("health says"))
 def test_what_health_says_is_quoted_as_it_is(phrase: str) -> None:
-    source = "".join(
-        re.sub(r'"\s*\n\s*f?"', "", file.read_text())
-        for folder in ("settlement/onchain", "orders")
-        for file in (ROOT / "rpcsvc" / folder).rglob("*.py")
-    )
-    pattern = re.escape(phrase).replace(r"Monero\ node", r"Monero\ \{which\}")
-    pattern = pattern.replace(r"Monero\ wallet", r"Monero\ \{which\}")
-    assert re.search(pattern, source), phrase
+    which = re.sub(r"^the Monero (node|wallet)", "the Monero {}", phrase)
+    known = re.sub(r"^the (wallet|mnemonic) is not recorded", "the {} is not recorded", which)
+    assert any(each in sentences() for each in (phrase, which, known)), phrase
 
 
-def test_every_command_of_the_pages_exists() -> None:
-    pages = (ROOT / "docs" / name for name in ("operations.md", "onchain.md"))
-    text = "".join(page.read_text() for page in pages)
-    named = set(re.findall(r"`rpcsvc ([a-z]+(?::[a-z]+)*)", text))
-    help_text = build_parser().format_help()
-    for command in sorted(named):
-        assert re.search(rf"^    {command}\b", help_text, re.MULTILINE), command
+# --- commands --------------------------------------------------------------------------------
+
+
+def commands(text: str) -> Iterator[str]:
+    """The command lines of a page: in backticks within a line, and in blocks."""
+    blocks = re.findall(r"```.*?```", text, re.DOTALL)
+    for block in blocks:
+        text = text.replace(block, "")
+        for line in block.replace("\\\n", " ").splitlines():
+            yield from (
+                found.split(" | ")[0] for found in re.findall(r"(?:^|/)rpcsvc ([a-z].*)", line)
+            )
+    for span in re.findall(r"`(?:[^`\n]*/)?rpcsvc ([a-z][^`]*)`", text):
+        yield " ".join(span.split())
+
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+LINES = sorted({line for page in PAGES for line in commands(page.read_text())})
+
+
+@cache
+def tree() -> argparse.ArgumentParser:
+    """All that the program takes."""
+    return build_parser()
+
+
+def below(parser: argparse.ArgumentParser) -> Any:
+    """What holds the commands below this one; None when there are none."""
+    groups = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    return next(groups, None)
+
+
+def problem_of(line: str) -> str | None:
+    """What is wrong with a command line of a page; None when the program takes it.
+
+    Arguments may be left out: a page that names a command does not always give them. ``...``
+    stands for whatever may follow.
+    """
+    parser, values, words = tree(), 0, iter(shlex.split(line))
+    for word in words:
+        if word == "...":
+            return None
+        group = below(parser)
+        if word.startswith("--"):
+            if word not in parser._option_string_actions:
+                return f"no option {word}"
+            if parser._option_string_actions[word].nargs != 0:
+                next(words)
+        elif group is None:
+            values += 1
+        elif word in group.choices:
+            parser = group.choices[word]
+        else:
+            return f"no command {word}"
+    return problem_at_the_end(parser, values)
+
+
+def problem_at_the_end(parser: argparse.ArgumentParser, values: int) -> str | None:
+    """What a command line lacks, or has too much of, when all its words are read."""
+    group = below(parser)
+    if group is not None:
+        return "a command is missing" if group.required else None
+    taken = sum(not action.option_strings for action in parser._actions)
+    return f"{values} arguments, not {taken}" if values > taken else None
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_command_of_the_pages_exists(line: str) -> None:
+    assert problem_of(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("nonsense", "no command nonsense"),
+        ("payouts nonsense", "no command nonsense"),
+        ("payouts", "a command is missing"),
+        ("payouts pause --because TEXT", "no option --because"),
+        ("refund ORDER ADDR", "2 arguments, not 1"),
+        ("treasury", None),
+        ("db backup", None),
+        ("payouts ...", None),
+    ],
+)
+def test_a_command_that_does_not_exist_is_noticed(line: str, problem: str | None) -> None:
+    assert problem_of(line) == problem
+
+
+def test_commands_are_found_wherever_a_page_gives_them() -> None:
+    assert set(LINES) >= {
+        "payouts ...",  # in a line
+        "keys rotate --revoke",  # over the end of a line
+        "db backup DEST",
+        "agent:capabilities --compact",  # in a block
+    }
+    assert len(LINES) > 40
