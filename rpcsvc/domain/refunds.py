@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rpcsvc.domain.effects import AdvanceTransfer, Effect
 from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Transfer
-from rpcsvc.domain.states import OrderStatus, TransferKind, TransferState
+from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, TransferState
 
 
 def next_transfer_id(order: Order, kind: TransferKind) -> str:
@@ -89,22 +89,57 @@ def _by_recipient(order: Order) -> dict[str | None, _Share]:
     shares: dict[str | None, _Share] = defaultdict(_Share)
     for deposit in order.unspent:
         shares[_recipient(order, deposit.sender)].deposits.append(deposit)
-    leftover = _due_leftover(order)
-    if leftover:
-        shares[_recipient(order, _last_sender(order))].leftover = leftover
+    for sender, units in _leftovers(order).items():
+        if units:
+            shares[_recipient(order, sender)].leftover += units
     return shares
 
 
+def _leftovers(order: Order) -> dict[str | None, int]:
+    """The leftover that is due, by who sent it; not what is on its way to that sender already.
+
+    Nobody gets what another has sent: deposits are swapped in the order in which they were seen.
+    """
+    due, going = _due_leftover(order), _leftovers_under_way(order)
+    if not due:
+        return {}
+    paid = _paid_out(order)
+    rest, shares = due + sum(going.values()), dict.fromkeys((d.sender for d in reversed(paid)), 0)
+    for deposit in reversed(paid):
+        part = min(deposit.units, rest)
+        shares[deposit.sender] += part
+        rest -= part
+    for sender, share in shares.items():
+        shares[sender] = min(due, max(0, share - (going[sender] if sender else 0)))
+        due -= shares[sender]
+    last = next(iter(shares), None)
+    return shares | {last: shares.get(last, 0) + due}
+
+
+def _leftovers_under_way(order: Order) -> dict[str, int]:
+    """What of the leftover was, or may yet be, sent back, by recipient."""
+    going: dict[str, int] = defaultdict(int)
+    for refund in order.refunds:
+        if refund.state not in (TransferState.FAILED, TransferState.CANCELLED):
+            going[refund.address] += leftover_in(order, refund.transfer_id)
+    return going
+
+
 def _due_leftover(order: Order) -> int:
-    """The leftover goes back once its payout is settled: until then all may still be refunded."""
-    return order.leftover if order.status is OrderStatus.COMPLETED else 0
+    """The leftover goes back once its payout is settled: until then all may still be refunded.
+
+    And while a deposit that it is of has gone and come back, not before that is confirmed again.
+    """
+    is_due = order.status is OrderStatus.COMPLETED and not any(
+        d.state is DepositState.SEEN for d in _paid_out(order)
+    )
+    return order.leftover if is_due else 0
 
 
-def _last_sender(order: Order) -> str | None:
-    """Who sent the last of the deposits that were swapped in part."""
+def _paid_out(order: Order) -> list[Deposit]:
+    """The deposits that the payout was made of and that are there."""
     payout_id = order.payout.transfer_id if order.payout else None
-    senders = [d.sender for d in order.deposits if d.transfer_id == payout_id]
-    return senders[-1] if senders else None
+    return [d for d in order.deposits if d.transfer_id == payout_id and d.is_active]
 
 
 def _recipient(order: Order, sender: str | None) -> str | None:

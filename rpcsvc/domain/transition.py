@@ -75,8 +75,11 @@ def transition(order: Order, event: ev.Event, now: int) -> Transition:
     """The order after ``event`` at ``now`` (ms since the epoch), and the effects to carry out.
 
     Raises ImpossibleTransition when the table does not know the pair, or the event does not fit
-    the order's deposits and transfers.
+    the order's deposits, transfers or deadline.
     """
+    if isinstance(event, ev.DeadlinePassed) and now < (order.deadline_at or now):
+        # Seen before another event put the deadline off: what it was for is no longer due.
+        raise ImpossibleTransition(f"the deadline of {order.order_id} is not over")
     table = TRANSITIONS if order.terms.upstream_id is None else RELAYED
     rule = table[order.status].get(type(event))
     if rule is None:
@@ -165,6 +168,8 @@ def _record_seen(order: Order, event: ev.DepositSeen) -> Order:
         return replace(order, deposits=(*order.deposits, fresh))
     if known.is_active:
         raise ImpossibleTransition(f"deposit {event.key.txid} is known already")
+    if known.units != event.units:
+        raise ImpossibleTransition(f"deposit {event.key.txid} came back with another amount")
     # It came back after a reorganisation: the first sight of it is what counts for expires_at.
     return _set_deposit(order, event.key, DepositState.SEEN)
 
@@ -192,7 +197,11 @@ def _seen_first(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
 
 
 def _seen_more(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
-    return Transition(_record_seen(order, event))
+    order = _record_seen(order, event)
+    deposit, payout = order.deposit(event.key), order.payout
+    if deposit and payout and deposit.transfer_id == payout.transfer_id:
+        order = _count_leftover(order)  # it was gone, and is back
+    return Transition(order)
 
 
 def _confirmed_in_detected(order: Order, event: ev.DepositConfirmed, now: int) -> Transition:
@@ -200,7 +209,7 @@ def _confirmed_in_detected(order: Order, event: ev.DepositConfirmed, now: int) -
 
 
 def _removed_in_detected(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
-    return _decide(_set_deposit(order, event.key, DepositState.REMOVED), now)
+    return _decide(_withdraw(order, event), now)
 
 
 def _deadline_in_detected(order: Order, _event: ev.DeadlinePassed, now: int) -> Transition:
@@ -215,7 +224,9 @@ def _decide(order: Order, now: int, *, waited_enough: bool = False) -> Transitio
     if total >= order.terms.deposit_amount:
         return _swap(order, total)
     confirming = any(d.state is DepositState.SEEN for d in order.deposits)
-    if not waited_enough and (now < order.terms.expires_at or confirming):
+    # With nothing to decide about, an order has stepped back: what was counted may come again.
+    waiting = now < order.terms.expires_at or confirming or total == 0
+    if waiting and not waited_enough:
         return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
     if total >= order.terms.min_deposit:
         return _swap(order, total)
@@ -233,6 +244,8 @@ def _swap(order: Order, total: int) -> Transition:
     confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
     if any(d.first_seen_at > order.terms.expires_at for d in order.unspent):
         return Transition(confirmed, (PriceLateDeposit(),))
+    if order.terms.price.output(order.terms.direction, total) == 0:
+        return _refund(order, "The deposits are worth no more than the fees of paying them out.")
     return _plan_payout(confirmed, order.terms.price, total)
 
 
@@ -290,11 +303,17 @@ def _removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> 
     payout = _planned_payout(order)
     spent_on = (order.deposit(event.key) or _unknown(event.key)).transfer_id
     order = _withdraw(order, event)
-    if payout is None:
-        return _decide(order, now)
-    if spent_on != payout.transfer_id:
+    if payout is not None and spent_on != payout.transfer_id:
         return _refund_extra(order)
-    return _decide(_cancel(order, payout), now)
+    return _decide(_undecided(order), now)
+
+
+def _undecided(order: Order) -> Order:
+    """Take back whatever is not signed: a deposit beside the payout counts towards it again."""
+    for transfer in order.transfers:
+        if transfer.state is TransferState.PLANNED:
+            order = _cancel(order, transfer)
+    return replace(order, action_required=None)
 
 
 def _extra_confirmed(order: Order, event: ev.DepositConfirmed, _now: int) -> Transition:
@@ -341,7 +360,7 @@ def _removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> T
     order = _withdraw(order, event)
     if spent_on != payout_id:
         return _refund_extra(order)
-    order = _cancel(order, payout) if payout else release(order, payout_id)
+    order = _undecided(order if payout else release(order, payout_id))
     return _decide(replace(order, fills=(), leftover=0, error_message=None), now)
 
 
@@ -351,15 +370,26 @@ def _removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transit
     order = _withdraw(order, event)
     if payout is None or deposit.transfer_id != payout.transfer_id:
         return _refund_extra(order)
-    return _refund_extra(_withhold_leftover(order, deposit.units))
+    return _refund_extra(_withhold_leftover(order))
 
 
-def _withhold_leftover(order: Order, lost: int) -> Order:
+def _withhold_leftover(order: Order) -> Order:
     """What is left of deposits that were paid out can't go back once these are gone."""
     for refund in order.refunds:
         if refund.state is TransferState.PLANNED and leftover_in(order, refund.transfer_id):
             order = _cancel(order, refund)
-    return replace(order, leftover=max(0, order.leftover - lost))
+    return _count_leftover(order)
+
+
+def _count_leftover(order: Order) -> Order:
+    """What is there of the deposits that were paid out, less what was swapped or is going back."""
+    if not order.fills or order.payout is None:
+        return order
+    paid_out = order.payout.transfer_id
+    there = sum(d.units for d in order.deposits if d.transfer_id == paid_out and d.is_active)
+    gone = (TransferState.FAILED, TransferState.CANCELLED)
+    back = sum(leftover_in(order, t.transfer_id) for t in order.refunds if t.state not in gone)
+    return replace(order, leftover=max(0, there - twap.swapped_units(order) - back))
 
 
 def _removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
@@ -454,12 +484,20 @@ def _settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
 
 
 def _failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
-    transfer = _transfer(order, event.transfer_id, TransferState.PLANNED, *_MAY_END)
-    failed = replace(transfer, state=TransferState.FAILED, reason=event.reason)
-    order = release(_put(order, failed), transfer.transfer_id)
-    if transfer.kind is TransferKind.PAYOUT:
+    order, kind = _record_failed(order, event)
+    if kind is TransferKind.PAYOUT:
         return _refund(replace(order, leftover=0), "The payout failed on its network.")
     return _refund_extra(order)
+
+
+def _failed_undecided(order: Order, event: ev.TransferFailed, now: int) -> Transition:
+    return _decide(_record_failed(order, event)[0], now)
+
+
+def _record_failed(order: Order, event: ev.TransferFailed) -> tuple[Order, TransferKind]:
+    transfer = _transfer(order, event.transfer_id, TransferState.PLANNED, *_MAY_END)
+    failed = replace(transfer, state=TransferState.FAILED, reason=event.reason)
+    return release(_put(order, failed), transfer.transfer_id), transfer.kind
 
 
 def _cancel_and_refund(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
@@ -535,7 +573,9 @@ _RATE_FELL_MIDWAY = (
 )
 
 _S = OrderStatus
-_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)
+# Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
+_ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
+_FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
 
 
 def _stays(status: OrderStatus) -> dict[type, Rule]:
@@ -553,12 +593,24 @@ def _stays(status: OrderStatus) -> dict[type, Rule]:
     }
 
 
+def _undecided_rules(*statuses: OrderStatus) -> dict[type, Rule]:
+    """Rules for a refund that was signed before its order stepped back to ``statuses[0]``."""
+    return {
+        ev.TransferPublished: Rule(_published, statuses[:1]),
+        ev.TransferUnknown: Rule(_outcome_unknown, statuses[:1]),
+        ev.TransferSettled: Rule(_settled, statuses[:1]),
+        ev.TransferFailed: Rule(_failed_undecided, statuses),
+    }
+
+
 TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.AWAITING_DEPOSIT: {
+        **_undecided_rules(_S.AWAITING_DEPOSIT),
         ev.DepositSeen: Rule(_seen_first, (_S.DEPOSIT_DETECTED,)),
         ev.DeadlinePassed: Rule(_expire, (_S.EXPIRED,)),
     },
     _S.DEPOSIT_DETECTED: {
+        **_undecided_rules(_S.DEPOSIT_DETECTED, *_FUNDED),
         ev.DepositSeen: Rule(_seen_more, (_S.DEPOSIT_DETECTED,)),
         ev.DepositConfirmed: Rule(_confirmed_in_detected, (_S.DEPOSIT_DETECTED, *_FUNDED)),
         ev.DepositRemoved: Rule(
@@ -575,7 +627,7 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         ev.Repriced: Rule(_repriced, _FUNDED),
         ev.TransferPrepared: Rule(_prepared, (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP)),
         ev.TransferFailed: Rule(_failed, _FUNDED),
-        ev.DeadlinePassed: Rule(_cancel_and_refund, (_S.REFUNDING, _S.FAILED)),
+        ev.DeadlinePassed: Rule(_cancel_and_refund, _ENDED),
     },
     _S.EXECUTING_SWAP: {
         **_stays(_S.EXECUTING_SWAP),
@@ -584,19 +636,17 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
             _removed_in_executing, (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED)
         ),
         ev.ChunkFilled: Rule(_chunk_filled, (_S.EXECUTING_SWAP,)),
-        ev.FillingStopped: Rule(_filling_stopped, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)),
-        ev.TransferFailed: Rule(_failed, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)),
-        ev.DeadlinePassed: Rule(
-            _deadline_in_executing, (_S.EXECUTING_SWAP, _S.REFUNDING, _S.FAILED)
-        ),
+        ev.FillingStopped: Rule(_filling_stopped, (_S.EXECUTING_SWAP, *_ENDED)),
+        ev.TransferFailed: Rule(_failed, (_S.EXECUTING_SWAP, *_ENDED)),
+        ev.DeadlinePassed: Rule(_deadline_in_executing, (_S.EXECUTING_SWAP, *_ENDED)),
     },
     _S.REFUNDING: {
         **_stays(_S.REFUNDING),
         ev.DepositConfirmed: Rule(_extra_confirmed, (_S.REFUNDING,)),
-        ev.DepositRemoved: Rule(_removed_in_refunding, (_S.REFUNDING, _S.REFUNDED, _S.FAILED)),
+        ev.DepositRemoved: Rule(_removed_in_refunding, _ENDED),
         ev.TransferSettled: Rule(_settled, (_S.REFUNDING, _S.REFUNDED)),
-        ev.TransferFailed: Rule(_failed, (_S.REFUNDING,)),
-        ev.RefundAddressGiven: Rule(_refund_address_given, (_S.REFUNDING, _S.REFUNDED, _S.FAILED)),
+        ev.TransferFailed: Rule(_failed, _ENDED),
+        ev.RefundAddressGiven: Rule(_refund_address_given, _ENDED),
         ev.DeadlinePassed: Rule(_look_again, (_S.REFUNDING,)),
     },
     _S.COMPLETED: _stays(_S.COMPLETED),

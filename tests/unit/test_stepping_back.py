@@ -1,0 +1,323 @@
+"""Deposits that go away after the decision: what the chain shows is always taken in, and no money
+leaves for a deposit that is gone.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain import twap
+from rpcsvc.domain.order import DepositKey, Order, Terms, TwapPlan
+from rpcsvc.domain.refunds import leftover_in
+from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferState
+from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
+from rpcsvc.orders.deposits import events_of
+from rpcsvc.orders.ports import DepositSighting
+from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, XMR_UNIT, key, terms
+
+LATER = NOW + 2 * HOUR  # the deposit window is over
+OPEN_REFUND = "ord_1/refund/1"
+ENOUGH = 165_000_000  # the quoted rate
+
+
+def after(order: Order, *events: ev.Event, now: int = NOW) -> Order:
+    """The order once all of that has happened."""
+    for event in events:
+        order = transition(order, event, now).order
+    return order
+
+
+def seen(n: int, units: int, *, sender: str | None = None) -> ev.DepositSeen:
+    return ev.DepositSeen(key(n), units, sender, NOW)
+
+
+def funded(agreed: Terms, *units: int, sender: str | None = None) -> Order:
+    """An order with deposits of so many units, confirmed one after the other."""
+    order = after(open_order(agreed), *(seen(n, u, sender=sender) for n, u in enumerate(units)))
+    return after(order, *(ev.DepositConfirmed(key(n)) for n in range(len(units))))
+
+
+@pytest.mark.parametrize("chunks", [None, IN_CHUNKS])
+def test_a_payout_is_taken_back_with_its_deposit_when_only_dust_is_left_beside_it(
+    chunks: TwapPlan | None,
+) -> None:
+    order = funded(terms(twap_plan=chunks), XMR_UNIT, 1)
+    assert order.status.value == ("executing_swap" if chunks else "deposit_confirmed")
+
+    order = after(order, ev.DepositRemoved(key(0)), now=LATER)
+
+    assert order.status is OrderStatus.DEPOSIT_DETECTED
+    assert all(t.state is TransferState.CANCELLED for t in order.transfers)
+    assert not twap.is_filling(order)
+    order = after(order, seen(0, XMR_UNIT), ev.DepositConfirmed(key(0)), now=LATER)
+    assert order.status.value == ("executing_swap" if chunks else "deposit_confirmed")
+
+
+def test_an_order_of_which_only_dust_is_left_does_not_wait_for_ever() -> None:
+    order = after(funded(terms(), XMR_UNIT, 1), ev.DepositRemoved(key(0)), now=LATER)
+    assert order.deadline_at is not None
+    order = after(order, ev.DeadlinePassed(), now=order.deadline_at)
+    assert order.status is OrderStatus.EXPIRED
+
+
+def test_a_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
+    agreed = terms(Direction.USDC_TO_XMR)
+    order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount, sender="sender")
+    assert [t.transfer_id for t in order.refunds] == [OPEN_REFUND]
+
+    order = after(order, ev.DepositRemoved(key(0)))
+
+    # What had come beside is enough for the order, so it is swapped instead.
+    assert order.refunds[0].state is TransferState.CANCELLED
+    assert order.payout is not None
+    assert order.deposits[1].transfer_id == order.payout.transfer_id
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_no_refund_is_left_when_both_deposits_go_in_whatever_turn(first: int) -> None:
+    agreed = terms(Direction.USDC_TO_XMR)
+    order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount // 20, sender="sender")
+    assert order.transfer(OPEN_REFUND) is not None
+
+    order = after(order, ev.DepositRemoved(key(first)), ev.DepositRemoved(key(1 - first)))
+
+    assert order.status is OrderStatus.AWAITING_DEPOSIT
+    assert all(t.state is TransferState.CANCELLED for t in order.transfers)
+
+
+def stepped_back_with_a_signed_refund() -> Order:
+    """Its second deposit was going back, signed, when the first one went away."""
+    agreed = terms(Direction.USDC_TO_XMR)
+    order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount // 20, sender="sender")
+    order = after(order, ev.TransferPrepared(OPEN_REFUND, "id", "raw"))
+    order = after(order, ev.DepositRemoved(key(0)), now=LATER)
+    assert order.status is OrderStatus.DEPOSIT_DETECTED
+    return order
+
+
+def test_a_refund_that_was_signed_before_is_recorded_to_its_end() -> None:
+    order = after(
+        stepped_back_with_a_signed_refund(),
+        ev.TransferPublished(OPEN_REFUND),
+        ev.TransferUnknown(OPEN_REFUND, "lost"),
+        ev.TransferSettled(OPEN_REFUND),
+        now=LATER,
+    )
+    assert order.refunds[0].state is TransferState.SETTLED
+    assert order.status is OrderStatus.DEPOSIT_DETECTED
+
+
+def test_a_refund_that_was_signed_before_and_fails_frees_its_deposit() -> None:
+    order = stepped_back_with_a_signed_refund()
+    order = after(order, ev.TransferFailed(OPEN_REFUND, "reverted"), now=LATER)
+    assert order.status is OrderStatus.REFUNDING  # less than the minimum, and the window is over
+    assert order.unspent == (order.deposits[1],)
+
+
+def test_a_refund_that_fails_after_its_deposit_went_away_ends_the_order() -> None:
+    agreed = terms(Direction.USDC_TO_XMR)
+    order = after(open_order(agreed), seen(0, agreed.min_deposit // 2, sender="sender"))
+    order = after(order, ev.DepositConfirmed(key(0)), now=LATER)
+    order = after(order, ev.TransferPrepared(OPEN_REFUND, "id", "raw"), now=LATER)
+    order = after(order, ev.DepositRemoved(key(0)), now=LATER)
+    assert order.status is OrderStatus.REFUNDING
+
+    order = after(order, ev.TransferFailed(OPEN_REFUND, "reverted"), now=LATER)
+
+    assert order.status is OrderStatus.FAILED
+
+
+def test_what_chunks_left_goes_back_though_the_deposit_was_gone_for_a_moment() -> None:
+    order = funded(terms(twap_plan=IN_CHUNKS), XMR_UNIT)
+    order = after(order, ev.ChunkFilled(0, ENOUGH), ev.FillingStopped(1))
+    left = order.leftover
+    assert left == XMR_UNIT - order.fills[0].units
+    paid = "ord_1/payout/1"
+    order = after(order, ev.TransferPrepared(paid, "id", "raw"), ev.TransferSettled(paid))
+
+    assert order.action_required == "refund_address"
+    order = after(order, ev.DepositRemoved(key(0)))
+    assert (order.leftover, order.action_required) == (0, None)
+    order = after(order, seen(0, XMR_UNIT))
+    assert (order.leftover, order.action_required) == (left, None), "it may yet go for good"
+    order = after(order, ev.DepositConfirmed(key(0)))
+    assert (order.leftover, order.action_required) == (left, "refund_address")
+    order = after(order, ev.RefundAddressGiven("refund here"))
+
+    assert [t.units + t.fee for t in order.refunds] == [left]
+    # Once it is on its way, coming and going brings no second one.
+    order = after(order, ev.TransferPrepared(OPEN_REFUND, "id 2", "raw"))
+    order = after(order, ev.DepositRemoved(key(0)), seen(0, XMR_UNIT), ev.DepositConfirmed(key(0)))
+    assert (order.leftover, len(order.refunds)) == (0, 1)
+
+
+LEFT = 70_000_000  # of 150 USDC in chunks of 40, two of which are swapped
+
+
+def swapped_in_part(*units: int) -> Order:
+    """An order in chunks with a deposit from each of "sender 0", ..., and LEFT left over."""
+    order = open_order(terms(Direction.USDC_TO_XMR, IN_CHUNKS))
+    for n, sent in enumerate(units):
+        order = after(order, seen(n, sent, sender=f"sender {n}"))
+    # The first one last: then all of them are there when the decision is made.
+    order = after(order, *(ev.DepositConfirmed(key(n)) for n in reversed(range(len(units)))))
+    order = after(order, *(ev.ChunkFilled(n, ENOUGH) for n in (0, 1)), ev.FillingStopped(2))
+    paid = "ord_1/payout/1"
+    return after(order, ev.TransferPrepared(paid, "id", "raw"), ev.TransferSettled(paid))
+
+
+def test_a_stranger_who_adds_a_little_does_not_get_what_another_has_sent() -> None:
+    order = swapped_in_part(149_000_000, 1_000_000)
+    assert sum(t.units + t.fee for t in order.refunds) == LEFT
+    assert {t.address: t.units + t.fee for t in order.refunds} == {
+        "sender 0": LEFT - 1_000_000,
+        "sender 1": 1_000_000,
+    }
+
+
+def test_what_a_failed_refund_frees_is_not_sent_to_another() -> None:
+    order = swapped_in_part(120_000_000, 30_000_000)
+    failed = next(t for t in order.refunds if t.address == "sender 0")
+    assert failed.units + failed.fee == 40_000_000
+    order = after(
+        order,
+        ev.TransferPrepared(failed.transfer_id, "id 2", "raw"),
+        ev.TransferFailed(failed.transfer_id, "blacklisted"),
+    )
+    assert (order.leftover, order.action_required) == (40_000_000, "refund_address")
+    assert [t.address for t in order.refunds] == ["sender 1", "sender 0"]
+
+    order = after(order, ev.RefundAddressGiven("refund here"))
+
+    assert order.leftover == 0
+    assert (order.refunds[-1].address, order.refunds[-1].fee) == ("refund here", failed.fee)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_sum_of_which_fees_leave_nothing_is_refunded(direction: Direction) -> None:
+    agreed = terms(direction)
+    all_of_it = agreed.price.output(direction, agreed.min_deposit)
+    dear = replace(agreed.price, payout_fee=agreed.price.payout_fee + all_of_it)
+    order = after(open_order(replace(agreed, price=dear)), seen(0, agreed.min_deposit, sender="me"))
+
+    order = after(order, ev.DepositConfirmed(key(0)), now=LATER)
+
+    assert order.status is OrderStatus.REFUNDING
+    assert order.payout is None
+
+
+def test_a_deposit_that_comes_back_with_another_amount_is_not_credited() -> None:
+    order = after(open_order(terms()), seen(0, XMR_UNIT), ev.DepositRemoved(key(0)))
+    with pytest.raises(ImpossibleTransition, match="another amount"):
+        after(order, seen(0, 1))
+    assert after(order, seen(0, XMR_UNIT)).status is OrderStatus.DEPOSIT_DETECTED
+
+
+# --- random lives that can happen --------------------------------------------------------------
+
+
+class Life:
+    """An order, the chain that it lives on, and a die. ``step`` lets one thing happen."""
+
+    def __init__(self, die: random.Random) -> None:
+        self.die = die
+        direction = die.choice(list(Direction))
+        agreed = terms(direction, die.choice([None, None, IN_CHUNKS]))
+        dear = agreed.price.output(direction, agreed.deposit_amount) // 5
+        self.order = open_order(
+            die.choice([
+                agreed,
+                replace(agreed, price=replace(agreed.price, payout_fee=dear)),
+                replace(agreed, refund_fee=agreed.deposit_amount // 5),
+            ])
+        )  # fmt: skip
+        self.sender = "sender" if direction is Direction.USDC_TO_XMR else None
+        self.now = NOW
+        self.chain: dict[DepositKey, DepositSighting] = {}
+
+    def happens(self, event: ev.Event) -> None:
+        """Raises ImpossibleTransition, which the test does not catch: all of this can happen."""
+        self.order = after(self.order, event, now=self.now)
+        assert all(t.units > 0 for t in self.order.transfers)
+
+    def step(self) -> None:
+        self.now += self.die.choice([1, 1, 60_000, HOUR // 2, HOUR, 25 * HOUR])
+        moves = [self.pay, self.mine, self.mine, self.send, self.send, self.wait, self.fill]
+        self.die.choice([*moves, self.name_address])()
+
+    def pay(self) -> None:
+        share = self.die.choice([0, 5, 9, 50, 100, 100, 300])
+        units = max(1, self.order.terms.deposit_amount * share // 100)
+        fresh = key(len(self.chain))
+        self.show(
+            DepositSighting(fresh, "here", units, self.sender, self.now, DepositState.SEEN)
+        )  # fmt: skip
+
+    def mine(self) -> None:
+        if self.chain:
+            states = [*DepositState, DepositState.CONFIRMED, DepositState.CONFIRMED]
+            known = self.die.choice(list(self.chain.values()))
+            self.show(replace(known, state=self.die.choice(states)))
+
+    def show(self, sighting: DepositSighting) -> None:
+        self.chain[sighting.key] = sighting
+        for event in events_of(self.order, sighting):
+            self.happens(event)
+
+    def send(self) -> None:
+        live = [t for t in self.order.transfers if not t.state.is_final]
+        if not live:
+            return
+        sent = self.die.choice(live)
+        goes_on: ev.Event = ev.TransferSettled(sent.transfer_id)
+        if sent.state is TransferState.PLANNED:
+            goes_on = ev.TransferPrepared(sent.transfer_id, "id", "raw")
+        failed = ev.TransferFailed(sent.transfer_id, "no")
+        self.happens(self.die.choice([goes_on, goes_on, failed]))
+
+    def wait(self) -> None:
+        if self.order.deadline_at is not None and self.now >= self.order.deadline_at:
+            self.happens(ev.DeadlinePassed())
+
+    def fill(self) -> None:
+        if twap.is_filling(self.order):
+            index = len(self.order.fills)
+            fair = twap.next_fill(self.order, ENOUGH, self.now) is not None
+            filled: ev.Event = ev.ChunkFilled(index, ENOUGH)
+            stopped: ev.Event = ev.FillingStopped(index)
+            self.happens(self.die.choice([filled, filled, stopped]) if fair else stopped)
+
+    def name_address(self) -> None:
+        if self.order.action_required:
+            self.happens(ev.RefundAddressGiven("refund here"))
+
+    def require_sound(self) -> None:
+        order = self.order
+        for transfer in order.transfers:
+            taken = [d for d in order.deposits if d.transfer_id == transfer.transfer_id]
+            if transfer.state is TransferState.PLANNED:
+                assert all(d.is_active for d in taken), "it would be paid for what is gone"
+        payout = order.payout
+        if order.status is not OrderStatus.COMPLETED or payout is None or not order.fills:
+            return
+        paid = [d for d in order.deposits if d.transfer_id == payout.transfer_id]
+        if all(d.is_active for d in paid):
+            gone = (TransferState.FAILED, TransferState.CANCELLED)
+            back = sum(
+                leftover_in(order, t.transfer_id) for t in order.refunds if t.state not in gone
+            )
+            owed = sum(d.units for d in paid) - twap.swapped_units(order) - back
+            assert order.leftover == owed
+
+
+def test_nothing_that_the_chain_can_show_is_ever_refused() -> None:
+    die = random.Random(20_26)  # the same lives in every run
+    for _ in range(4_000):
+        life = Life(die)
+        for _ in range(die.randint(3, 25)):
+            life.step()
+            life.require_sound()
