@@ -2,7 +2,7 @@
 
 A rate is an integer of USDC units (10^-6 USDC) per whole XMR. Outputs are rounded down and fees
 up, so that no more is ever paid out than was quoted. One USDC is taken as one USD.
-What does not live here: where a rate comes from (rates/), which deposits count (transition.py).
+What does not live here: where a rate comes from (rates/), which deposits count (decision.py).
 """
 
 from __future__ import annotations

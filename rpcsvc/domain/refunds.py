@@ -3,7 +3,7 @@
 A refund takes whole deposits: those of one recipient share one transfer and its fee. What is left
 of the deposits of a TWAP order that was swapped in part goes with them. A deposit that is worth no
 more than the fee is held as dust and shown. What does not live here: when an
-order is refunded (transition.py).
+order is refunded (refund_rules.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -17,13 +19,16 @@ from rpcsvc.domain.refunds import leftover_in
 from rpcsvc.domain.states import (
     DepositState,
     Direction,
+    OnDeadline,
     OrderStatus,
     TransferKind,
     TransferState,
 )
 from rpcsvc.domain.transition import (
+    RELAYED,
     TRANSITIONS,
     ImpossibleTransition,
+    Rule,
     open_order,
     transition,
 )
@@ -33,7 +38,7 @@ HOUR = 3_600_000
 XMR_UNIT = 10**12
 TIMEOUTS = Timeouts(late_window=HOUR // 4, confirm=24 * HOUR, prepare=900_000,
                     payout_check=600_000, refund_reminder=7 * 24 * HOUR)  # fmt: skip
-ALL_EVENTS = {event for rules in TRANSITIONS.values() for event in rules}
+ALL_EVENTS = set(get_args(ev.Event))
 
 
 def terms(direction: Direction = Direction.XMR_TO_USDC, twap_plan: TwapPlan | None = None) -> Terms:
@@ -71,19 +76,38 @@ def key(n: int) -> DepositKey:
     return DepositKey("network", f"tx{n}", 0)
 
 
-def test_the_table_covers_every_status_and_an_unknown_pair_changes_nothing() -> None:
-    assert set(TRANSITIONS) == set(OrderStatus)
-    order = open_order(terms())
-    for event in ALL_EVENTS - set(TRANSITIONS[order.status]):
-        with pytest.raises(ImpossibleTransition):
+# An order of each kind, and the table that it lives by.
+OF_OURS = pytest.param(terms(), TRANSITIONS, id="ours")
+RELAYED_ONE = pytest.param(replace(terms(), upstream_id="theirs"), RELAYED, id="relayed")
+Table = Mapping[OrderStatus, Mapping[type, Rule]]
+
+
+def test_the_tables_cover_every_status_and_every_event() -> None:
+    assert set(TRANSITIONS) == set(RELAYED) == set(OrderStatus)
+    known = {
+        event for table in (TRANSITIONS, RELAYED) for rules in table.values() for event in rules
+    }
+    assert known == ALL_EVENTS
+
+
+@pytest.mark.parametrize("status", OrderStatus)
+@pytest.mark.parametrize(("agreed", "table"), [OF_OURS, RELAYED_ONE])
+def test_a_pair_that_is_not_in_its_table_is_refused(
+    agreed: Terms, table: Table, status: OrderStatus
+) -> None:
+    order = replace(open_order(agreed), status=status, deadline_at=None)
+    unknown = ALL_EVENTS - set(table[status])
+    assert unknown, "every status refuses something"
+    for event in unknown:
+        with pytest.raises(ImpossibleTransition, match=f"^{event.__name__} in {status}$"):
             transition(order, object.__new__(event), NOW)
-    assert order == open_order(terms())
 
 
 def test_a_terminal_status_has_no_rule_that_leaves_it() -> None:
-    for status, rules in TRANSITIONS.items():
-        if status.is_terminal:
-            assert all(rule.targets == (status,) for rule in rules.values())
+    for table in (TRANSITIONS, RELAYED):
+        for status, rules in table.items():
+            if status.is_terminal:
+                assert all(rule.targets == (status,) for rule in rules.values())
 
 
 def test_a_deposit_is_not_credited_twice() -> None:
@@ -107,13 +131,51 @@ def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
         transition(order, ev.TransferPrepared(payout.transfer_id, "t", "r"), NOW)
 
 
-def test_a_deadline_is_not_passed_before_its_time_twice() -> None:
+@pytest.mark.parametrize(("agreed", "table"), [OF_OURS, RELAYED_ONE])
+def test_a_deadline_does_not_pass_a_millisecond_before_its_time(
+    agreed: Terms, table: Table
+) -> None:
+    order = open_order(agreed)
+    due = order.deadline_at
+    assert due is not None
+    with pytest.raises(ImpossibleTransition, match="deadline of ord_1 is not over"):
+        transition(order, ev.DeadlinePassed(), due - 1)
+    passed = transition(order, ev.DeadlinePassed(), due).order
+    assert passed.status in table[order.status][ev.DeadlinePassed].targets
+
+
+def test_a_deadline_does_not_pass_twice() -> None:
     order = open_order(terms())
     assert order.deadline_at == NOW + HOUR + HOUR // 4
     expired = transition(order, ev.DeadlinePassed(), order.deadline_at).order
     assert (expired.status, expired.deadline_at) == (OrderStatus.EXPIRED, None)
-    with pytest.raises(ImpossibleTransition):
+    with pytest.raises(ImpossibleTransition, match="DeadlinePassed in expired"):
         transition(expired, ev.DeadlinePassed(), order.deadline_at)
+
+
+def test_a_deadline_that_the_last_chunk_has_put_off_does_not_take_the_payout_back() -> None:
+    order = open_order(terms(twap_plan=IN_CHUNKS))
+    order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    while_filling = NOW + TIMEOUTS.payout_check
+    assert (order.deadline_at, order.on_deadline) == (while_filling, OnDeadline.REPUBLISH)
+    last = len(twap.chunks(order, XMR_UNIT)) - 1
+    for index in range(last):
+        order = transition(order, ev.ChunkFilled(index, 165_000_000), NOW).order
+    assert order.deadline_at == while_filling
+    # It is over and someone has seen that; the last chunk is filled before they say so.
+    order = transition(order, ev.ChunkFilled(last, 165_000_000), while_filling).order
+    assert order.payout is not None
+    assert (order.payout.state, order.on_deadline) == (TransferState.PLANNED, OnDeadline.REFUND)
+
+    with pytest.raises(ImpossibleTransition, match="is not over"):
+        transition(order, ev.DeadlinePassed(), while_filling)
+
+    due = while_filling + TIMEOUTS.prepare
+    assert order.deadline_at == due
+    late = transition(order, ev.DeadlinePassed(), due).order
+    assert late.status is OrderStatus.REFUNDING
+    assert late.transfers[0].state is TransferState.CANCELLED
 
 
 # --- random lives ----------------------------------------------------------------------------

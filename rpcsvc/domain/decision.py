@@ -1,0 +1,113 @@
+"""The decision about an order's deposits: swap, refund, wait or expire, and the payout's plan.
+
+The rules about deposits, in the order in which they are asked (design part 3):
+  1. Confirmed deposits reach ``deposit_amount``: all of them are swapped at the locked rate,
+     or refunded if they are over ``max_deposit``.
+  2. Until ``expires_at``, and while a deposit is still confirming, the order waits.
+  3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
+  4. A sum with a deposit first seen after ``expires_at`` is re-priced before it is swapped.
+  5. What is confirmed after the decision goes back as a refund of its own.
+
+What does not live here: the events that ask for it (deposit_rules.py, transfer_rules.py,
+chunk_rules.py), how a rate becomes an amount (pricing.py), how a TWAP order is cut (twap.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain import twap
+from rpcsvc.domain.effects import AdvanceTransfer, FillChunk, PriceLateDeposit
+from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.pricing import Price, keeps_proportion
+from rpcsvc.domain.refund_rules import refund
+from rpcsvc.domain.refunds import next_transfer_id
+from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, TransferState
+from rpcsvc.domain.steps import ImpossibleTransition, Transition, cancel, planned_payout
+
+_UNCONFIRMED = "The deposit was never confirmed by its network."
+
+
+def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition:
+    """Swap, refund, wait or expire: the rules of the module's docstring, top to bottom."""
+    if not any(d.is_active for d in order.deposits):
+        return Transition(replace(order, status=OrderStatus.AWAITING_DEPOSIT))
+    total = sum(d.units for d in order.unspent)
+    if total >= order.terms.deposit_amount:
+        return _swap(order, total)
+    confirming = any(d.state is DepositState.SEEN for d in order.deposits)
+    # With nothing to decide about, an order has stepped back: what was counted may come again.
+    waiting = now < order.terms.expires_at or confirming or total == 0
+    if waiting and not waited_enough:
+        return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
+    if total >= order.terms.min_deposit:
+        return _swap(order, total)
+    if total == 0:
+        return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_UNCONFIRMED))
+    return refund(order, "The deposits stayed below the minimum until the order expired.")
+
+
+def undecided(order: Order) -> Order:
+    """Take back whatever is not signed: a deposit beside the payout counts towards it again."""
+    for transfer in order.transfers:
+        if transfer.state is TransferState.PLANNED:
+            order = cancel(order, transfer)
+    return replace(order, action_required=None)
+
+
+def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
+    """Pay late deposits out at the fresh rate, or refund them when that has moved too far."""
+    if planned_payout(order) is not None:
+        raise ImpossibleTransition("the payout is planned already")
+    terms = order.terms
+    total = sum(d.units for d in order.unspent)
+    price = terms.price.at(event.rate)
+    output = price.output(terms.direction, total)
+    fair = keeps_proportion(
+        output=output,
+        deposited=total,
+        min_received=terms.min_received,
+        deposit_amount=terms.deposit_amount,
+    )
+    if not fair or total > terms.max_deposit:
+        return refund(order, "The deposit came late and the rate has moved too far since.")
+    return _plan_payout(order, price, total)
+
+
+def pay(order: Order, units: int, integrator_fee: int) -> Transition:
+    """Plan the payout that the deposits were taken up for, in payout units."""
+    terms = order.terms
+    payout = Transfer(
+        transfer_id=next_transfer_id(order, TransferKind.PAYOUT),
+        kind=TransferKind.PAYOUT,
+        network=terms.payout_network,
+        asset=terms.payout_asset,
+        address=terms.to_address,
+        units=units,
+        fee=terms.price.payout_fee,
+        integrator_fee=integrator_fee,
+    )
+    planned = replace(order, transfers=(*order.transfers, payout))
+    return Transition(planned, (AdvanceTransfer(payout.transfer_id),))
+
+
+def _swap(order: Order, total: int) -> Transition:
+    if total > order.terms.max_deposit:
+        return refund(order, "The deposits are above the maximum.")
+    if twap.is_cut(order, total):
+        filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
+        return Transition(filling, (FillChunk(0),))
+    confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
+    if any(d.first_seen_at > order.terms.expires_at for d in order.unspent):
+        return Transition(confirmed, (PriceLateDeposit(),))
+    if order.terms.price.output(order.terms.direction, total) == 0:
+        return refund(order, "The deposits are worth no more than the fees of paying them out.")
+    return _plan_payout(confirmed, order.terms.price, total)
+
+
+def _plan_payout(order: Order, price: Price, total: int) -> Transition:
+    """Pay out what all unspent deposits, ``total`` units, bring at ``price``."""
+    direction = order.terms.direction
+    fee = price.integrator_fee(direction, total)
+    return pay(twap.take_up(order), price.output(direction, total), fee)
