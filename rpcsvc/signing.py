@@ -26,6 +26,7 @@ import structlog
 from nacl.bindings import crypto_sign, crypto_sign_seed_keypair
 
 from rpcsvc.clock import Clock, iso8601
+from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.verify import (
     ALGORITHM,
     VERSION,
@@ -111,7 +112,7 @@ class KeyRing:
             with _locked(directory, fcntl.LOCK_EX):
                 if not (directory / RING_NAME).exists():
                     _commit(directory, _Keys(ring._new_key()))
-                    _sync_directory(directory.parent)
+                    sync_directory(directory.parent)
                 ring._adopt()
         return ring
 
@@ -376,14 +377,6 @@ def _make_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, exist_ok=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _read(directory: Path) -> tuple[_Keys, Mark]:
     """The ring on disk and the mark of its file. The directory must be locked."""
     _check_files(directory)
@@ -424,25 +417,13 @@ def _commit(directory: Path, keys: _Keys) -> None:
     The directory must be locked. Whatever stops this leaves the old ring or the new one.
     """
     _check_files(directory)
-    _write_fresh(directory / FRESH_NAME, _encode(keys))
+    (directory / FRESH_NAME).unlink(missing_ok=True)
+    write_new(directory / FRESH_NAME, _encode(keys))
     with _held(directory / RING_NAME) as old:
         (directory / FRESH_NAME).replace(directory / RING_NAME)
-        _sync_directory(directory)
+        sync_directory(directory)
         if old is not None:
             _overwrite(old)
-
-
-def _write_fresh(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Making an audit: heads of the chains, a copy of the books, what the chains say, comparison.
+"""Making an audit: heads of the chains, the books, what the chains say, comparison.
 
 And the loop that does so beside the running service. What does not live here: the rules (check.py),
 the readers (books.py, monero_chain.py, evm_chain.py).
@@ -25,7 +25,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 from rpcsvc.store.books import BooksUnreadable
 
 log = structlog.get_logger(__name__)
@@ -166,12 +166,8 @@ class AuditLoop:
         fresh = [item for item in report.differences if self._stops(item)]
         if not fresh or not self._pauses or self._switch.reason() is not None:
             return
-        first = fresh[0]
-        self._switch.pause(
-            f"audit: {first.kind} of {first.subject}: {first.found} instead of {first.expected}"
-            f" {first.unit}".rstrip()
-            + f" ({len(fresh)} in all)"
-        )
+        throw(self._switch, _reason(fresh))
+        # Written or not: what is paused in memory only is let go by a restart alone, as this is.
         self._known.update(fresh)
         self._gaps |= gaps
         log.error("payouts_paused_by_audit", differences=len(fresh))
@@ -187,6 +183,12 @@ class AuditLoop:
         return not item.is_income and item not in self._known
 
 
+def _reason(fresh: Sequence[Difference]) -> str:
+    first = fresh[0]
+    told = f"{first.kind} of {first.subject}: {first.found} instead of {first.expected}"
+    return f"audit: {f'{told} {first.unit}'.rstrip()} ({len(fresh)} in all)"
+
+
 def _log(item: Difference) -> None:
     said = {"kind": item.kind, "subject": item.subject, "expected": item.expected,
             "found": item.found, "unit": item.unit}  # fmt: skip
@@ -198,13 +200,16 @@ def _log(item: Difference) -> None:
 
 @asynccontextmanager
 async def audit_loop(
-    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path
+    settings: OnchainSettings, chains: ChainRegistry, data_dir: Path, switch: PauseSwitch
 ) -> AsyncIterator[AuditLoop]:
-    """The loop of the running service, as its settings say. Raises SettingsError."""
+    """The loop of the running service, as its settings say. Raises SettingsError.
+
+    ``switch``: the one that the engine looks at.
+    """
     async with open_auditor(settings, chains, data_dir) as auditor:
         yield AuditLoop(
             auditor,
-            PauseSwitch(data_dir),
+            switch,
             seconds=settings.audit_seconds,
             pause_on_difference=settings.pause_on_difference,
         )

@@ -1,18 +1,19 @@
-"""Reading the books: a copy of the database, made beside a running service, as plain records.
+"""Reading the books: the database of one moment, beside a running service, as plain records.
 
-The copy is made by SQLite's backup over a read-only connection: one moment, whatever the service
-writes meanwhile. What does not live here: what is compared with it (check.py).
+All rows are fetched in one read transaction over a read-only connection, whatever the service
+writes meanwhile, and made into records after it: while it is open the service can't begin its log
+anew. Nothing is written, so that books are audited on a full disk too. What does not live here:
+what is compared with them (check.py).
 """
 
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final
 
 import orjson
 
@@ -32,10 +33,8 @@ from rpcsvc.audit.records import (
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.migrations import scripts
+from rpcsvc.store.migrations import other_schema
 from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
-
-T = TypeVar("T")
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
@@ -90,6 +89,18 @@ _EVM_WATCHED = (
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
     " WHERE network = n.network)), max(number), hash FROM evm_cursor n GROUP BY network"
 )
+_HOT = "SELECT hot_address FROM evm_wallet"
+_EVM_ADDRESSES = "SELECT address FROM evm_addresses"
+_PRIMARY = "SELECT primary_address FROM monero_wallet"
+_ALL: Final = (
+    _ORDERS, _DEPOSITS, _TRANSFERS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _EXPLAINED, _OPENINGS,
+    _EVM_PAYMENTS, _EVM_ATTEMPTS, _SWEEPS, _MONERO_WATCHED, _EVM_WATCHED, _HOT, _EVM_ADDRESSES,
+    _PRIMARY,
+)  # fmt: skip
+
+Row = tuple[Any, ...]
+# The rows of each query, by its text.
+Rows = Mapping[str, Iterable[Row]]
 
 
 def read_books(data_dir: Path) -> Books:
@@ -98,81 +109,71 @@ def read_books(data_dir: Path) -> Books:
     if not path.is_file():
         raise BooksUnreadable(f"There is no database at {path}.")
     try:
-        with _copy_of(path) as copy:
-            _require_schema(copy)
-            return _books(copy)
+        rows = _rows(path)
     except sqlite3.Error as error:
         raise BooksUnreadable(f"{path} can't be read: {error}.") from error
+    return _books(rows)
 
 
-@contextmanager
-def _copy_of(path: Path) -> Iterator[sqlite3.Connection]:
-    """A copy that is gone at the end, as unreadable to others as a data directory."""
-    with (
-        tempfile.TemporaryDirectory(prefix="rpcsvc-audit-") as directory,
-        closing(sqlite3.connect(Path(directory) / DATABASE_NAME)) as copy,
-    ):
-        with closing(open_reader(path)) as reader:
-            reader.backup(copy)
-        yield copy
+def _rows(path: Path) -> Rows:
+    """All that an audit needs, of one moment. Raises BooksUnreadable and sqlite3.Error."""
+    with closing(open_reader(path)) as reader:
+        reader.execute("BEGIN")
+        _require_schema(reader)
+        return {sql: reader.execute(sql).fetchall() for sql in _ALL}
 
 
-def _require_schema(copy: sqlite3.Connection) -> None:
-    (version,) = copy.execute("PRAGMA user_version").fetchone()
-    newest = scripts()[-1][0]
-    if version != newest:
+def _require_schema(reader: sqlite3.Connection) -> None:
+    other = other_schema(reader)
+    if other is not None:
         raise BooksUnreadable(
-            f"The schema of the database is version {version}; this version of the service has"
-            f" {newest}. Audit it with the version of the service that runs on it."
+            f"The database can't be audited: {other}. Audit it with the version of the service that"
+            " runs on it."
         )
 
 
-def _books(copy: sqlite3.Connection) -> Books:
-    hot = _one(copy, "SELECT hot_address FROM evm_wallet")
+def _books(rows: Rows) -> Books:
     return Books(
-        orders=_orders(copy),
-        payments=(*_monero_payments(copy), *_evm_payments(copy)),
-        sweeps=tuple(SweepEntry(*row) for row in copy.execute(_SWEEPS)),
-        watched=dict(_watched(copy)),
-        evm_hot=hot,
-        evm_addresses=frozenset(
-            str(address) for (address,) in copy.execute("SELECT address FROM evm_addresses")
-        ),
-        monero_primary=_one(copy, "SELECT primary_address FROM monero_wallet"),
+        orders=_orders(rows),
+        payments=(*_monero_payments(rows), *_evm_payments(rows)),
+        sweeps=tuple(SweepEntry(*row) for row in rows[_SWEEPS]),
+        watched=dict(_watched(rows)),
+        evm_hot=_one(rows[_HOT]),
+        evm_addresses=frozenset(str(address) for (address,) in rows[_EVM_ADDRESSES]),
+        monero_primary=_one(rows[_PRIMARY]),
         explanations=tuple(
             Explanation(network, txid, note, int(wei))
-            for network, txid, note, wei in copy.execute(_EXPLAINED)
+            for network, txid, note, wei in rows[_EXPLAINED]
         ),
         openings={
             network: Opening(block, block_hash, nonce, int(wei))
-            for network, block, block_hash, nonce, wei in copy.execute(_OPENINGS)
+            for network, block, block_hash, nonce, wei in rows[_OPENINGS]
         },
     )
 
 
-def _one(copy: sqlite3.Connection, sql: str) -> str | None:
-    row = copy.execute(sql).fetchone()
-    return None if row is None else str(row[0])
+def _one(rows: Iterable[Row]) -> str | None:
+    return next((str(row[0]) for row in rows), None)
 
 
-def _watched(copy: sqlite3.Connection) -> Iterator[tuple[str, Watched]]:
-    for row in copy.execute(_MONERO_WATCHED):
+def _watched(rows: Rows) -> Iterator[tuple[str, Watched]]:
+    for row in rows[_MONERO_WATCHED]:
         yield MONERO, Watched(*row)
     # SQLite takes the hash of the row that max() is from.
-    for network, *row in copy.execute(_EVM_WATCHED):
-        yield network, Watched(*row)
+    for network, *seen in rows[_EVM_WATCHED]:
+        yield network, Watched(*seen)
 
 
-def _orders(copy: sqlite3.Connection) -> tuple[OrderEntry, ...]:
-    deposits = _grouped(copy, _DEPOSITS, _deposit)
-    transfers = _grouped(copy, _TRANSFERS, _transfer)
-    fills = _grouped(copy, _FILLS, FillEntry)
-    events = _grouped(copy, _EVENTS, lambda event, details: (event, orjson.loads(details)))
-    return tuple(_order(row, deposits, transfers, fills, events) for row in copy.execute(_ORDERS))
+def _orders(rows: Rows) -> tuple[OrderEntry, ...]:
+    deposits = _grouped(rows[_DEPOSITS], _deposit)
+    transfers = _grouped(rows[_TRANSFERS], _transfer)
+    fills = _grouped(rows[_FILLS], FillEntry)
+    events = _grouped(rows[_EVENTS], lambda event, details: (event, orjson.loads(details)))
+    return tuple(_order(row, deposits, transfers, fills, events) for row in rows[_ORDERS])
 
 
 def _order(
-    row: tuple[Any, ...],
+    row: Row,
     deposits: Mapping[str, list[DepositEntry]],
     transfers: Mapping[str, list[TransferEntry]],
     fills: Mapping[str, list[FillEntry]],
@@ -219,27 +220,25 @@ def _transfer(*row: Any) -> TransferEntry:
     )  # fmt: skip
 
 
-def _grouped(copy: sqlite3.Connection, sql: str, make: Any) -> dict[str, list[Any]]:
+def _grouped(rows: Iterable[Row], make: Any) -> dict[str, list[Any]]:
     """Rows by their first column, made of the others."""
     groups: dict[str, list[Any]] = defaultdict(list)
-    for key, *row in copy.execute(sql):
+    for key, *row in rows:
         groups[key].append(make(*row))
     return groups
 
 
-def _monero_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:
-    for payment_id, purpose, address, units, state, txid, fee, key, block in copy.execute(
-        _MONERO_PAYMENTS
-    ):
+def _monero_payments(rows: Rows) -> Iterator[PaymentEntry]:
+    for payment_id, purpose, address, units, state, txid, fee, key, block in rows[_MONERO_PAYMENTS]:
         yield PaymentEntry(
             payment_id, MONERO, purpose, address, units, state, (txid,),
             fee=fee, tx_key=key, block=block,
         )  # fmt: skip
 
 
-def _evm_payments(copy: sqlite3.Connection) -> Iterator[PaymentEntry]:
-    attempts = _grouped(copy, _EVM_ATTEMPTS, str)
-    for payment_id, network, purpose, recipient, units, state, nonce in copy.execute(_EVM_PAYMENTS):
+def _evm_payments(rows: Rows) -> Iterator[PaymentEntry]:
+    attempts = _grouped(rows[_EVM_ATTEMPTS], str)
+    for payment_id, network, purpose, recipient, units, state, nonce in rows[_EVM_PAYMENTS]:
         txids = tuple(attempts.get(payment_id, ()))
         yield PaymentEntry(
             payment_id, network, purpose, recipient, units, state, txids, nonce=nonce

@@ -169,7 +169,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """A copy of the database at one moment. ``evm_addresses``: all that deposits may come to."""
+    """What the database says at one moment. ``evm_addresses``: all that deposits may come to."""
 
     orders: tuple[OrderEntry, ...] = ()
     payments: tuple[PaymentEntry, ...] = ()

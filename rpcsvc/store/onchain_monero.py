@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rpcsvc.domain.states import DepositState, TransferState
+from rpcsvc.domain.states import DepositState
 from rpcsvc.settlement.onchain.monero_ledger import (
     Cursor,
     DepositRecord,
@@ -16,7 +16,8 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Statement
+from rpcsvc.store.transfer_states import TransferStates
 
 _KEPT_CURSORS: Final = 1000
 
@@ -72,11 +73,8 @@ _ADD_IMAGE = "INSERT INTO monero_key_images (transfer_id, key_image, live) VALUE
 _FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
 
 
-class SqliteMoneroLedger:
+class SqliteMoneroLedger(TransferStates):
     """The MoneroLedger port (settlement/onchain/monero_ledger.py) over a Database."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     # --- wallet and addresses ------------------------------------------------------------------
 
@@ -203,7 +201,7 @@ class SqliteMoneroLedger:
         """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
         same, or pays one of its transfers.
         """
-        name = payment.transfer_id
+        name = payment.payment_id
         statements = [Statement(_ADD_PAYMENT, _payment_row(payment))]
         statements += [
             Statement(_ADD_PAYEE, (name, item.transfer_id, item.address, item.units))
@@ -218,28 +216,22 @@ class SqliteMoneroLedger:
         values = (
             payment.state.value, payment.relayed_at, payment.height,
             conflict.height if conflict else None, conflict.hash if conflict else None,
-            payment.transfer_id,
+            payment.payment_id,
         )  # fmt: skip
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
-            statements.append(Statement(_FREE_IMAGES, (payment.transfer_id,)))
+            statements.append(Statement(_FREE_IMAGES, (payment.payment_id,)))
         if payment.state is PaymentState.WITHDRAWN:
-            statements.append(Statement(_FREE_PAYEES, (payment.transfer_id,)))
+            statements.append(Statement(_FREE_PAYEES, (payment.payment_id,)))
         await self._db.write(statements)
 
     async def put_proof(self, payment: Payment, payee: Payee) -> None:
         """Keep the proof of what a payment paid for one transfer."""
         if payment.batch:
-            values = (payee.proof, payment.transfer_id, payee.transfer_id)
+            values = (payee.proof, payment.payment_id, payee.transfer_id)
             await self._db.write([Statement(_PUT_PAYEE_PROOF, values)])
         else:
-            await self._db.write([Statement(_PUT_PROOF, (payee.proof, payment.transfer_id))])
-
-    def transfer_state(self, transfer_id: str) -> TransferState | None:
-        """What the order layer has committed of a transfer."""
-        sql = "SELECT state FROM transfers WHERE transfer_id = ?"
-        row = self._db.read_one(sql, (transfer_id,))
-        return TransferState(row[0]) if row else None
+            await self._db.write([Statement(_PUT_PROOF, (payee.proof, payment.payment_id))])
 
     def _payments(self, where: str, *values: Any) -> list[Payment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)
@@ -291,7 +283,7 @@ def _payment(row: tuple[Any, ...], images: tuple[str, ...], batch: tuple[Payee, 
 def _payment_row(item: Payment) -> tuple[Any, ...]:
     conflict = item.conflict
     return (
-        item.transfer_id, item.purpose.value, item.address, item.units, item.fee, item.txid,
+        item.payment_id, item.purpose.value, item.address, item.units, item.fee, item.txid,
         item.raw, item.metadata, item.tx_key, item.prepared_at, item.state.value,
         item.relayed_at, item.height, conflict.height if conflict else None,
         conflict.hash if conflict else None, item.proof,

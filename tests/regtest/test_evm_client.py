@@ -81,9 +81,7 @@ async def test_the_node_tells_its_chain_and_blocks_know_their_parents(evm: EvmCl
     assert latest is not None
     assert first is not None
     assert (latest.number, latest.parent) == (2, first.hash)
-    assert await evm.block_of(first.hash) == first
     assert await evm.block(10**6) is None
-    assert await evm.block_of("0x" + "ab" * 32) is None
 
 
 async def test_named_blocks_are_found(evm: EvmClient) -> None:

@@ -100,7 +100,7 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]
 
 async def l1_part(own: Till) -> int:
     """What the oracle's fee adds to the cost of a payout."""
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
 
 
@@ -150,7 +150,7 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
 ) -> None:
     if fault == "it reverts":
         await oracle.put(0)
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     assert ORACLE in (own.payments.gas_problem() or "")
     with pytest.raises(Unavailable, match="not known"):
         own.payments.gas_fee()
@@ -161,7 +161,7 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     assert own.payments.gas_problem() is None
     assert await own.token.balance(USER) == USDC
 
@@ -200,7 +200,7 @@ async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_f
 
 async def test_ether_for_the_gas_alone_is_too_little(own: Till, oracle: Oracle) -> None:
     await oracle.put(1000 * GWEI)
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     cost, part = own.payments.gas_fee(), await l1_part(own)
     assert part > cost - part
     await own.controls.set_ether(HOT, 2 * (cost - part))

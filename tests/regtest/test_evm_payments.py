@@ -433,7 +433,7 @@ async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_l
     assert own.payments.hot() is None
     with pytest.raises(Unavailable, match="not known yet"):
         own.payments.gas_fee()
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     held = own.payments.hot()
     assert held is not None
     assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
@@ -446,7 +446,7 @@ async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_l
 
 async def test_an_empty_hot_wallet_still_has_fees(own: Till) -> None:
     await own.paid(own.transfer(USER, 1000 * USDC))
-    await own.payments.fee()
+    await own.payments.look_at_gas()
     assert own.payments.gas_fee() > 0
     held = own.payments.hot()
     assert held is not None

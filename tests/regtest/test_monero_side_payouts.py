@@ -134,7 +134,7 @@ async def test_the_database_itself_refuses_a_second_one_and_a_key_image_twice(
     transfer = await own.prepared(own.transfer(payee.address))
     first = own.ledger.payment(transfer.transfer_id)
     assert first is not None
-    second = replace(first, transfer_id="tr_x", txid="ab" * 32, key_images=("cd" * 32,))
+    second = replace(first, payment_id="tr_x", txid="ab" * 32, key_images=("cd" * 32,))
     with pytest.raises(StoreConflict):
         await own.ledger.add_payment(second)
     await pay(own, transfer)

@@ -67,6 +67,18 @@ async def test_an_order_that_changed_in_between_is_looked_at_again(refusals: int
     assert aside.health().ok
 
 
+async def test_a_sighting_that_can_be_recorded_does_not_hide_that_another_could_not() -> None:
+    book, aside = Book(0), OrdersAside()
+    with aside.isolate("ord_1", key(2)):
+        raise ZeroDivisionError
+
+    await watcher_of(book, aside).reconcile()
+
+    assert len(book.acknowledged) == 1, "this one is on record"
+    assert "ord_1" in aside
+    assert not aside.health().ok
+
+
 async def test_a_sighting_that_can_not_be_recorded_is_not_acknowledged_but_shown_again() -> None:
     book, aside = Book(100), OrdersAside()
     watcher = watcher_of(book, aside)

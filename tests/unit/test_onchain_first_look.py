@@ -15,7 +15,7 @@ from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.first_look import PATIENCE_MS, FirstLook, MoneroOutgoing
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, throw
+from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero_ledger import WalletRecord
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
@@ -192,7 +192,7 @@ async def test_it_looks_though_nothing_is_to_be_signed(stand: Stand) -> None:
 
 
 def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -> None:
-    assert not throw(PauseSwitch(tmp_path / "gone"), "the wallet")
+    assert not pause_for(PauseSwitch(tmp_path / "gone"), "the wallet")
 
 
 # --- what the wallet is asked -------------------------------------------------------------------

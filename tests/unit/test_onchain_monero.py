@@ -179,7 +179,7 @@ async def test_one_payment_is_unpublished_at_a_time(ledger: SqliteMoneroLedger) 
             await ledger.add_payment(second)
     await ledger.put_payment(replace(relaying, state=PaymentState.PUBLISHED))
     await ledger.add_payment(second)
-    assert [item.transfer_id for item in ledger.payments_in(PaymentState.PREPARED)] == ["b"]
+    assert [item.payment_id for item in ledger.payments_in(PaymentState.PREPARED)] == ["b"]
 
 
 async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedger) -> None:
@@ -281,6 +281,6 @@ async def test_settled_payments_are_found_by_height(ledger: SqliteMoneroLedger) 
         done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height)
         await ledger.put_payment(done)
         await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
-    assert [item.transfer_id for item in ledger.settled_above(5)] == ["b"]
+    assert [item.payment_id for item in ledger.settled_above(5)] == ["b"]
     assert [item.proof for item in ledger.settled_above(0)] == ["proof of a", "proof of b"]
     assert ledger.transfer_state("a") is None

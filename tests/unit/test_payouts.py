@@ -12,6 +12,7 @@ from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import PreparedTransfer
 from tests.sandbox import ManualClock
@@ -63,7 +64,7 @@ async def sign(order: Order) -> list[str]:
     """Advance the order's only transfer; the addresses that were signed for."""
     desk = Desk(order)
     anything = cast("Any", desk)
-    payouts = Payouts(anything, anything, anything, at_once())
+    payouts = Payouts(anything, anything, anything, at_once(), OrdersAside())
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return desk.signed_for
 

@@ -18,6 +18,7 @@ from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import open_order
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, StatusView, Verdict
 from rpcsvc.orders.processor import OrderProcessor
@@ -74,6 +75,7 @@ class Office:
     desk: Desk
     payouts: Payouts
     clock: At
+    aside: OrdersAside
 
     async def due(self, name: str, **change: Any) -> str:
         """An order whose payout of XMR is planned; the payout's id."""
@@ -115,7 +117,9 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     desk = Desk()
-    yield Office(store, processor, desk, Payouts(store, cast("Any", desk), processor, clock), clock)
+    aside = OrdersAside()
+    payouts = Payouts(store, cast("Any", desk), processor, clock, aside)
+    yield Office(store, processor, desk, payouts, clock, aside)
     await database.close()
 
 
@@ -193,6 +197,35 @@ async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Offic
     assert office.desk.asked == []
     await office.pay(third)
     assert office.desk.asked == [[third]]
+
+
+async def test_an_order_that_is_aside_does_not_go_along_until_it_is_mended(office: Office) -> None:
+    """A deposit of it may be gone, and its record does not say so."""
+    first, second, third = [await office.due(name) for name in "abc"]
+    with office.aside.isolate("b", "a step"):
+        raise ZeroDivisionError
+    assert await office.pay(second) is False
+    assert office.desk.asked == []
+    await office.pay(first)
+    assert office.desk.asked == [[first, third]]
+    assert office.states() == {"a": "published", "b": "planned", "c": "prepared"}
+
+    with office.aside.isolate("b", "a step"):
+        pass
+    await office.pay(second)
+    assert office.states()["b"] == "published"
+
+
+async def test_what_is_signed_of_an_order_that_is_aside_is_brought_to_its_end(
+    office: Office,
+) -> None:
+    first, second = [await office.due(name) for name in "ab"]
+    await office.pay(first)
+    with office.aside.isolate("b", "a step"):
+        raise ZeroDivisionError
+    await office.pay(second)
+    assert len(office.desk.asked) == 1
+    assert office.states() == {"a": "published", "b": "published"}
 
 
 async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ class Side(EvmSide):
     def __init__(self, ledger: Any) -> None:
         anything = cast("Any", None)
         ledgers = Ledgers(anything, anything, ledger, anything)
-        super().__init__([], anything, ledgers, ManualClock(), anything, PauseSwitch(Path()))
+        switch = PauseSwitch(Path())
+        super().__init__([], anything, anything, ledgers, ManualClock(), anything, switch)
 
     def serves(self, network: str) -> bool:
         return network in ("arbitrum", "base")

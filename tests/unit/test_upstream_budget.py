@@ -1,4 +1,4 @@
-"""The budget holds in every window, whatever the network does; one poll serves all who ask."""
+"""The budget holds in every window, whatever the network does."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from rpcsvc.settlement.upstream.budget import (
     WINDOW_MS,
     Budget,
     Demand,
-    SharedPoll,
     Urgency,
 )
-from rpcsvc.settlement.upstream.models import BudgetSpent, NoAnswer
+from rpcsvc.settlement.upstream.models import BudgetSpent
 
 WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION
 HELD = WINDOW_MS + 250
@@ -181,30 +180,6 @@ def test_the_urgent_go_first_however_late_they_come() -> None:
     simulate(story)
 
 
-def test_a_call_that_becomes_urgent_while_it_waits_moves_up() -> None:
-    async def story(time: VirtualTime) -> None:
-        b, order = budget(time, 1), []
-
-        async def wait(name: str, demand: Demand) -> None:
-            with await b.slot(demand, max_wait_ms=10 * HELD):
-                order.append(name)
-
-        await use(b)
-        late = Demand(ROUTINE)
-        tasks = [asyncio.create_task(wait("first", Demand(ROUTINE)))]
-        await time.settle()
-        tasks.append(asyncio.create_task(wait("second", late)))
-        await time.settle()
-        late.join(WATCHED)
-        late.join(ROUTINE)
-        await time.pass_until(4 * HELD)
-        await asyncio.gather(*tasks)
-
-        assert order == ["second", "first"]
-
-    simulate(story)
-
-
 def test_routine_calls_leave_the_reserved_slots_to_the_urgent() -> None:
     async def story(time: VirtualTime) -> None:
         b = budget(time, 5, reserved=2)
@@ -303,178 +278,3 @@ def test_nobody_calls_while_the_upstream_wants_to_be_left_alone() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(limit: int, reserved: int) -> None:
     with pytest.raises(ValueError, match="budget"):
         budget(VirtualTime(), limit, reserved=reserved)
-
-
-# --- polls -----------------------------------------------------------------------------------
-
-
-class Upstream:
-    """Answers when told to, and counts how often it was asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.demands: list[Demand] = []
-        self.answers: list[asyncio.Future[str]] = []
-
-    async def fetch(self, key: str, demand: Demand, /) -> str:
-        self.asked.append(key)
-        self.demands.append(demand)
-        self.answers.append(asyncio.get_running_loop().create_future())
-        return await self.answers[-1]
-
-
-class Polling:
-    def __init__(self, *, max_kept: int = 100) -> None:
-        self.time = VirtualTime()
-        self.upstream = Upstream()
-        self.poll: SharedPoll[str] = SharedPoll(
-            self.upstream.fetch, freshness_ms=1_000, now=self.time.now_ms, max_kept=max_kept
-        )
-
-    def ask(self, key: str = "a", urgency: Urgency = WATCHED) -> asyncio.Task[str]:
-        return asyncio.create_task(self.poll.get(key, urgency))
-
-    async def asked_and_answered(self, key: str = "a", text: str = "ok") -> str:
-        task = self.ask(key)
-        await self.time.settle()
-        self.upstream.answers[-1].set_result(text)
-        return await task
-
-
-async def test_all_who_ask_at_once_share_one_request() -> None:
-    p = Polling()
-    tasks = [p.ask() for _ in range(1_000)]
-    await p.time.settle()
-    p.upstream.answers[0].set_result("ok")
-
-    assert await asyncio.gather(*tasks) == ["ok"] * 1_000
-    assert p.upstream.asked == ["a"]
-
-
-async def test_an_answer_serves_for_its_freshness_and_no_longer() -> None:
-    p = Polling()
-    await p.asked_and_answered()
-
-    p.time.now += 999
-    assert await p.poll.get("a") == "ok"
-    assert len(p.upstream.asked) == 1
-
-    p.time.now += 1
-    assert await p.asked_and_answered(text="new") == "new"
-    assert len(p.upstream.asked) == 2
-
-
-async def test_different_orders_have_their_own_requests() -> None:
-    p = Polling()
-
-    assert await p.asked_and_answered("a", "A") == "A"
-    assert await p.asked_and_answered("b", "B") == "B"
-    assert p.upstream.asked == ["a", "b"]
-
-
-async def test_a_failure_is_shared_for_as_long_as_an_answer() -> None:
-    p = Polling()
-    task = p.ask()
-    await p.time.settle()
-    p.upstream.answers[0].set_exception(NoAnswer("none"))
-
-    for attempt in (task, p.poll.get("a"), p.poll.get("a")):
-        with pytest.raises(NoAnswer):
-            await attempt
-    assert len(p.upstream.asked) == 1
-
-    p.time.now += 1_000
-    assert await p.asked_and_answered() == "ok"
-
-
-async def test_what_was_never_sent_is_tried_again_for_the_next() -> None:
-    p = Polling()
-    task = p.ask()
-    await p.time.settle()
-    p.upstream.answers[0].set_exception(BudgetSpent("no room"))
-    with pytest.raises(BudgetSpent):
-        await task
-
-    assert await p.asked_and_answered() == "ok"
-
-
-async def test_one_who_goes_away_takes_nothing_from_the_others() -> None:
-    p = Polling()
-    first, second = p.ask(), p.ask()
-    await p.time.settle()
-    first.cancel()
-    await p.time.settle()
-    p.upstream.answers[0].set_result("ok")
-
-    assert await second == "ok"
-    assert first.cancelled()
-
-
-async def test_a_user_who_joins_makes_the_request_urgent() -> None:
-    p = Polling()
-    tasks = [p.ask(urgency=ROUTINE)]
-    await p.time.settle()
-    tasks.append(p.ask(urgency=WATCHED))
-    await p.time.settle()
-
-    assert p.upstream.demands[0].urgency is WATCHED
-    p.upstream.answers[0].set_result("ok")
-    await asyncio.gather(*tasks)
-
-
-async def test_a_failure_that_nobody_waits_for_makes_no_noise(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    p = Polling()
-    noise: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: noise.append(context))
-    task = p.ask()
-    await p.time.settle()
-    task.cancel()
-    p.upstream.answers[0].set_exception(NoAnswer("none"))
-    await p.time.settle()
-    p.poll.forget("a")
-    del p, task
-    await asyncio.sleep(0)
-
-    assert not noise
-    assert not recwarn.list
-
-
-async def test_only_so_many_answers_are_kept_and_running_requests_stay() -> None:
-    p = Polling(max_kept=2)
-    running = p.ask("running")
-    await p.time.settle()
-    for key in "abc":
-        await p.asked_and_answered(key)
-
-    await p.poll.get("c")
-    assert p.upstream.asked == ["running", "a", "b", "c"]
-    await p.asked_and_answered("a")
-    assert p.upstream.asked[-1] == "a"
-    p.upstream.answers[0].set_result("late")
-    assert await running == "late"
-
-
-async def test_what_is_forgotten_is_asked_anew() -> None:
-    p = Polling()
-    await p.asked_and_answered()
-    p.poll.forget("a")
-    p.poll.forget("unknown")
-
-    assert await p.asked_and_answered(text="new") == "new"
-
-
-async def test_closing_stops_what_is_in_flight_even_if_it_was_forgotten() -> None:
-    p = Polling()
-    first = p.ask("a")
-    await p.time.settle()
-    p.poll.forget("a")
-    second = p.ask("b")
-    await p.time.settle()
-
-    await p.poll.close()
-
-    for task in (first, second):
-        with pytest.raises(asyncio.CancelledError):
-            await task

@@ -110,7 +110,6 @@ async def test_the_list_is_learned_at_start_and_again_now_and_then() -> None:
     await time.pass_until(PACE.usual)
     assert told.asked == [(0, Urgency.WATCHED), (PACE.usual, Urgency.ROUTINE)]
     assert numbers(chains) == {BASE}
-    assert watch.learned_at == PACE.usual
     await watch.close()
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from structlog.testing import LogCapture
 
+from rpcsvc.domain.events import DeadlinePassed
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import OnDeadline
+from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.worker import Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
+from tests.unit.test_transition import terms
 
 
 class Parts:
@@ -24,6 +29,7 @@ class Parts:
         self.broken = broken
         self.done: list[str] = []
         self.left_out: list[OnDeadline | None] = []
+        self.late: Order | None = None
 
     def _do(self, name: str) -> None:
         if name in self.broken:
@@ -34,10 +40,17 @@ class Parts:
         self._do("reconcile")
         return 1
 
-    def overdue(self, _now: int, _most: int, but: OnDeadline | None = None) -> list[str]:
+    def overdue(self, now: int, _most: int, but: OnDeadline | None = None) -> list[str]:
         self._do("overdue")
         self.left_out.append(but)
-        return []
+        late = self.late
+        return [late.order_id] if late and late.deadline_at and late.deadline_at <= now else []
+
+    def order(self, _order_id: str) -> Order | None:
+        return self.late
+
+    async def apply(self, _order_id: str, _event: DeadlinePassed) -> None:
+        self._do("apply")
 
     async def forget_responses(self, _before: int) -> int:
         self._do("forget_responses")
@@ -126,3 +139,45 @@ async def test_nothing_turns_into_a_refund_while_payouts_are_paused(
     parts = Parts()
     await worker_of(parts, paused=paused).tick()
     assert parts.left_out == [left_out]
+
+
+async def test_an_order_whose_deadline_breaks_is_aside_until_it_is_passed() -> None:
+    parts = Parts(apply=RuntimeError("a hole in a rule"))
+    parts.late = replace(open_order(terms()), deadline_at=1)
+    worker = worker_of(parts)
+
+    await worker.tick()
+    assert "ord_1" in parts.aside
+    assert not worker.health().ok
+
+    parts.broken.clear()
+    await worker.tick()
+    assert worker.health().ok
+    assert "apply" in parts.done
+
+
+@pytest.mark.parametrize("deadline_at", [None, 2**62])
+async def test_an_order_whose_broken_deadline_is_put_off_is_aside_no_longer(
+    deadline_at: int | None,
+) -> None:
+    """Nobody would try it again before the next deadline, and that may never come."""
+    parts = Parts(apply=RuntimeError("a hole in a rule"))
+    parts.late = replace(open_order(terms()), deadline_at=1)
+    worker = worker_of(parts)
+    await worker.tick()
+
+    parts.late = replace(parts.late, deadline_at=deadline_at)
+    await worker.tick()
+
+    assert worker.health().ok
+    assert "apply" not in parts.done
+
+
+async def test_while_payouts_are_paused_an_order_that_is_aside_stays_so() -> None:
+    parts = Parts()
+    parts.late = open_order(terms())
+    with parts.aside.isolate("ord_1", DeadlinePassed):
+        raise ZeroDivisionError
+
+    await worker_of(parts, paused=True).tick()
+    assert "ord_1" in parts.aside

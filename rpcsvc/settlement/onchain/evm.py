@@ -212,10 +212,6 @@ class EvmClient:
         """A block by number or tag; None when the node has none there."""
         return await self._block("eth_getBlockByNumber", _block_ref(at))
 
-    async def block_of(self, block_hash: str) -> Block | None:
-        """A block by hash; None when unknown. The node may still know blocks that were replaced."""
-        return await self._block("eth_getBlockByHash", block_hash)
-
     async def pending_block(self, *, seconds: float) -> Any:
         """The block that the node would mine next, with whole transactions, as JSON has it.
 

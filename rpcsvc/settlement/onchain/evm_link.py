@@ -18,6 +18,7 @@ from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, Reverted
 from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm_payment_ledger import BlockPoint
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +91,11 @@ class EvmLink:
             log.info("evm_ready", network=self.network.name, block=block.number)
         self.problem = None
         return block
+
+    async def has(self, point: BlockPoint) -> bool:
+        """Whether this block is on the node's chain now. Raises RpcFailure."""
+        block = await self.client.block(point.number)
+        return block is not None and block.hash == point.hash
 
     async def is_blacklisted(self, account: str) -> bool:
         """Whether the token refuses this account, as sender and as recipient."""

@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.evm import Tag
 from rpcsvc.settlement.onchain.evm_link import EvmLink
 from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm_upkeep import Conditions
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, reason_of, throw
+from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 
 _NONCE: Final = "nonce"
@@ -84,7 +84,7 @@ class EvmNonces:
         if pending <= own:
             return None
         if await self._has_strangers(max(own, told), pending):
-            if throw(self._switch, self._wallet):
+            if pause_for(self._switch, self._wallet):
                 await self._foreign.tell_nonce(self._network, self._sender, pending)
         elif self._switch.reason() != reason_of(self._wallet):
             return None

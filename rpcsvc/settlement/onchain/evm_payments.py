@@ -250,7 +250,7 @@ class EvmPayments:
         async with self._writer:
             await self._nonces.first_look()
 
-    async def fee(self) -> None:
+    async def look_at_gas(self) -> None:
         """Look at fees and at the hot wallet's balances. To be called every few seconds."""
         await self._gas.look()
 

@@ -59,15 +59,11 @@ class EvmPresence:
                 return True
         return False
 
-    async def _is_canonical(self, point: BlockPoint) -> bool:
-        block = await self._link.client.block(point.number)
-        return block is not None and block.hash == point.hash
-
     # --- mined ---------------------------------------------------------------------------------
 
     async def _mined(self, payment: EvmPayment, receipt: Receipt, top: Block) -> Judgement:
         block = BlockPoint(receipt.block_number, receipt.block_hash)
-        if not await self._is_canonical(block):
+        if not await self._link.has(block):
             return _judged(payment, Outcome.PENDING, "its block is being replaced")
         depth = max(top.number - block.number + 1, 0)
         if not receipt.ok:
@@ -116,13 +112,13 @@ class EvmPresence:
             return _judged(payment, Outcome.ABSENT, "")
         known = payment.conflict
         since = BlockPoint(top.number, top.hash)
-        if known is not None and await self._is_canonical(known):
+        if known is not None and await self._link.has(known):
             since = known
         # Looked for after the nonce was read: it may have been mined between two questions.
         receipt = await self._receipt(payment)
         if receipt is not None:
             return await self._mined(payment, receipt, top)
-        if not await self._is_canonical(since):
+        if not await self._link.has(since):
             return _judged(payment, Outcome.UNKNOWN, "the chain is being reorganised")
         return self._displaced(payment, since, top.number - since.number + 1)
 

@@ -141,7 +141,7 @@ class _Branch:
         try:
             with self.link.watched():
                 head = await self.link.check()
-                await self.payments.fee()
+                await self.payments.look_at_gas()
                 await self.payments.first_look()
                 await self.opening.look(head)
         except Unavailable as reason:

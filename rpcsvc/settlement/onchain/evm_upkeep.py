@@ -196,19 +196,15 @@ class EvmUpkeep:
         Blocks below one that is still there are still there: only younger ones are compared.
         """
         above = top.number - self._network.tracked_blocks
-        if self._compared is not None and await self._is_canonical(self._compared):
+        if self._compared is not None and await self._link.has(self._compared):
             above = max(above, self._compared.number)
         for payment in self._ledger.settled_above(self._network.name, above):
             await self._compare(payment)
         self._compared = BlockPoint(top.number, top.hash)
 
-    async def _is_canonical(self, point: BlockPoint) -> bool:
-        block = await self._link.client.block(point.number)
-        return block is not None and block.hash == point.hash
-
     async def _compare(self, payment: EvmPayment) -> None:
         mined, key = payment.inclusion, f"settled-{payment.payment_id}"
-        if mined is not None and await self._is_canonical(mined.block):
+        if mined is not None and await self._link.has(mined.block):
             return
         verdict = await self._publisher.verdict(payment)
         if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING):

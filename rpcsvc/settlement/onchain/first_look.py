@@ -19,7 +19,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, reason_of, throw
+from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero_ledger import NETWORK, MoneroLedger
 from rpcsvc.settlement.onchain.monero_wallet import WalletClient
@@ -126,7 +126,7 @@ class FirstLook:
 
     async def _stop(self, strangers: list[str]) -> None:
         """Pause payouts, and note that the operator was told: once he resumes they go on."""
-        if throw(self._switch, _WALLET):
+        if pause_for(self._switch, _WALLET):
             await self._foreign.tell_transactions(NETWORK, strangers, self._clock.now_ms())
         self._problem = f"{reason_of(_WALLET)} ({strangers[0]}, {len(strangers)} in all)"
         raise Unavailable(

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
-from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 
 log = structlog.get_logger(__name__)
 
@@ -75,17 +75,12 @@ def reason_of(wallet: str) -> str:
     )
 
 
-def throw(switch: PauseSwitch, wallet: str) -> bool:
-    """Pause payouts; False when they are paused for another reason, or can't be.
+def pause_for(switch: PauseSwitch, wallet: str) -> bool:
+    """Pause payouts; False when they are paused for another reason, or that can't be written.
 
     It is on disk before the operator counts as told: told first and not paused, nobody would be.
     """
-    if switch.reason() is not None:
-        return False
-    try:
-        switch.pause(reason_of(wallet))
-    except OSError:
-        log.exception("payouts_not_paused", wallet=wallet)
+    if not throw(switch, reason_of(wallet)):
         return False
     log.error("payouts_paused_by_foreign_transactions", wallet=wallet)
     return True

@@ -1,28 +1,35 @@
 """The brakes on outgoing money: a switch that the operator throws, and caps.
 
 The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
-by hand while the service runs, and still holds when it starts again. A transfer over a cap waits;
+by hand while the service runs, and still holds when it starts again. A service that can't write
+the file (a full disk) is paused all the same, as long as it runs. A transfer over a cap waits;
 nothing is lost by waiting, and health says why. What does not live here: the commands
 (transport/cli_payouts.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import Transfer
+from rpcsvc.durable_files import replace_file
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
 
+log = structlog.get_logger(__name__)
+
 PAUSE_FILE: Final = "payouts.paused"
+_FILE_MODE: Final = 0o644
 _DAY_MS: Final = 24 * 3600 * 1000
 _LONGEST_REASON: Final = 200
+_IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,50 @@ SentSince = Callable[[Asset, int], int]
 
 
 class PauseSwitch:
-    """Whether payouts are paused, and why."""
+    """Whether payouts are paused, and why.
+
+    What counts is the file. Only a pause that could not be written is held by this object, which
+    everything in a process that pays or pauses has to share. It is written as soon as it can be, at
+    one of the looks: until then nobody can resume, so that no file means that nobody has.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / PAUSE_FILE
+        self._unwritten: str | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether what ``reason`` said last would hold over a restart."""
+        return self._unwritten is None
 
     def reason(self) -> str | None:
         """Why payouts are paused; None when they are not."""
+        said, unwritten = self._said(), self._unwritten
+        if unwritten is None:
+            return said
+        if said is None:
+            self._write_late(unwritten)
+            return unwritten
+        if said == unwritten:
+            # It was put in place, and only its directory could not be synced.
+            self._unwritten = None
+        return said
+
+    def pause(self, reason: str) -> None:
+        """Stop all outgoing money, from the next transfer on. It is on disk before this returns.
+
+        Raises OSError when it can't be; then this object says that payouts are paused all the same.
+        """
+        self._unwritten = _shown(reason)
+        replace_file(self._path, f"{reason}\n".encode(errors="replace"), _FILE_MODE)
+        self._unwritten = None
+
+    def resume(self) -> None:
+        """Let money out again. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        self._unwritten = None
+
+    def _said(self) -> str | None:
         try:
             text = self._path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -52,20 +96,40 @@ class PauseSwitch:
         except OSError:
             # A switch that can't be read may have been thrown.
             return "the switch can't be read"
-        return text.strip()[:_LONGEST_REASON] or "no reason given"
+        return _shown(text)
 
-    def pause(self, reason: str) -> None:
-        """Stop all outgoing money, from the next transfer on. It is on disk before this returns."""
-        fresh = self._path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            file.write(reason + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._path)
+    def _write_late(self, reason: str) -> None:
+        try:
+            self.pause(reason)
+        except OSError:
+            # That it can't be written was said when it was thrown, and health goes on saying it.
+            return
+        log.warning("pause_written", reason=reason)
 
-    def resume(self) -> None:
-        """Let money out again."""
-        self._path.unlink(missing_ok=True)
+
+def _shown(reason: str) -> str:
+    return reason.strip()[:_LONGEST_REASON] or "no reason given"
+
+
+def throw(switch: PauseSwitch, reason: str) -> bool:
+    """Pause payouts by the service itself. True when that is on disk; never raises OSError.
+
+    False when they are paused already, or are from now on and it can't be written: then they stay
+    so as long as this process runs, and the log says what to do.
+    """
+    if switch.reason() is not None:
+        return False
+    try:
+        switch.pause(reason)
+    except OSError:
+        log.exception(
+            "payouts_paused_in_memory_only",
+            reason=reason,
+            advice="Do not restart the service: it would pay again. Make room on the disk and let"
+            " it write in the data directory; it then writes the pause there by itself.",
+        )
+        return False
+    return True
 
 
 class PayoutGuard:
@@ -125,7 +189,8 @@ class PayoutGuard:
         """Whether money may go out, and if not, what holds it."""
         reason = self.paused()
         if reason is not None:
-            return Health(False, f"paused: {reason}")
+            lost = "" if self._switch.is_written else f" ({_IN_MEMORY})"
+            return Health(False, f"paused: {reason}{lost}")
         if self._held:
             transfer_id, problem = next(iter(self._held.items()))
             return Health(False, f"{transfer_id} waits: {problem} ({len(self._held)} in all)")

@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.ids import RandomBytes
 from rpcsvc.settlement.onchain.usdc import Signature, keccak256
 
@@ -72,10 +73,10 @@ def create_mnemonic(path: Path, random: RandomBytes) -> str:
     words = _words_of(random(_ENTROPY_BYTES))
     fresh = path.with_name(f".{path.name}.{random(8).hex()}")
     try:
-        _write_private(fresh, f"{words}\n".encode())
+        write_new(fresh, f"{words}\n".encode())
         # A link is made whole or not at all, and never over a file that is there.
         os.link(fresh, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except FileExistsError:
         raise KeyFileRefused(f"The key file {path} exists already; it is left as it is.") from None
     except OSError as error:
@@ -85,22 +86,6 @@ def create_mnemonic(path: Path, random: RandomBytes) -> str:
         with suppress(FileNotFoundError):
             fresh.unlink()
     return words
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(fd)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _require_private(path: Path, status: os.stat_result) -> None:

@@ -160,7 +160,7 @@ def _payment(found: _Found, paid: Sequence[Open]) -> Payment:
     at, txid = found.sent.timestamp * 1000, found.sent.txid
     alone = len(transfers) == 1
     return Payment(
-        transfer_id=transfers[0].transfer_id if alone else f"batch-{txid}",
+        payment_id=transfers[0].transfer_id if alone else f"batch-{txid}",
         purpose=Purpose.TRANSFER,
         address=transfers[0].address,
         units=sum(item.units for item in transfers),

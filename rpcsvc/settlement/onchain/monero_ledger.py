@@ -180,11 +180,11 @@ class Payment:
     """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
 
     ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
-    One that pays several transfers names them in ``batch``; its ``transfer_id`` is then a name of
-    its own, and ``address`` the first one's.
+    ``payment_id`` is the id of the transfer that it pays. One that pays several names them in
+    ``batch``: it then has a name of its own, as upkeep has, and ``address`` is the first one's.
     """
 
-    transfer_id: str
+    payment_id: str
     purpose: Purpose
     address: str
     units: int
@@ -205,7 +205,7 @@ class Payment:
     @property
     def payees(self) -> tuple[Payee, ...]:
         """The transfers that it pays, or itself."""
-        alone = Payee(self.transfer_id, self.address, self.units, self.proof)
+        alone = Payee(self.payment_id, self.address, self.units, self.proof)
         return self.batch or (alone,)
 
     def payee(self, transfer_id: str) -> Payee:
@@ -213,7 +213,7 @@ class Payment:
         for item in self.payees:
             if item.transfer_id == transfer_id:
                 return item
-        raise LookupError(f"the payment {self.transfer_id} does not pay {transfer_id}")
+        raise LookupError(f"the payment {self.payment_id} does not pay {transfer_id}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ class MoneroPayments:
                 raise Unavailable(
                     "An earlier XMR payment is signed and not on the network yet. Nothing new is"
                     " signed before it is.",
-                    details={"transferId": earlier.transfer_id},
+                    details={"paymentId": earlier.payment_id},
                 )
 
     def _was_taken_back(self, payment: Payment) -> bool:
@@ -240,7 +240,7 @@ class MoneroPayments:
         """Hand the payment to the network, unless it has it already; then what it says of it."""
         payment = self._known(transfer)
         async with self._writer:
-            return await self.advance(payment.transfer_id)
+            return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
         """Look the payment up; publish the same bytes when it is absent; look again."""
@@ -309,7 +309,7 @@ class MoneroPayments:
                 if self._was_taken_back(item):
                     await self._withdraw(item)
             outcomes = [
-                (await self.advance(item.transfer_id)).outcome
+                (await self.advance(item.payment_id)).outcome
                 for item in self._ledger.payments_in(*live)
                 if item.purpose is Purpose.UPKEEP
             ]
@@ -320,10 +320,10 @@ class MoneroPayments:
         now = self._clock.now_ms()
         for item in self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
-                return f"payment {item.transfer_id} is signed and the network does not take it"
+                return f"payment {item.payment_id} is signed and the network does not take it"
         for item in self._ledger.payments_in(PaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
-                return f"payment {item.transfer_id} was published and is not mined for long"
+                return f"payment {item.payment_id} was published and is not mined for long"
         return None
 
     def is_busy(self) -> bool:
@@ -374,7 +374,7 @@ def _destinations(order: PaymentOrder) -> list[Destination]:
 
 def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
     return Payment(
-        transfer_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
+        payment_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
         purpose=order.purpose,
         address=order.address,
         units=order.units,

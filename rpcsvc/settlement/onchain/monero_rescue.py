@@ -52,7 +52,7 @@ class MoneroRescue:
         found = await self._link.node.transactions([item.txid for item in settled])
         for item in settled:
             if item.txid not in found:
-                log.error("monero_settled_payment_is_gone", transfer_id=item.transfer_id)
+                log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
                 await self._link.node.submit(item.raw)
         return [item for item in settled if item.txid in found and found[item.txid].in_pool]
 
@@ -71,13 +71,13 @@ class MoneroRescue:
                 await self._offer(waiting[seen.txid])
 
     async def _offer(self, payment: Payment) -> None:
-        log.warning("monero_node_gave_payment_up", transfer_id=payment.transfer_id)
+        log.warning("monero_node_gave_payment_up", payment_id=payment.payment_id)
         try:
             await self._link.node.flush_pool([payment.txid])
         except RpcFailure as failure:
             log.warning("monero_pool_not_flushed", txid=payment.txid, reason=str(failure))
             self.problem = (
-                f"the node has given up payment {payment.transfer_id} and does not let us offer it"
+                f"the node has given up payment {payment.payment_id} and does not let us offer it"
                 f" anew: flush_txpool {payment.txid}"
             )
             return

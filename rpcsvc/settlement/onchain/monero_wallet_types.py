@@ -27,7 +27,6 @@ class WalletCode(IntEnum):
     NO_SUCH_ADDRESS = -15
     TX_NOT_POSSIBLE = -16
     NOT_ENOUGH_MONEY = -17
-    WALLET_EXISTS = -21
     NO_TX_KEY = -24
     WRONG_TX_KEY = -25
     NOT_ENOUGH_UNLOCKED = -37

@@ -217,16 +217,6 @@ class MonerodClient:
             raise
         return _header(answer.inner("block_header"))
 
-    async def header_of(self, block_hash: str) -> BlockHeader | None:
-        """The block of that hash, on whatever branch; None when the node does not have it."""
-        try:
-            answer = await self._read("get_block_header_by_hash", {"hash": block_hash})
-        except NodeError as error:
-            if error.code == _INTERNAL_ERROR and "can't get block by hash" in error.text:
-                return None
-            raise
-        return _header(answer.inner("block_header"))
-
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         """Those of ``txids`` that are in the pool or the main chain, by transaction id."""
         found: dict[str, NodeTransaction] = {}

@@ -40,9 +40,13 @@ _LEAST_RESERVE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the engine is given besides its settings. ``chains``: the table, with nodes or not."""
+    """What the engine is given besides its settings.
+
+    ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
+    """
 
     data_dir: Path
+    switch: PauseSwitch
     chains: ChainRegistry
     clock: Clock
     monero_ledger: MoneroLedger
@@ -53,7 +57,7 @@ class Parts:
 @asynccontextmanager
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
-    guard = PayoutGuard(PauseSwitch(parts.data_dir), caps(settings), parts.sent_since, parts.clock)
+    guard = PayoutGuard(parts.switch, caps(settings), parts.sent_since, parts.clock)
     clients = monero_clients(settings)
     sides = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
     engine = OnchainEngine(
@@ -118,12 +122,12 @@ def _monero_side(
 def _first_looks(
     settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
 ) -> dict[Asset, FirstLook]:
-    """None where the operator wants no audits, or no pause for what they find."""
+    """By asset; empty where the operator wants no audits, or no pause for what they find."""
     if not (settings.audit_seconds and settings.pause_on_difference):
         return {}
     foreign = parts.evm_ledgers.foreign
     outgoing = MoneroOutgoing(*clients, parts.monero_ledger, foreign)
-    return {XMR: FirstLook(outgoing, foreign, PauseSwitch(parts.data_dir), parts.clock)}
+    return {XMR: FirstLook(outgoing, foreign, parts.switch, parts.clock)}
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
@@ -207,9 +211,8 @@ def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
     nodes = evm_nodes(settings, served_chains(settings, parts.chains))
-    options, switch = evm_options(settings), PauseSwitch(parts.data_dir)
-    ledgers = parts.evm_ledgers
-    return EvmSide(nodes, parts.chains, keys, ledgers, parts.clock, options, switch)
+    options, ledgers = evm_options(settings), parts.evm_ledgers
+    return EvmSide(nodes, parts.chains, keys, ledgers, parts.clock, options, parts.switch)
 
 
 def evm_options(settings: OnchainSettings) -> EvmOptions:

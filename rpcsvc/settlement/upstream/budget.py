@@ -1,4 +1,4 @@
-"""How often an upstream may be called, and one poll shared by all who ask for the same order.
+"""How often an upstream may be called.
 
 A budget keeps any window of 60 seconds, wherever it is laid, within the upstream's published
 limit. The upstream counts when a call arrives, which is some time between its start and its end
@@ -11,18 +11,14 @@ What does not live here: which calls an order needs (the engine), the limits on 
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from enum import IntEnum
-from itertools import islice
 from types import TracebackType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final
 
-from rpcsvc.settlement.upstream.models import BudgetSpent, NeverSent
+from rpcsvc.settlement.upstream.models import BudgetSpent
 
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 NowMs = Callable[[], int]
 SleepMs = Callable[[int], Awaitable[None]]
 
@@ -32,7 +28,7 @@ CREATIONS_PER_MINUTE: Final = 5
 CALLS_PER_MINUTE: Final = 20
 # The upstream's clock may run a little slower than ours.
 _HELD_MS: Final = WINDOW_MS + 250
-# A waiting call looks again at least this often: others may have given up, or become urgent.
+# A waiting call looks again at least this often: others may have given up.
 _LOOK_AGAIN_MS: Final = 500
 
 
@@ -44,15 +40,11 @@ class Urgency(IntEnum):
     ROUTINE = 2
 
 
+@dataclass(frozen=True, slots=True)
 class Demand:
-    """How urgent a call is; it can become more urgent while it waits, never less."""
+    """How urgent a call is."""
 
-    def __init__(self, urgency: Urgency = Urgency.ROUTINE) -> None:
-        self.urgency = urgency
-
-    def join(self, urgency: Urgency) -> None:
-        """Somebody else wants the same call."""
-        self.urgency = min(self.urgency, urgency)
+    urgency: Urgency = Urgency.ROUTINE
 
 
 class Slot:
@@ -175,103 +167,3 @@ class Budget:
         self._running -= 1
         if not unused:
             self._ended_at.append(self._now())
-
-
-class Fetch(Protocol[T_co]):
-    """Asks the upstream for the state of one order."""
-
-    async def __call__(self, key: str, demand: Demand, /) -> T_co:
-        """The answer. ``demand`` may become more urgent while this waits."""
-        ...
-
-
-class _Poll(Generic[T]):
-    """One request, running or answered at ``ended_at``."""
-
-    def __init__(self, demand: Demand) -> None:
-        self.demand = demand
-        self.ended_at: int | None = None
-        self.task: asyncio.Task[T]
-
-    def is_current(self, now_ms: int, freshness_ms: int) -> bool:
-        """Whether its answer may be given to one who asks now."""
-        if not self.task.done():
-            return True
-        if self.ended_at is None or self.task.cancelled():
-            return False
-        if isinstance(self.task.exception(), NeverSent):
-            return False
-        return now_ms - self.ended_at < freshness_ms
-
-
-class SharedPoll(Generic[T]):
-    """Many who ask for the same order share one request and, for a while, its answer.
-
-    A failure is shared like an answer, so that one bad order can't use up the budget; only what
-    was never sent is tried again for the next who asks.
-    """
-
-    def __init__(
-        self, fetch: Fetch[T], *, freshness_ms: int, now: NowMs, max_kept: int = 10_000
-    ) -> None:
-        self._fetch = fetch
-        self._freshness_ms = freshness_ms
-        self._now = now
-        self._max_kept = max_kept
-        self._polls: OrderedDict[str, _Poll[T]] = OrderedDict()
-        self._running: set[asyncio.Task[T]] = set()
-
-    async def get(self, key: str, urgency: Urgency = Urgency.WATCHED) -> T:
-        """The answer for ``key``, at most ``freshness_ms`` old. Raises what the fetch raises.
-
-        A caller that is cancelled leaves the request running for the others.
-        """
-        poll = self._polls.get(key)
-        if poll is None or not poll.is_current(self._now(), self._freshness_ms):
-            poll = self._start(key, urgency)
-        if poll.task.done():
-            return poll.task.result()
-        poll.demand.join(urgency)
-        return await asyncio.shield(poll.task)
-
-    def forget(self, key: str) -> None:
-        """The next who asks gets a new answer, such as after our own change of the order."""
-        self._polls.pop(key, None)
-
-    async def close(self) -> None:
-        """Stop the requests in flight; those who wait are cancelled with them."""
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._polls.clear()
-
-    def _start(self, key: str, urgency: Urgency) -> _Poll[T]:
-        poll: _Poll[T] = _Poll(Demand(urgency))
-        poll.task = asyncio.create_task(self._run(key, poll))
-        self._running.add(poll.task)
-        poll.task.add_done_callback(self._done)
-        self._polls[key] = poll
-        self._polls.move_to_end(key)
-        self._make_room()
-        return poll
-
-    async def _run(self, key: str, poll: _Poll[T]) -> T:
-        try:
-            return await self._fetch(key, poll.demand)
-        finally:
-            poll.ended_at = self._now()
-
-    def _make_room(self) -> None:
-        """Drop the oldest answers over ``max_kept``. Running requests stay."""
-        over = len(self._polls) - self._max_kept
-        if over > 0:
-            done = (key for key, poll in self._polls.items() if poll.task.done())
-            for key in list(islice(done, over)):
-                del self._polls[key]
-
-    def _done(self, task: asyncio.Task[T]) -> None:
-        self._running.discard(task)
-        # Takes note of a failure that nobody waits for; asyncio would report it as forgotten.
-        if not task.cancelled():
-            task.exception()

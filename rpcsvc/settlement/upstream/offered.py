@@ -134,11 +134,6 @@ class ChainWatch:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    @property
-    def learned_at(self) -> int | None:
-        """When the upstream last told its list, by the monotonic clock; None: never."""
-        return self._learned_at
-
     def require_known(self) -> None:
         """Raise errors.Unavailable until the upstream has told its list once."""
         if self._learned_at is None:

@@ -1,0 +1,51 @@
+"""Writing small files so that they are on disk, whole or not at all, before the call returns.
+
+A file's bytes and its name are two things to a file system: each has to be synced. What does not
+live here: the database (store/), which does so itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file that is not there yet. Its name is on disk once ``sync_directory`` was called.
+
+    Raises FileExistsError, also for a link that leads nowhere, and OSError; no file is left then.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put a file in the place of whatever file is there; a reader sees the old or the new one.
+
+    Any number of processes may do so at once. Raises OSError.
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_new(fresh, data, mode)
+    try:
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory on disk, as they are now. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,222 @@
+"""A pause that can't be written, on a full disk: the process that wanted it pays nothing more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.app import running
+from rpcsvc.audit.auditor import AuditLoop, Auditor
+from rpcsvc.audit.records import Difference, Report
+from rpcsvc.errors import Unavailable
+from rpcsvc.settings import load_settings
+from rpcsvc.settlement.onchain.foreign import pause_for
+from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
+from rpcsvc.settlement.onchain.keys import create_mnemonic
+from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from tests.e2e.processes import free_port
+from tests.logs import captured
+from tests.sandbox import ManualClock
+from tests.unit.full_disk import Disk, disk
+from tests.unit.test_onchain_guard import CAPS
+
+__all__ = ["disk"]
+
+GUARD = "rpcsvc.settlement.onchain.guard"
+STOLEN = Difference("unrecorded_payment", "tx", "0", "7", "USDC")
+MORE = Difference("unrecorded_payment", "other", "0", "7", "USDC")
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> PauseSwitch:
+    return PauseSwitch(tmp_path)
+
+
+def the_command(data_dir: Path) -> PauseSwitch:
+    """The switch as another process has it: rpcsvc payouts pause and resume."""
+    return PauseSwitch(data_dir)
+
+
+def guard_of(switch: PauseSwitch) -> PayoutGuard:
+    return PayoutGuard(switch, CAPS, lambda _asset, _since: 0, ManualClock())
+
+
+# --- the switch ------------------------------------------------------------------------------
+
+
+def test_nothing_is_paid_though_the_switch_can_not_be_written(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, disk.is_full = captured(monkeypatch, GUARD), True
+    guard = guard_of(switch)
+    assert not throw(switch, "a thief")
+    for _ in range(3):
+        assert not throw(switch, "a thief")
+        with pytest.raises(Unavailable, match="paused"):
+            guard.require_open()
+    assert (guard.paused(), list(tmp_path.iterdir())) == ("a thief", [])
+    detail = guard.health().detail or ""
+    assert detail.startswith("paused: a thief (in memory only")
+    (told,) = logs.entries
+    assert (told["event"], told["log_level"]) == ("payouts_paused_in_memory_only", "error")
+    assert "Make room" in told["advice"]
+
+
+def test_it_is_written_as_soon_as_there_is_room_and_then_the_file_alone_counts(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, disk.is_full = captured(monkeypatch, GUARD), True
+    throw(switch, "a thief")
+    disk.is_full = False
+    assert switch.reason() == "a thief"
+    assert switch.is_written
+    assert the_command(tmp_path).reason() == "a thief"
+    assert [item["event"] for item in logs.entries][1:] == ["pause_written"]
+    assert guard_of(switch).health().detail == "paused: a thief"
+
+    the_command(tmp_path).resume()
+    assert switch.reason() is None
+
+
+def test_a_resume_before_it_is_written_lets_no_money_out(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk
+) -> None:
+    disk.is_full = True
+    throw(switch, "a thief")
+    the_command(tmp_path).resume()
+    assert switch.reason() == "a thief"
+    disk.is_full = False
+    assert switch.reason() == "a thief"
+    the_command(tmp_path).resume()
+    assert switch.reason() is None
+
+
+def test_the_operators_own_pause_meanwhile_does_not_end_it(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk
+) -> None:
+    disk.is_full = True
+    throw(switch, "a thief")
+    disk.is_full = False
+    the_command(tmp_path).pause("the operator's own")
+    assert switch.reason() == "the operator's own"
+    the_command(tmp_path).resume()
+    assert switch.reason() == "a thief"
+    the_command(tmp_path).resume()
+    assert switch.reason() is None
+
+
+def test_a_file_whose_directory_can_not_be_synced_can_be_taken_away(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk
+) -> None:
+    disk.directories_fail = True
+    assert not throw(switch, "a thief")
+    assert (tmp_path / PAUSE_FILE).exists()
+    assert switch.reason() == "a thief"
+    the_command(tmp_path).resume()
+    assert switch.reason() is None
+
+
+def test_a_command_that_can_not_pause_is_told_so(switch: PauseSwitch, disk: Disk) -> None:
+    disk.is_full = True
+    with pytest.raises(OSError, match="No space"):
+        switch.pause("the operator's own")
+
+
+def test_a_pause_is_on_disk_with_its_name(tmp_path: Path, switch: PauseSwitch, disk: Disk) -> None:
+    switch.pause("a thief")
+    file, directory = disk.synced
+    assert (file.parent, directory) == (tmp_path, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [PAUSE_FILE]
+
+
+def test_auditor_and_command_may_pause_at_the_same_moment(
+    tmp_path: Path, switch: PauseSwitch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace: Callable[..., None] = os.replace
+    others = ["the operator's own"]
+
+    def replace_after_the_command(*paths: Any, **options: Any) -> None:
+        if others:
+            the_command(tmp_path).pause(others.pop())
+        replace(*paths, **options)
+
+    monkeypatch.setattr(os, "replace", replace_after_the_command)
+    assert throw(switch, "a thief")
+    assert switch.reason() == "a thief"
+
+
+def test_a_reason_that_is_no_text_pauses_all_the_same(switch: PauseSwitch) -> None:
+    switch.pause("\udcff")
+    assert switch.reason() == "?"
+
+
+# --- who throws it ---------------------------------------------------------------------------
+
+
+class Told(Auditor):
+    """An auditor that finds what it is told to."""
+
+    def __init__(self) -> None:
+        self.found: tuple[Difference, ...] = (STOLEN,)
+
+    async def audit(self) -> Report:
+        return Report(self.found)
+
+
+async def test_the_auditor_stops_payouts_on_a_full_disk(
+    tmp_path: Path, switch: PauseSwitch, disk: Disk
+) -> None:
+    auditor, disk.is_full = Told(), True
+    loop = AuditLoop(auditor, switch, seconds=1, pause_on_difference=True)
+    for _ in range(2):
+        await loop.once()
+        with pytest.raises(Unavailable, match="paused"):
+            guard_of(switch).require_open()
+
+    disk.is_full = False
+    assert (switch.reason() or "").startswith("audit: unrecorded_payment of tx")
+    the_command(tmp_path).resume()
+    await loop.once()
+    assert switch.reason() is None, "whoever let money out again has seen it"
+    auditor.found = (STOLEN, MORE)
+    await loop.once()
+    assert "of other" in (switch.reason() or "")
+
+
+def test_nobody_counts_as_told_of_a_strangers_payment_before_it_is_written(
+    switch: PauseSwitch, disk: Disk
+) -> None:
+    disk.is_full = True
+    assert not pause_for(switch, "the wallet")
+    assert "transactions of the wallet" in (switch.reason() or "")
+
+
+async def test_whoever_pays_or_pauses_in_a_service_has_the_same_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    real = PauseSwitch.__init__
+
+    def counted(self: PauseSwitch, data_dir: Path) -> None:
+        made.append(data_dir)
+        real(self, data_dir)
+
+    monkeypatch.setattr(PauseSwitch, "__init__", counted)
+    create_mnemonic(tmp_path / KEY_FILE, os.urandom)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    environ = {
+        "RPCSVC_ENGINE": "onchain",
+        "RPCSVC_DATA_DIR": str(tmp_path),
+        "AGENT_RPC_TOKEN": "t" * 32,
+        "RPCSVC_ONCHAIN__NODES": f"arbitrum={nobody}",
+        "RPCSVC_ONCHAIN__MONEROD_URL": nobody,
+        "RPCSVC_ONCHAIN__WALLET_URL": nobody,
+        "RPCSVC_RATES__FIXED_USDC_PER_XMR": "165",
+    }
+    settings = load_settings(config_file=None, environ=environ, flags={}).settings
+    async with running(settings):
+        assert made == [tmp_path]
