@@ -10,14 +10,14 @@ from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
 from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.sqlite import Tables
 from tests.unit.test_transition import terms
 
 VIEW = StatusView(b"{}", None)
 
 
 async def wait_for_deposit(
-    database: Database,
+    database: Tables,
     address: str,
     *,
     expires_at: int,

@@ -105,8 +105,9 @@ Projection = Callable[[Order], StatusView | None]
 class Change:
     """Everything that one event changes: committed whole or not at all.
 
-    ``is_new`` tells an insert from an update of ``order``. ``done`` are effects that the event
-    finished.
+    ``is_new`` tells an insert from an update of ``order``, which comes with its line of history.
+    ``done`` are effects that the event finished. ``evidence`` is what the order's report was read
+    from. Raises ValueError for a change of which a part could not be written.
     """
 
     order: Order | None = None
@@ -119,6 +120,19 @@ class Change:
     ticket: Ticket | None = None
     relay: RelayRecord | None = None
     evidence: bytes = b""
+
+    def __post_init__(self) -> None:
+        order = self.order
+        if (order is None) is not (self.history is None):
+            raise ValueError("an order and a line of its history are written together")
+        if order is None:
+            if self.effects or self.view or self.is_new or self.evidence:
+                raise ValueError("effects, view, is_new and evidence belong to an order")
+            return
+        if self.evidence and order.report is None:
+            raise ValueError("evidence belongs to the report of an order")
+        if self.is_new and (order.deposits or order.transfers or order.fills or order.report):
+            raise ValueError("a new order has no deposits, transfers, fills or report yet")
 
 
 class OrderStore(Protocol):
@@ -152,12 +166,8 @@ class OrderStore(Protocol):
         """The session's orders, newest first."""
         ...
 
-    def integrator_fees(self) -> list[tuple[str, str, int, int]]:
-        """What integrators have earned: id, asset, atomic units, and by how many payouts."""
-        ...
-
-    def history(self, order_id: str) -> list[HistoryEntry]:
-        """All events of an order, oldest first."""
+    def open_orders(self) -> list[str]:
+        """Ids of all orders that are not over, and of those that wait for a refund address."""
         ...
 
     def overdue(self, now: int, limit: int, *, but: OnDeadline | None = None) -> list[str]:

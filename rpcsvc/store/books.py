@@ -9,10 +9,17 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from rpcsvc.store.orders import SELECT_INTEGRATOR_FEES
 from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+
+# The settled payouts are the books: no fee without one, and none is counted twice.
+_INTEGRATOR_FEES: Final = """
+    SELECT o.integrator, t.asset, sum(t.integrator_fee), count(*)
+    FROM orders o JOIN transfers t USING (order_id)
+    WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
+    GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
+"""
 
 
 class BooksUnreadable(Exception):
@@ -39,7 +46,7 @@ class Doubt(NamedTuple):
 
 def integrator_fees(data_dir: Path) -> list[IntegratorFees]:
     """What integrators have earned. Raises BooksUnreadable."""
-    return [IntegratorFees(*row) for row in _rows(data_dir, SELECT_INTEGRATOR_FEES)]
+    return [IntegratorFees(*row) for row in _rows(data_dir, _INTEGRATOR_FEES)]
 
 
 def doubts(data_dir: Path) -> list[Doubt]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rpcsvc.store.migrations import scripts
+from rpcsvc.store.migrations import other_schema
 from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 
 
@@ -187,13 +187,9 @@ def _file_problems(reader: sqlite3.Connection) -> Iterator[str]:
 
 
 def _schema_problems(reader: sqlite3.Connection) -> Iterator[str]:
-    (version,) = reader.execute("PRAGMA user_version").fetchone()
-    newest = scripts()[-1][0]
-    if version != newest:
-        yield (
-            f"the schema is version {version}; this version of the service has {newest},"
-            " so the books were not checked"
-        )
+    other = other_schema(reader)
+    if other is not None:
+        yield f"{other}, so the books were not checked"
 
 
 def _book_problems(reader: sqlite3.Connection) -> Iterator[str]:

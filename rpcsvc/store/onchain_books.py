@@ -6,7 +6,7 @@ What does not live here: the rows themselves (onchain_monero.py, onchain_evm_pay
 from __future__ import annotations
 
 from rpcsvc.domain.money import XMR, Asset
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.sqlite import Tables
 
 # What can never be made any more is not counted.
 _SENT = {
@@ -20,7 +20,7 @@ _SENT = {
 class OnchainBooks:
     """Sums over the payments of the service's wallets."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
 
     def sent_since(self, asset: Asset, at: int) -> int:

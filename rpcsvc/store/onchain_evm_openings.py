@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.settlement.onchain.evm_opening import Opening
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Statement, Tables
 
 _OPENING: Final = (
     "SELECT block_number, block_hash, nonce, wei FROM evm_openings WHERE network = ? AND sender = ?"
@@ -21,7 +21,7 @@ _RECORD: Final = (
 class SqliteOpeningLedger:
     """The OpeningLedger port (settlement/onchain/evm_opening.py) over a Database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
 
     def opening(self, network: str, sender: str) -> Opening | None:

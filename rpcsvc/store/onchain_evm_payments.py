@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.domain.states import TransferState
 from rpcsvc.settlement.onchain.evm_payment_ledger import (
     Attempt,
     BlockPoint,
@@ -18,7 +17,8 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Statement
+from rpcsvc.store.transfer_states import TransferStates
 
 _PAYMENT: Final = (
     "payment_id, network, sender, nonce, purpose, recipient, units, contract, data, gas,"
@@ -71,11 +71,8 @@ _UNSWEPT_OF: Final = (
 )
 
 
-class SqliteEvmPaymentLedger:
+class SqliteEvmPaymentLedger(TransferStates):
     """The EvmPaymentLedger port (settlement/onchain/evm_payment_ledger.py) over a Database."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     # --- payments ------------------------------------------------------------------------------
 
@@ -127,12 +124,6 @@ class SqliteEvmPaymentLedger:
         # The nonce has to be free before the filling payment takes it.
         freed = Statement(_WITHDRAW, (payment.payment_id,), first=True)
         await self._db.write([freed, *_payment_statements(fill)])
-
-    def transfer_state(self, transfer_id: str) -> TransferState | None:
-        """What the order layer has committed of a transfer."""
-        sql = "SELECT state FROM transfers WHERE transfer_id = ?"
-        row = self._db.read_one(sql, (transfer_id,))
-        return TransferState(row[0]) if row else None
 
     def _payments(self, where: str, *values: Any) -> list[EvmPayment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)

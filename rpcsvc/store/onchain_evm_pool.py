@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 import orjson
 
 from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmAddress, PoolSighting
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.order_addresses import order_has
+from rpcsvc.store.sqlite import Statement, Tables
 
 # In these an order takes a deposit at its quote. The index orders_awaiting is of just this form.
 _WAITS = "o.status IN ('awaiting_deposit', 'deposit_detected')"
@@ -19,9 +20,7 @@ _IS_AWAITING = (
     f" WHERE o.deposit_network = ? AND o.expires_at >= ? AND {_WAITS} LIMIT 1"
 )
 # Addresses are in any case here, and in that of the order there.
-_ORDER_OF_ADDRESS = (
-    "substr(o.deposit_address, 1, 18) = substr(a.address, 1, 18) AND o.deposit_address = a.address"
-)
+_ORDER_OF_ADDRESS = order_has("a.address")
 _AWAITING = (
     "SELECT a.address_index, a.address"  # noqa: S608 - constants
     " FROM evm_addresses a CROSS JOIN orders o"
@@ -48,7 +47,7 @@ _FORGET_SIGHTINGS = (
 class SqliteEvmPoolLedger:
     """The part of the EvmDepositLedger port that is about pending blocks, over a Database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
 
     def is_awaiting(self, network: str, now_ms: int) -> bool:

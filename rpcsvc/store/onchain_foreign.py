@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 
 from rpcsvc.settlement.onchain.foreign import Stray
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Statement, Tables
 from rpcsvc.store.stray_deposits import stray_deposits
 
 _TELL_NONCE: Final = (
@@ -30,7 +30,7 @@ _NOT_ON_RECORD: Final = (
 class SqliteForeignLedger:
     """The ForeignLedger port (settlement/onchain/foreign.py) over a Database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
 
     def nonce_told(self, network: str, sender: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rpcsvc.settlement.sandbox.chain import Chain
 from rpcsvc.settlement.sandbox.ledger import Fault, Mined, Setting, Tx, TxKind, TxState
-from rpcsvc.store.sqlite import Database, Statement
+from rpcsvc.store.sqlite import Statement, Tables
 
 _TX = (
     "network, txid, kind, recipient, sender, units, fee, broadcast_at, block_height, state, watched"
@@ -46,7 +46,7 @@ _UNWATCH_TX = (
 class SqliteSandboxLedger:
     """The SandboxLedger port (settlement/sandbox/ledger.py) over a Database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Tables) -> None:
         self._db = database
 
     def chains(self) -> list[Chain]:

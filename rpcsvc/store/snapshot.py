@@ -12,29 +12,20 @@ from pathlib import Path
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.migrations import migrate, scripts
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, open_reader
+from rpcsvc.store.migrations import migrate, other_schema
+from rpcsvc.store.reader import Reader
+from rpcsvc.store.sqlite import DATABASE_NAME, Statement, open_reader
 
 
-class Snapshot(Database):
+class Snapshot(Reader):
     """One read transaction under the interface that the stores and ledgers are made over.
 
     While it is open the log of the running service can't begin anew: read, and let go.
     """
 
-    def __init__(self, reader: sqlite3.Connection) -> None:
-        # Not the writer, its thread and its task: a snapshot has none of them.
-        self._reader = reader
-        self._is_writing = False
-        self._failure = None
-
     async def write(self, statements: Sequence[Statement]) -> None:
         """Refused. Raises errors.Unavailable."""
         raise Unavailable(f"A snapshot is only read, and {len(statements)} statements came.")
-
-    async def close(self) -> None:
-        """Let go of the database."""
-        self._reader.close()
 
 
 @contextmanager
@@ -61,11 +52,9 @@ def empty_snapshot() -> Iterator[Snapshot]:
 
 
 def _require_known_schema(path: Path, reader: sqlite3.Connection) -> None:
-    (version,) = reader.execute("PRAGMA user_version").fetchone()
-    newest = scripts()[-1][0]
-    if version != newest:
+    other = other_schema(reader)
+    if other is not None:
         raise BooksUnreadable(
-            f"The database {path} is at schema {version}, and this version of rpcsvc knows"
-            f" {newest}. Use the version that the service runs; a start of the service brings an"
-            " older database up to date."
+            f"{path} can't be read: {other}. Use the version that the service runs; a start of the"
+            " service brings an older database up to date."
         )

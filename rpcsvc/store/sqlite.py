@@ -5,10 +5,11 @@ that wait at the same time share one transaction and so one fsync. The writer is
 connection with its own thread. Reads are point look-ups by index on a read-only connection in
 the caller's thread: in WAL mode they never wait for the writer, and a few microseconds of SQLite
 cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures). Between two
-commits nothing can change, since no one else writes: reads then share one read transaction.
+commits reads share one read transaction. It lasts SNAPSHOT_SECONDS at the most, since the
+operator's explanations are written beside the service (operator_books.py): they are seen by then.
 
-What does not live here: what the rows mean (orders.py, sandbox.py), the way of committed pages
-into the database file (checkpoints.py).
+What does not live here: reading (reader.py), what the rows mean (orders.py, sandbox.py), the way of
+committed pages into the database file (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import aiosqlite
 import structlog
@@ -29,7 +30,8 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
 from rpcsvc.store.checkpoints import RESTART, Checkpointer
-from rpcsvc.store.migrations import migrate, scripts
+from rpcsvc.store.migrations import NEWEST, migrate
+from rpcsvc.store.reader import UNAVAILABLE, Reader, report, unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,8 @@ LOCK_NAME = "rpcsvc.lock"
 BUSY_TIMEOUT_MS = 2_000
 # How long after a failed commit the writer tries by itself whether it can write again.
 PROBE_SECONDS = 0.5
+# How long what others wrote may stay unseen: a read that begins later sees it.
+SNAPSHOT_SECONDS = 1.0
 MAX_GROUP = 512
 MAX_ROWS = 64
 
@@ -55,6 +59,22 @@ class Statement(NamedTuple):
     sql: str | Insert
     values: tuple[Any, ...]
     first: bool = False
+
+
+class Tables(Protocol):
+    """What the stores and ledgers are made over. Everything may raise errors.Unavailable."""
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """All rows of a query over committed state."""
+        ...
+
+    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+        """The first row, or None."""
+        ...
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Commit the statements, all or none; durable when this returns."""
+        ...
 
 
 RowsOf = dict[str | Insert, list[tuple[Any, ...]]]
@@ -134,7 +154,7 @@ class GroupConnection(sqlite3.Connection):
             self.execute(_expand(sql, size), values)
 
 
-class Database:
+class Database(Reader):
     """An open database. Use ``open`` and ``close``; the process must hold the OwnerLock."""
 
     def __init__(
@@ -144,11 +164,13 @@ class Database:
         reader: sqlite3.Connection,
         checkpoints: Checkpointer,
     ) -> None:
+        super().__init__(reader)
         self._writer = writer
         self._connection = connection
-        self._reader = reader
         self._checkpoints = checkpoints
         self._is_writing = False
+        self._loop = asyncio.get_running_loop()
+        self._snapshot_end: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
@@ -194,32 +216,21 @@ class Database:
         self._wake.set()
         await self._committer
         await self._checkpoints.close()
+        if self._snapshot_end is not None:
+            self._snapshot_end.cancel()
         self._reader.close()
         await self._writer.close()
 
-    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """All rows of a query over committed state. Raises errors.Unavailable."""
-        try:
-            self._hold_snapshot()
-            return self._reader.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
-            raise _unavailable(error) from error
-
-    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
-        """The first row, or None. Raises errors.Unavailable."""
-        try:
-            self._hold_snapshot()
-            return self._reader.execute(sql, values).fetchone()
-        except sqlite3.OperationalError as error:
-            raise _unavailable(error) from error
-
     def _hold_snapshot(self) -> None:
-        """Keep the read transaction open from one read to the next while nothing is written.
-
-        Taking the locks of WAL mode anew for each read costs as much as the read itself.
-        """
+        """Keep the read transaction open from one read to the next, until a commit or its end."""
         if not self._is_writing and not self._reader.in_transaction:
             self._reader.execute("BEGIN")
+            if self._snapshot_end is None:  # else it ends even sooner, by the timer of one before
+                self._snapshot_end = self._loop.call_later(SNAPSHOT_SECONDS, self._end_snapshot)
+
+    def _end_snapshot(self) -> None:
+        self._snapshot_end = None
+        self._release_snapshot()
 
     def _release_snapshot(self) -> None:
         """See the next commit, and let the log start again from its beginning."""
@@ -274,7 +285,7 @@ class Database:
         with suppress(sqlite3.Error):
             await self._writer.execute(_PROBE)
             self._failure = None
-            _report("info", "database_available_again")
+            report("info", "database_available_again")
 
     async def _commit_group(
         self, group: list[tuple[Sequence[Statement], asyncio.Future[None]]]
@@ -282,8 +293,8 @@ class Database:
         try:
             await self._transaction(s for statements, _ in group for s in statements)
         except sqlite3.OperationalError as error:
-            self._failure = _UNAVAILABLE
-            _fail([done for _, done in group], _unavailable(error))
+            self._failure = UNAVAILABLE
+            _fail([done for _, done in group], unavailable(error))
             return
         except Exception as error:  # noqa: BLE001 - the waiters get it, and the next group goes on
             await self._isolate(group, error)
@@ -303,7 +314,7 @@ class Database:
             for member in group:
                 await self._commit_group([member])
             return
-        _report("error", "write_refused", reason=str(error), kind=type(error).__name__)
+        report("error", "write_refused", reason=str(error), kind=type(error).__name__)
         conflict = StoreConflict(str(error))
         conflict.__cause__ = error
         _fail([group[0][1]], conflict)
@@ -388,28 +399,10 @@ def _prepare_file(path: Path) -> None:
 
 
 # A commit that changes nothing and writes a page all the same: the schema's version over itself.
-_PROBE = f"PRAGMA user_version = {scripts()[-1][0]}"
-
-_UNAVAILABLE = (
-    "The order book can't be written or read right now; nothing was changed."
-    " Try again with the same idempotency key."
-)
+_PROBE = f"PRAGMA user_version = {NEWEST}"
 
 
 def _fail(waiting: Iterable[asyncio.Future[None]], error: Exception) -> None:
     for done in waiting:
         if not done.done():
             done.set_exception(error)
-
-
-def _unavailable(error: sqlite3.Error) -> Unavailable:
-    # The text of the SQLite error stays in the log: it can name paths.
-    _report("error", "database_unavailable", reason=str(error))
-    return Unavailable(_UNAVAILABLE)
-
-
-def _report(level: str, event: str, **details: str) -> None:
-    # A log on the disk that is full can't be written either: that must not end the writer, whose
-    # callers are told anyway.
-    with suppress(OSError):
-        getattr(log, level)(event, **details)

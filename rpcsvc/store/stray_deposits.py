@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.settlement.onchain.foreign import Stray
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.order_addresses import order_has
+from rpcsvc.store.sqlite import Tables
 
 _SELECT: Final = (
-    "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"
-    "  WHERE substr(o.deposit_address, 1, 18) = substr(s.address, 1, 18)"
-    "   AND o.deposit_address = s.address)"
+    "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"  # noqa: S608 - constants
+    f"  WHERE {order_has('s.address')})"
     " FROM stray_deposits s WHERE NOT EXISTS (SELECT 1 FROM explained_transactions e"
     "  WHERE e.network = s.network AND e.txid = s.txid)"
     " ORDER BY s.network, s.txid, s.position LIMIT ?"
@@ -23,6 +23,6 @@ _SELECT: Final = (
 _MOST: Final = 1000
 
 
-def stray_deposits(database: Database) -> list[Stray]:
+def stray_deposits(database: Tables) -> list[Stray]:
     """Those that the operator has not explained, the first 1,000. Raises errors.Unavailable."""
     return [Stray(*row) for row in database.read(_SELECT, (_MOST,))]

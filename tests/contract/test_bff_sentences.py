@@ -20,6 +20,7 @@ from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations import bff_models, bridge_models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.models import Params
+from rpcsvc.store.books import integrator_fees
 from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
@@ -169,7 +170,7 @@ async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
         fees = [price.at(f.rate).integrator_fee(direction, f.units) for f in order.fills]
         assert [fill.integrator_fee for fill in order.fills] == fees
         assert min(fees) > 0
-        booked = served.up.service.store.integrator_fees()
+        booked = integrator_fees(tmp_path)
         assert booked == [("acme", asset, sum(fees), 1)]
         assert done["actualOutput"] == str(sum(fill.output for fill in order.fills))
 
@@ -184,7 +185,7 @@ async def test_the_fee_of_usdc_into_xmr_is_quoted_taken_and_booked_in_xmr(tmp_pa
         await fund(served, order_id)
         done = (await watched(served, order_id))[-1]
         assert done["actualOutput"] == keyed["toAmount"]
-        assert served.up.service.store.integrator_fees() == [("acme", "XMR", fee, 1)]
+        assert integrator_fees(tmp_path) == [("acme", "XMR", fee, 1)]
 
 
 # --- TWAP ---

@@ -176,7 +176,7 @@ async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as connection:
         connection.execute("PRAGMA user_version = 1")
         connection.commit()
-    with pytest.raises(BooksUnreadable, match="schema 1"), snapshot(tmp_path):
+    with pytest.raises(BooksUnreadable, match="version 1;"), snapshot(tmp_path):
         pass
 
 

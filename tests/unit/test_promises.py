@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -59,6 +60,13 @@ def test_an_order_that_could_not_be_committed_claims_nothing() -> None:
         promises.holding(named("ord_2", order.terms.direction)),
     ):
         raise OSError("full")
+    assert promises.on("arbitrum") == claims_of(order)["arbitrum"]
+
+
+def test_an_order_whose_caller_is_cancelled_meanwhile_stays_counted() -> None:
+    promises, order = Promises(), named("ord_1", Direction.XMR_TO_USDC)
+    with pytest.raises(asyncio.CancelledError), promises.holding(order):
+        raise asyncio.CancelledError  # its commit goes on
     assert promises.on("arbitrum") == claims_of(order)["arbitrum"]
 
 

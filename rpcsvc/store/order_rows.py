@@ -1,0 +1,381 @@
+"""Orders and what belongs to them as rows: which columns there are, a row from a value, and back.
+
+Values find their columns by name in both directions: by position, two amounts could change places
+unseen. What does not live here: reading and writing the rows (orders.py, order_writes.py), claims
+on upstream orders (relays.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from operator import itemgetter
+from typing import Any, Final
+
+import orjson
+
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositKey,
+    Fill,
+    Order,
+    Terms,
+    Timeouts,
+    Transfer,
+    TwapPlan,
+)
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import (
+    DepositState,
+    Direction,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.orders.ports import StatusView, StoredResponse, Ticket
+from rpcsvc.store.sqlite import Insert
+
+Row = tuple[Any, ...]
+
+_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
+
+TERMS: Final = (
+    "order_id", "session_id", "direction", "chain", "chain_id", "deposit_network",
+    "payout_network", "deposit_address", "to_address", "deposit_amount", "expected_output",
+    "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
+    "min_received_bps", "integrator_bps", "refund_fee", "created_at", "expires_at", "late_window",
+    "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
+    "twap_chunk_usd", "twap_interval_ms", "upstream_id",
+)  # fmt: skip
+_STANDING: Final = (
+    "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
+    "action_required", "error_message", "completed_at", "leftover",
+)  # fmt: skip
+ORDER: Final = (*TERMS, *_STANDING)
+_VIEW: Final = ("view", "view_valid_until", "view_key")
+CHANGING: Final = (*_STANDING, *_VIEW)
+DEPOSIT: Final = (
+    "network", "txid", "output_index", "order_id", "units", "sender", "first_seen_at", "state",
+    "transfer_id", "is_dust",
+)  # fmt: skip
+TRANSFER: Final = (
+    "transfer_id", "order_id", "kind", "network", "asset", "address", "units", "fee", "state",
+    "txid", "raw", "reason", "integrator_fee", "receipt",
+)  # fmt: skip
+FILLED: Final = tuple(f.name for f in fields(Fill))
+FILL: Final = ("order_id", "chunk", *FILLED)
+RESPONSE: Final = ("namespace", "idempotency_key", "operation", "params", "body", "created_at")
+TICKET: Final = tuple(f.name for f in fields(Ticket))
+
+_InOrder = Callable[[Mapping[str, Any]], Row]
+_terms_in_order: _InOrder = itemgetter(*TERMS)
+_changing_in_order: _InOrder = itemgetter(*CHANGING)
+_deposit_in_order: _InOrder = itemgetter(*DEPOSIT)
+_transfer_in_order: _InOrder = itemgetter(*TRANSFER)
+_response_in_order: _InOrder = itemgetter(*RESPONSE)
+
+
+def insert(table: str, columns: tuple[str, ...]) -> Insert:
+    """The text that inserts rows of these columns."""
+    marks = ", ".join("?" for _ in columns)
+    return Insert(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {{rows}}", f"({marks})")  # noqa: S608 - constants
+
+
+def upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Insert:
+    """Insert, or update all but the key; triggers refuse to change what must stay."""
+    updates = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in key)
+    plain = insert(table, columns)
+    return plain._replace(sql=f"{plain.sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}")
+
+
+def named(columns: tuple[str, ...], row: Row) -> dict[str, Any]:
+    """The values of a row by column. Raises ValueError when there are more or fewer of them."""
+    return dict(zip(columns, row, strict=True))
+
+
+def in_order(columns: tuple[str, ...], value: object) -> Row:
+    """The attributes of a value that are columns of the same name, in the order of these."""
+    return tuple(getattr(value, column) for column in columns)
+
+
+# --- orders ------------------------------------------------------------------------------------
+
+
+def terms_row(terms: Terms) -> Row:
+    """The values of TERMS."""
+    price, timeouts, twap = terms.price, terms.timeouts, terms.twap
+    return _terms_in_order(
+        {
+            "order_id": terms.order_id,
+            "session_id": terms.session_id,
+            "direction": terms.direction.value,
+            "chain": terms.chain,
+            "chain_id": terms.chain_id,
+            "deposit_network": terms.deposit_network,
+            "payout_network": terms.payout_network,
+            "deposit_address": terms.deposit_address,
+            "to_address": terms.to_address,
+            "deposit_amount": terms.deposit_amount,
+            "expected_output": terms.expected_output,
+            "min_received": terms.min_received,
+            "min_deposit": terms.min_deposit,
+            "max_deposit": terms.max_deposit,
+            "rate": price.rate,
+            "spread_bps": price.spread_bps,
+            "payout_fee": price.payout_fee,
+            "min_received_bps": price.min_received_bps,
+            "integrator_bps": price.integrator_bps,
+            "refund_fee": terms.refund_fee,
+            "created_at": terms.created_at,
+            "expires_at": terms.expires_at,
+            "late_window": timeouts.late_window,
+            "confirm_timeout": timeouts.confirm,
+            "prepare_timeout": timeouts.prepare,
+            "payout_check": timeouts.payout_check,
+            "refund_reminder": timeouts.refund_reminder,
+            "integrator": terms.integrator,
+            "twap_chunk_usd": twap and twap.chunk_usd,
+            "twap_interval_ms": twap and twap.interval_ms,
+            "upstream_id": terms.upstream_id,
+        }
+    )
+
+
+def changing_row(order: Order, view: StatusView | None, view_key: str) -> Row:
+    """The values of CHANGING. A view that is not there is never found."""
+    return _changing_in_order(
+        {
+            "status": order.status.value,
+            "status_at": order.status_at,
+            "version": order.version,
+            "deadline_at": order.deadline_at,
+            "on_deadline": order.on_deadline and order.on_deadline.value,
+            "refund_address": order.refund_address,
+            "action_required": order.action_required,
+            "error_message": order.error_message,
+            "completed_at": order.completed_at,
+            "leftover": order.leftover,
+            "view": view.body if view else b"",
+            "view_valid_until": view.valid_until if view else None,
+            "view_key": view_key if view else "",
+        }
+    )
+
+
+def order_from(row: Row) -> Order:
+    """The order of a row of ORDER, without its deposits, transfers, chunks and report."""
+    values = named(ORDER, row)
+    on_deadline = values["on_deadline"]
+    return Order(
+        terms=_terms_from(values),
+        status=OrderStatus(values["status"]),
+        status_at=values["status_at"],
+        version=values["version"],
+        deadline_at=values["deadline_at"],
+        on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
+        refund_address=values["refund_address"],
+        action_required=values["action_required"],
+        error_message=values["error_message"],
+        completed_at=values["completed_at"],
+        leftover=values["leftover"],
+    )
+
+
+def _terms_from(values: Mapping[str, Any]) -> Terms:
+    return Terms(
+        order_id=values["order_id"],
+        session_id=values["session_id"],
+        direction=Direction(values["direction"]),
+        chain=values["chain"],
+        chain_id=values["chain_id"],
+        deposit_network=values["deposit_network"],
+        payout_network=values["payout_network"],
+        deposit_address=values["deposit_address"],
+        to_address=values["to_address"],
+        deposit_amount=values["deposit_amount"],
+        expected_output=values["expected_output"],
+        min_received=values["min_received"],
+        min_deposit=values["min_deposit"],
+        max_deposit=values["max_deposit"],
+        price=_price_from(values),
+        refund_fee=values["refund_fee"],
+        created_at=values["created_at"],
+        expires_at=values["expires_at"],
+        timeouts=_timeouts_from(values),
+        integrator=values["integrator"],
+        twap=_twap_from(values),
+        upstream_id=values["upstream_id"],
+    )
+
+
+def _price_from(values: Mapping[str, Any]) -> Price:
+    return Price(
+        rate=values["rate"],
+        spread_bps=values["spread_bps"],
+        payout_fee=values["payout_fee"],
+        min_received_bps=values["min_received_bps"],
+        integrator_bps=values["integrator_bps"],
+    )
+
+
+def _timeouts_from(values: Mapping[str, Any]) -> Timeouts:
+    return Timeouts(
+        late_window=values["late_window"],
+        confirm=values["confirm_timeout"],
+        prepare=values["prepare_timeout"],
+        payout_check=values["payout_check"],
+        refund_reminder=values["refund_reminder"],
+    )
+
+
+def _twap_from(values: Mapping[str, Any]) -> TwapPlan | None:
+    if values["twap_chunk_usd"] is None:
+        return None
+    return TwapPlan(chunk_usd=values["twap_chunk_usd"], interval_ms=values["twap_interval_ms"])
+
+
+# --- deposits, transfers, chunks ---------------------------------------------------------------
+
+
+def deposit_row(order_id: str, deposit: Deposit) -> Row:
+    """The values of DEPOSIT."""
+    key = deposit.key
+    return _deposit_in_order(
+        {
+            "network": key.network,
+            "txid": key.txid,
+            "output_index": key.output_index,
+            "order_id": order_id,
+            "units": deposit.units,
+            "sender": deposit.sender,
+            "first_seen_at": deposit.first_seen_at,
+            "state": deposit.state.value,
+            "transfer_id": deposit.transfer_id,
+            "is_dust": int(deposit.is_dust),
+        }
+    )
+
+
+def deposit_from(row: Row) -> Deposit:
+    """The deposit of a row of DEPOSIT."""
+    values = named(DEPOSIT, row)
+    return Deposit(
+        key=DepositKey(
+            network=values["network"], txid=values["txid"], output_index=values["output_index"]
+        ),
+        units=values["units"],
+        sender=values["sender"],
+        first_seen_at=values["first_seen_at"],
+        state=DepositState(values["state"]),
+        transfer_id=values["transfer_id"],
+        is_dust=bool(values["is_dust"]),
+    )
+
+
+def transfer_row(order_id: str, transfer: Transfer) -> Row:
+    """The values of TRANSFER."""
+    return _transfer_in_order(
+        {
+            "transfer_id": transfer.transfer_id,
+            "order_id": order_id,
+            "kind": transfer.kind.value,
+            "network": transfer.network,
+            "asset": transfer.asset.symbol,
+            "address": transfer.address,
+            "units": transfer.units,
+            "fee": transfer.fee,
+            "state": transfer.state.value,
+            "txid": transfer.txid,
+            "raw": transfer.raw,
+            "reason": transfer.reason,
+            "integrator_fee": transfer.integrator_fee,
+            "receipt": transfer.receipt,
+        }
+    )
+
+
+def transfer_from(row: Row) -> Transfer:
+    """The transfer of a row of TRANSFER."""
+    values = named(TRANSFER, row)
+    return Transfer(
+        transfer_id=values["transfer_id"],
+        kind=TransferKind(values["kind"]),
+        network=values["network"],
+        asset=_ASSETS[values["asset"]],
+        address=values["address"],
+        units=values["units"],
+        fee=values["fee"],
+        state=TransferState(values["state"]),
+        txid=values["txid"],
+        raw=values["raw"],
+        reason=values["reason"],
+        integrator_fee=values["integrator_fee"],
+        receipt=values["receipt"],
+    )
+
+
+def fill_row(order_id: str, chunk: int, fill: Fill) -> Row:
+    """The values of FILL."""
+    return order_id, chunk, *in_order(FILLED, fill)
+
+
+def fill_from(row: Row) -> Fill:
+    """The chunk of a row of FILLED."""
+    return Fill(**named(FILLED, row))
+
+
+# --- effects, answers --------------------------------------------------------------------------
+
+
+def effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
+    """The key of ``effects``: order, kind, and what the effect is about.
+
+    The last column is called transfer_id, since the first kind was about transfers: of a chunk it
+    holds the index, as text.
+    """
+    if isinstance(effect, AdvanceTransfer):
+        return order_id, "advance_transfer", effect.transfer_id
+    if isinstance(effect, FillChunk):
+        return order_id, "fill_chunk", str(effect.index)
+    return order_id, "price_late_deposit", ""
+
+
+def effect_from(kind: str, subject: str) -> Effect:
+    """The effect of such a row; ``subject`` is its transfer_id, which may be a chunk's index."""
+    if kind == "advance_transfer":
+        return AdvanceTransfer(subject)
+    if kind == "fill_chunk":
+        return FillChunk(int(subject))
+    if kind == "price_late_deposit":
+        return PriceLateDeposit()
+    raise ValueError(f"unknown effect {kind!r} in the store")
+
+
+def response_row(response: StoredResponse) -> Row:
+    """The values of RESPONSE."""
+    return _response_in_order(
+        {
+            "namespace": response.namespace,
+            "idempotency_key": response.key,
+            "operation": response.operation,
+            "params": orjson.dumps(response.params).decode(),
+            "body": response.body,
+            "created_at": response.created_at,
+        }
+    )
+
+
+def response_from(row: Row) -> StoredResponse:
+    """The answer of a row of RESPONSE."""
+    values = named(RESPONSE, row)
+    return StoredResponse(
+        namespace=values["namespace"],
+        key=values["idempotency_key"],
+        operation=values["operation"],
+        params=orjson.loads(values["params"]),
+        body=values["body"],
+        created_at=values["created_at"],
+    )

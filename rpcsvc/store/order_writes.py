@@ -1,0 +1,110 @@
+"""Writing orders: the statements that carry out a change.
+
+What does not live here: what the rows look like (order_rows.py, relays.py), when they are
+committed (orders.py, sqlite.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+
+from rpcsvc.domain.order import Order
+from rpcsvc.orders.ports import Change, HistoryEntry
+from rpcsvc.store.order_rows import (
+    CHANGING,
+    DEPOSIT,
+    FILL,
+    RESPONSE,
+    TERMS,
+    TICKET,
+    TRANSFER,
+    Row,
+    changing_row,
+    deposit_row,
+    effect_row,
+    fill_row,
+    in_order,
+    insert,
+    response_row,
+    terms_row,
+    transfer_row,
+    upsert,
+)
+from rpcsvc.store.relays import relay_statement, report_statement
+from rpcsvc.store.sqlite import Insert, Statement
+
+_INSERT_ORDER: Final = insert("orders", (*TERMS, *CHANGING))
+_UPDATE_ORDER: Final = (
+    f"UPDATE orders SET {', '.join(f'{c} = ?' for c in CHANGING)} WHERE order_id = ?"  # noqa: S608
+)
+_UPSERT_DEPOSIT: Final = upsert("deposits", DEPOSIT, ("network", "txid", "output_index"))
+_UPSERT_TRANSFER: Final = upsert("transfers", TRANSFER, ("transfer_id",))
+_DELETE_FILLS: Final = "DELETE FROM fills WHERE order_id = ? AND chunk >= ?"
+_INSERT_FILL: Final = insert("fills", FILL)
+_INSERT_EVENT: Final = Insert(
+    "INSERT INTO event_log (order_seq, version, at, event, status, details) VALUES {rows}",
+    "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?, ?, ?)",
+)
+_INSERT_EFFECT: Final = (
+    "INSERT OR IGNORE INTO effects (order_id, kind, transfer_id) VALUES (?, ?, ?)"
+)
+_DELETE_EFFECT: Final = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
+_INSERT_RESPONSE: Final = insert("idempotency_keys", RESPONSE)
+_INSERT_TICKET: Final = insert("tickets", TICKET)
+
+
+def statements(change: Change, view_key: str) -> list[Statement]:
+    """What has to be written for a change; ``view_key`` is that of its status view."""
+    found = [Statement(_DELETE_EFFECT, effect_row(*pending)) for pending in change.done]
+    if change.order is not None:
+        order_id = change.order.order_id
+        changing = changing_row(change.order, change.view, view_key)
+        found += _order_statements(change.order, changing, is_new=change.is_new)
+        found += [
+            Statement(_INSERT_EFFECT, effect_row(order_id, effect)) for effect in change.effects
+        ]
+        if change.history is not None:
+            found.append(_history_statement(order_id, change.history))
+        if change.order.report is not None and change.evidence:
+            found.append(report_statement(order_id, change.order.report, change.evidence))
+    if change.relay is not None:
+        found.append(relay_statement(change.relay))
+    if change.response is not None:
+        found.append(Statement(_INSERT_RESPONSE, response_row(change.response)))
+    if change.ticket is not None:
+        found.append(Statement(_INSERT_TICKET, in_order(TICKET, change.ticket)))
+    return found
+
+
+def _order_statements(order: Order, changing: Row, *, is_new: bool) -> list[Statement]:
+    if is_new:
+        return [Statement(_INSERT_ORDER, (*terms_row(order.terms), *changing), first=True)]
+    order_id = order.order_id
+    return [
+        Statement(_UPDATE_ORDER, (*changing, order_id)),
+        *(Statement(_UPSERT_DEPOSIT, deposit_row(order_id, d)) for d in order.deposits),
+        *(Statement(_UPSERT_TRANSFER, transfer_row(order_id, t)) for t in order.transfers),
+        *_fill_statements(order),
+    ]
+
+
+def _fill_statements(order: Order) -> list[Statement]:
+    """The chunks as they are now. They only grow, or are all taken back: the last one is new."""
+    if order.terms.twap is None:
+        return []
+    order_id, count = order.order_id, len(order.fills)
+    last = [fill_row(order_id, count - 1, fill) for fill in order.fills[-1:]]
+    return [
+        Statement(_DELETE_FILLS, (order_id, max(0, count - 1))),
+        *(Statement(_INSERT_FILL, row) for row in last),
+    ]
+
+
+def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
+    details = orjson.dumps(entry.details).decode()
+    return Statement(
+        _INSERT_EVENT,
+        (order_id, entry.version, entry.at, entry.event, entry.status, details),
+    )

@@ -1,0 +1,69 @@
+"""Reading committed rows over one connection, in one read transaction.
+
+What does not live here: when the transaction of a running service ends, opening connections,
+writing (sqlite.py); one moment for commands beside a running service (snapshot.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+
+from rpcsvc.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+UNAVAILABLE: Final = (
+    "The order book can't be written or read right now; nothing was changed."
+    " Try again with the same idempotency key."
+)
+
+
+class Reader:
+    """Reads over a connection in autocommit mode, all of them within one read transaction.
+
+    Taking the locks of WAL mode anew for each read would cost as much as the read itself.
+    """
+
+    def __init__(self, reader: sqlite3.Connection) -> None:
+        self._reader = reader
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """All rows of a query over committed state. Raises errors.Unavailable."""
+        try:
+            self._hold_snapshot()
+            return self._reader.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise unavailable(error) from error
+
+    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+        """The first row, or None. Raises errors.Unavailable."""
+        try:
+            self._hold_snapshot()
+            return self._reader.execute(sql, values).fetchone()
+        except sqlite3.OperationalError as error:
+            raise unavailable(error) from error
+
+    def _hold_snapshot(self) -> None:
+        """Keep the read transaction open from one read to the next."""
+        if not self._reader.in_transaction:
+            self._reader.execute("BEGIN")
+
+
+def unavailable(error: sqlite3.Error) -> Unavailable:
+    """What callers are told. The text of the SQLite error stays in the log: it can name paths."""
+    report("error", "database_unavailable", reason=str(error))
+    return Unavailable(UNAVAILABLE)
+
+
+def report(level: str, event: str, **details: str) -> None:
+    """Log it, if that is possible.
+
+    A log on the disk that is full can't be written either: that must not end the writer, whose
+    callers are told anyway.
+    """
+    with suppress(OSError):
+        getattr(log, level)(event, **details)

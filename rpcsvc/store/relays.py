@@ -1,0 +1,80 @@
+"""Claims on upstream orders as rows, and what the upstream last said of an order.
+
+What does not live here: the orders themselves (order_rows.py, orders.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from rpcsvc.domain.order import Report
+from rpcsvc.orders.ports import RelayRecord, RelayState
+from rpcsvc.store.order_rows import Row, in_order, named, upsert
+from rpcsvc.store.sqlite import Statement, Tables
+
+_RELAY: Final = tuple(f.name for f in fields(RelayRecord))
+_COLUMNS: Final = tuple("idempotency_key" if name == "key" else name for name in _RELAY)
+_UPSERT: Final = upsert("relays", _COLUMNS, ("order_id",))
+_SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM relays"  # noqa: S608 - constants
+_REPORT: Final = tuple(f.name for f in fields(Report))
+# Until the upstream has been asked for the first time there is no report.
+_SELECT_REPORT: Final = (
+    f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = ? AND evidence IS NOT NULL"  # noqa: S608
+)
+_UPDATE_REPORT: Final = (
+    f"UPDATE relays SET {', '.join(f'{c} = ?' for c in _REPORT)}, evidence = ? WHERE order_id = ?"  # noqa: S608
+)
+
+
+class SqliteRelays:
+    """The part of the OrderStore port that is about orders at an upstream."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+        """The latest claim on an upstream order that an idempotency key stands for."""
+        where = " WHERE namespace = ? AND idempotency_key = ? ORDER BY seq DESC LIMIT 1"
+        row = self._db.read_one(_SELECT + where, (namespace, key))
+        return _relay_from(row) if row else None
+
+    def relays_in(self, state: RelayState) -> list[RelayRecord]:
+        """All claims in a state, oldest first."""
+        rows = self._db.read(_SELECT + " WHERE state = ? ORDER BY seq", (state.value,))
+        return [_relay_from(row) for row in rows]
+
+    def relays_since(self, at: int) -> list[int]:
+        """When each claim was made that is younger than ``at``."""
+        sql = "SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000"
+        return [made_at for (made_at,) in self._db.read(sql) if made_at > at]
+
+    def open_relayed(self) -> list[str]:
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
+        rows = self._db.read(
+            "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+            " ORDER BY seq"
+        )
+        return [order_id for (order_id,) in rows]
+
+    def _report(self, order_id: str) -> Report | None:
+        row = self._db.read_one(_SELECT_REPORT, (order_id,))
+        return None if row is None else Report(**named(_REPORT, row))
+
+
+def relay_statement(record: RelayRecord) -> Statement:
+    """Keep a claim as it stands now."""
+    values = dict(zip(_COLUMNS, in_order(_RELAY, record), strict=True))
+    values["state"] = record.state.value
+    return Statement(_UPSERT, tuple(values[column] for column in _COLUMNS))
+
+
+def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:
+    """Keep what the upstream said of an order, with the answer that this was read from."""
+    return Statement(_UPDATE_REPORT, (*in_order(_REPORT, report), evidence, order_id))
+
+
+def _relay_from(row: Row) -> RelayRecord:
+    values = named(_RELAY, row)
+    values["state"] = RelayState(values["state"])
+    return RelayRecord(**values)

@@ -1,0 +1,158 @@
+"""What was agreed, what came and what is sent stay as they were: the database itself refuses else.
+
+What does not live here: history, amounts and bytes of one order's way (test_store.py).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.states import DepositState, Direction, TransferState
+from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.store.migrations import migrate
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database, Statement, StoreConflict
+from tests.unit.test_transition import NOW, terms
+
+KEY = DepositKey("arbitrum", "tx", 0)
+PAYOUT = "ord_1/payout/1"
+# All that may change. Whatever else a table has, or is given one day, stays as it is.
+CHANGES = {
+    "orders": {
+        "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
+        "action_required", "error_message", "completed_at", "view", "view_valid_until", "view_key",
+        "leftover",
+    },
+    "deposits": {"state", "transfer_id", "is_dust"},
+    "transfers": {"state", "txid", "raw", "reason", "receipt"},
+}  # fmt: skip
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await Database.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def store(database: Database) -> SqliteOrderStore:
+    """With one order, to which a deposit came."""
+    store = SqliteOrderStore(database, lambda: "key")
+    order = open_order(terms(Direction.USDC_TO_XMR))
+    await commit(store, order, is_new=True)
+    seen = ev.DepositSeen(KEY, order.terms.deposit_amount, "0xSender", NOW)
+    await after(store, order, seen, ev.DepositConfirmed(KEY))
+    return store
+
+
+async def commit(store: SqliteOrderStore, order: Order, *, is_new: bool = False) -> None:
+    entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+    view = StatusView(b"{}", None)
+    await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))
+
+
+async def after(store: SqliteOrderStore, order: Order, *events: ev.Event) -> Order:
+    """Commit the events one by one."""
+    for event in events:
+        order = transition(order, event, NOW).order
+        await commit(store, order)
+    return order
+
+
+def kept() -> list[tuple[str, str]]:
+    """Every table and column that must not change."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        migrate(database)
+        return [
+            (table, column)
+            for table, changes in CHANGES.items()
+            for (column,) in database.execute("SELECT name FROM pragma_table_info(?)", (table,))
+            if column not in changes
+        ]
+
+
+def another(value: int | str | None) -> int | str:
+    """A value that the column's own rules would take."""
+    if isinstance(value, int):
+        return value + 1
+    return {"u2x": "x2u", "payout": "refund", "XMR": "USDC", None: "1"}.get(value, f"{value}1")
+
+
+@pytest.mark.parametrize(("table", "column"), kept())
+async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
+    store: SqliteOrderStore, database: Database, table: str, column: str
+) -> None:
+    assert store.order("ord_1") is not None
+    before = database.read(f"SELECT * FROM {table}")
+    (value,) = database.read_one(f"SELECT {column} FROM {table}")
+    with pytest.raises(StoreConflict, match=r"keeps (its|what it is)"):
+        await database.write([Statement(f"UPDATE {table} SET {column} = ?", (another(value),))])
+    assert database.read(f"SELECT * FROM {table}") == before
+
+
+@pytest.mark.parametrize("table", CHANGES)
+async def test_no_order_deposit_or_transfer_is_ever_deleted(
+    store: SqliteOrderStore, database: Database, table: str
+) -> None:
+    assert store.order("ord_1") is not None
+    with pytest.raises(StoreConflict, match="stays"):
+        await database.write([Statement(f"DELETE FROM {table}", ())])
+    assert len(database.read(f"SELECT 1 FROM {table}")) == 1
+
+
+async def test_all_that_happens_to_an_order_is_still_taken(store: SqliteOrderStore) -> None:
+    order = store.order("ord_1")
+    assert order is not None
+    order = await after(
+        store,
+        order,
+        ev.TransferPrepared(PAYOUT, "id", "raw"),
+        ev.TransferPublished(PAYOUT),
+        ev.TransferUnknown(PAYOUT, "the node does not answer"),
+        ev.TransferSettled(PAYOUT, '{"txid":"id"}'),
+    )
+    assert store.order("ord_1") == order
+    assert order.payout is not None
+    assert order.payout.state is TransferState.SETTLED
+
+
+async def test_a_deposit_that_comes_back_keeps_its_sender_and_its_first_sight(
+    store: SqliteOrderStore,
+) -> None:
+    order = store.order("ord_1")
+    assert order is not None
+    units = order.terms.deposit_amount
+    order = await after(
+        store,
+        order,
+        ev.DepositRemoved(KEY),
+        ev.DepositSeen(KEY, units, "0xOther", NOW + 1000),
+        ev.DepositConfirmed(KEY),
+    )
+    assert store.order("ord_1") == order
+    (deposit,) = order.deposits
+    assert (deposit.sender, deposit.first_seen_at) == ("0xSender", NOW)
+    assert deposit.state is DepositState.CONFIRMED
+
+
+async def test_an_order_that_is_written_with_other_terms_keeps_those_it_was_made_with(
+    store: SqliteOrderStore,
+) -> None:
+    order = store.order("ord_1")
+    assert order is not None
+    other = replace(order, terms=replace(order.terms, to_address="thief"), version=9)
+    await commit(store, other)
+    written = store.order("ord_1")
+    assert written is not None
+    assert written.version == 9
+    assert written.terms == order.terms

@@ -1,0 +1,303 @@
+"""Every value is kept in the column of its name, and comes back from there."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.money import USDC
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositKey,
+    Fill,
+    Order,
+    Report,
+    Terms,
+    Timeouts,
+    Transfer,
+    TwapPlan,
+)
+from rpcsvc.domain.pricing import Price
+from rpcsvc.domain.states import (
+    DepositState,
+    Direction,
+    OnDeadline,
+    OrderStatus,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.orders.ports import (
+    Change,
+    HistoryEntry,
+    PendingEffect,
+    RelayRecord,
+    RelayState,
+    StatusView,
+    StoredResponse,
+)
+from rpcsvc.store.migrations import migrate
+from rpcsvc.store.order_addresses import order_given, order_has
+from rpcsvc.store.order_rows import named
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.snapshot import Snapshot
+from rpcsvc.store.sqlite import DATABASE_NAME, Database
+
+# No two numbers and no two texts are the same, so that none can stand for another.
+TERMS = Terms(
+    order_id="ord_1",
+    session_id="session",
+    direction=Direction.XMR_TO_USDC,
+    chain="chain",
+    chain_id=101,
+    deposit_network="deposit network",
+    payout_network="payout network",
+    deposit_address="deposit address",
+    to_address="to address",
+    deposit_amount=102,
+    expected_output=103,
+    min_received=104,
+    min_deposit=105,
+    max_deposit=106,
+    price=Price(rate=107, spread_bps=108, payout_fee=109, min_received_bps=110, integrator_bps=111),
+    refund_fee=112,
+    created_at=113,
+    expires_at=114,
+    timeouts=Timeouts(
+        late_window=115, confirm=116, prepare=117, payout_check=118, refund_reminder=119
+    ),
+    integrator="integrator",
+    twap=TwapPlan(chunk_usd=120, interval_ms=121),
+    upstream_id="upstream",
+)
+DEPOSIT = Deposit(
+    key=DepositKey("its network", "its txid", 201),
+    units=202,
+    sender="sender",
+    first_seen_at=203,
+    state=DepositState.CONFIRMED,
+    transfer_id="transfer",
+    is_dust=True,
+)
+TRANSFER = Transfer(
+    transfer_id="transfer",
+    kind=TransferKind.PAYOUT,
+    network="its network",
+    asset=USDC,
+    address="address",
+    units=301,
+    fee=302,
+    state=TransferState.SETTLED,
+    txid="txid",
+    raw="raw",
+    reason="reason",
+    integrator_fee=303,
+    receipt="receipt",
+)
+FILL = Fill(units=401, output=402, integrator_fee=403, rate=404, at=405)
+REPORT = Report("deposit", 501, "refund", "error", 502, "extra")
+OPEN = Order(
+    terms=TERMS,
+    status=OrderStatus.AWAITING_DEPOSIT,
+    status_at=601,
+    version=1,
+    deadline_at=602,
+    on_deadline=OnDeadline.EXPIRE,
+)
+PAID = replace(
+    OPEN,
+    status=OrderStatus.EXECUTING_SWAP,
+    version=2,
+    deposits=(DEPOSIT,),
+    transfers=(TRANSFER,),
+    fills=(FILL,),
+    report=REPORT,
+    refund_address="refund address",
+    action_required="action",
+    error_message="message",
+    completed_at=603,
+    leftover=604,
+)
+RELAY = RelayRecord(
+    order_id="ord_1",
+    state=RelayState.CREATED,
+    created_at=701,
+    session_id="relay session",
+    namespace="namespace",
+    key="key",
+    upstream_id="upstream",
+    reason="why",
+    raw=b"answer",
+)
+
+
+def by_name(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass or a named tuple."""
+    if isinstance(value, DepositKey):
+        return value._asdict()
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+@pytest.fixture
+async def empty(tmp_path: Path) -> AsyncIterator[SqliteOrderStore]:
+    """A store without orders."""
+    database = await Database.open(tmp_path)
+    yield SqliteOrderStore(database, lambda: "view key")
+    await database.close()
+
+
+@pytest.fixture
+async def store(empty: SqliteOrderStore) -> SqliteOrderStore:
+    """With the order, as it was made and as it stands."""
+    made = HistoryEntry(1, 1, "made", "status", {})
+    paid = HistoryEntry(2, 2, "paid", "status", {})
+    await empty.commit(Change(order=OPEN, is_new=True, history=made, relay=RELAY))
+    view = StatusView(b"view", 605)
+    await empty.commit(Change(order=PAID, view=view, history=paid, evidence=b"evidence"))
+    return empty
+
+
+def stored(data_dir: Path, table: str) -> dict[str, Any]:
+    """The only row of a table, by column."""
+    with closing(sqlite3.connect(data_dir / DATABASE_NAME)) as database:
+        database.row_factory = sqlite3.Row
+        (row,) = database.execute(f"SELECT * FROM {table}")
+        return {name: row[name] for name in row.keys() if name != "seq"}  # noqa: SIM118 - a Row
+
+
+def test_no_number_that_is_kept_stands_for_another() -> None:
+    for values in (
+        (TERMS, TERMS.price, TERMS.timeouts),
+        (DEPOSIT, DEPOSIT.key),
+        (TRANSFER,),
+        (FILL,),
+    ):
+        numbers = [n for value in values for n in by_name(value).values() if type(n) is int]
+        assert len(set(numbers)) == len(numbers)
+
+
+async def test_an_order_comes_back_with_every_value(store: SqliteOrderStore) -> None:
+    assert store.order("ord_1") == PAID
+
+
+async def test_an_order_that_was_only_made_comes_back_with_every_term(
+    empty: SqliteOrderStore,
+) -> None:
+    made = HistoryEntry(1, 1, "made", "status", {})
+    await empty.commit(Change(order=OPEN, is_new=True, history=made))
+    assert empty.order("ord_1") == OPEN
+
+
+async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_their_names(
+    store: SqliteOrderStore, tmp_path: Path
+) -> None:
+    assert store.order("ord_1") is not None
+    expected = {
+        **by_name(TERMS),
+        **by_name(TERMS.price),
+        **by_name(TERMS.timeouts),
+        **by_name(PAID),
+        "confirm_timeout": 116,
+        "prepare_timeout": 117,
+        "twap_chunk_usd": 120,
+        "twap_interval_ms": 121,
+        "view": b"view",
+        "view_valid_until": 605,
+        "view_key": "view key",
+    }
+    row = stored(tmp_path, "orders")
+    assert row == {column: expected[column] for column in row}
+
+
+@pytest.mark.parametrize(
+    ("table", "values"),
+    [
+        ("deposits", by_name(DEPOSIT) | by_name(DEPOSIT.key) | {"order_id": "ord_1"}),
+        ("transfers", by_name(TRANSFER) | {"asset": "USDC", "order_id": "ord_1"}),
+        ("fills", by_name(FILL) | {"order_id": "ord_1", "chunk": 0}),
+        (
+            "relays",
+            by_name(RELAY)
+            | by_name(REPORT)
+            | {"idempotency_key": "key", "evidence": b"evidence"}
+            | {"order_id": "ord_1"},
+        ),
+    ],
+)
+async def test_what_belongs_to_an_order_is_in_the_columns_of_its_name(
+    store: SqliteOrderStore, tmp_path: Path, table: str, values: dict[str, Any]
+) -> None:
+    assert store.order("ord_1") is not None
+    row = stored(tmp_path, table)
+    assert row == {column: values[column] for column in row}
+
+
+async def test_a_claim_comes_back_with_every_value(store: SqliteOrderStore) -> None:
+    assert store.relay_of_key("namespace", "key") == RELAY
+    assert store.relays_in(RelayState.CREATED) == [RELAY]
+    assert store.open_relayed() == ["ord_1"]
+
+
+async def test_an_answer_comes_back_with_every_value(store: SqliteOrderStore) -> None:
+    answer = StoredResponse("space", "its key", "operation", {"n": [1, "2"]}, b"body", 801)
+    await store.commit(Change(response=answer))
+    assert store.response("space", "its key") == answer
+
+
+@pytest.mark.parametrize(
+    "effect", [AdvanceTransfer("transfer"), FillChunk(12), PriceLateDeposit()], ids=repr
+)
+async def test_an_effect_comes_back_as_what_it_was_whatever_it_is_about(
+    store: SqliteOrderStore, effect: Effect
+) -> None:
+    later = replace(PAID, version=3, fills=(FILL, FILL))
+    await store.commit(
+        Change(order=later, history=HistoryEntry(3, 3, "e", "s", {}), effects=(effect,))
+    )
+    assert store.pending_effects() == [PendingEffect("ord_1", effect)]
+    await store.commit(Change(done=(PendingEffect("ord_1", effect),)))
+    assert store.pending_effects() == []
+
+
+def test_a_row_with_a_column_too_many_or_too_few_is_refused() -> None:
+    assert named(("a", "b"), (1, 2)) == {"a": 1, "b": 2}
+    for row in ((1,), (1, 2, 3)):
+        with pytest.raises(ValueError, match="argument"):
+            named(("a", "b"), row)
+
+
+async def test_an_order_is_found_by_its_whole_address_on_its_own_network(
+    empty: SqliteOrderStore,
+) -> None:
+    start = "0x52908400098527886E"[:18]
+    terms = replace(TERMS, deposit_address=f"{start}0F", twap=None, upstream_id=None)
+    made = HistoryEntry(1, 1, "made", "status", {})
+    await empty.commit(Change(order=replace(OPEN, terms=terms), is_new=True, history=made))
+    assert empty.order_id_of_deposit_address("deposit network", f"{start}0F") == "ord_1"
+    assert empty.order_id_of_deposit_address("payout network", f"{start}0F") is None
+    assert empty.is_deposit_address(f"{start}0F")
+    for other in (start, f"{start}0E", f"{start}0f", f"{start}0F0", "", start[:17]):
+        assert not empty.is_deposit_address(other)
+        assert empty.order_id_of_deposit_address("deposit network", other) is None
+
+
+def test_orders_are_looked_up_by_the_index_on_how_addresses_begin() -> None:
+    """Without it every look-up reads all orders: SQLite passes it by for small reasons."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        migrate(database)
+        asked: list[str] = []
+        database.set_trace_callback(asked.append)
+        order_given(Snapshot(database), "an address")
+        database.execute(
+            "SELECT 1 FROM evm_addresses a CROSS JOIN orders o ON " + order_has("a.address")
+        )
+        database.set_trace_callback(None)
+        for sql in asked[-2:]:
+            plan = database.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()
+            assert "USING INDEX orders_by_address_start" in plan[-1][-1], sql
