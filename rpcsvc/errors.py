@@ -231,7 +231,7 @@ class InputErrors(ServiceError):
     http_status = 400
 
     def __init__(self, problems: Sequence[InputError]) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
+        super().__init__(" ".join(problem.message for problem in problems))
         self.problems = tuple(problems)
 
 

@@ -48,11 +48,11 @@ from rpcsvc.operations.bff_models import (
 )
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
-    combined,
     read_destination,
     read_session,
     require_verified,
 )
+from rpcsvc.operations.lessons import combined
 from rpcsvc.operations.models import SupportParams
 from rpcsvc.operations.ordering import Placed, Wish, place
 from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
@@ -102,8 +102,9 @@ def _chain_view(chain: Chain) -> Json:
 async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     """A price for the amount at the current rate."""
     pair = _pair(service, params)
+    amount = _amount(params.from_amount, pair)
     with _in_bff_terms(service, params):
-        found = await make_quote(service, *pair, _amount(params.from_amount, pair), call.integrator)
+        found = await make_quote(service, *pair, amount, call.integrator)
     return Flat(_quote_view(service, found, call))
 
 
@@ -238,7 +239,10 @@ def _amount(text: str, pair: Pair) -> Money:
         )
     if len(text) > len(str(MAX_UNITS)) or int(text) > MAX_UNITS:
         raise AmountAboveMaximum(
-            "fromAmount is above what any account can hold.", field="fromAmount", received=text
+            f"fromAmount is more than any order can be: send at most {MAX_UNITS}.",
+            field="fromAmount",
+            received=text,
+            details={"maximum": str(MAX_UNITS), "asset": asset.symbol},
         )
     return Money(int(text), asset)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rpcsvc.domain import twap
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations.models import (
+    OrderId,
     Params,
     SessionId,
     Time,
@@ -87,7 +88,7 @@ class BffOrderParams(BffQuoteParams):
 class BffOrderIdParams(Params):
     """Which order, and optionally the destination that it must have."""
 
-    order_id: Annotated[str, Field(description="The order's id.")]
+    order_id: OrderId
     verify: (
         Annotated[str, Field(description="The order's destination, if it is to be checked.")] | None
     ) = None
@@ -104,7 +105,7 @@ class BffTicketParams(Params):
 
     model_config = ConfigDict(title="BffTicketRequest")
 
-    order_id: str | None
+    order_id: OrderId | None
     session_id: SessionId | None
     wallet_address: Annotated[str, Field(max_length=256)] | None
     category: Annotated[str, Field(min_length=1, max_length=64)]

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
-from rpcsvc.operations.models import Params, Time, Units, View
+from rpcsvc.operations.models import OrderId, Params, Time, Units, View
 
 
 class BridgeParams(Params):
@@ -24,7 +24,7 @@ class BridgeParams(Params):
 class BridgeOrderIdParams(Params):
     """Which bridge order."""
 
-    order_id: Annotated[str, Field(description="The bridge order's id.")]
+    order_id: OrderId
 
 
 class BridgeRate(View):

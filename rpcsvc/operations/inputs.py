@@ -1,13 +1,12 @@
 """Reading what a caller sent: types by the params models, meaning by the domain.
 
 All problems of a call are collected, so that one correction mends them all. Every message says
-what came and what to send instead. What does not live here: limits that depend on the rate
-(quoting.py).
+what came and what to send instead. What does not live here: what is said of values that a model
+refuses (lessons.py), limits that depend on the rate (quoting.py).
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +23,12 @@ from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import (
     InputError,
-    InputErrors,
     InvalidDestination,
     InvalidInput,
-    MissingInput,
     UnsupportedChain,
-    UnsupportedDirection,
     VerificationFailed,
 )
+from rpcsvc.operations.lessons import HINTS, combined, problems_of
 from rpcsvc.operations.models import ORDER_ID_PATTERN, UUID_PATTERN, Params
 from rpcsvc.operations.service import Service
 
@@ -42,27 +39,7 @@ _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
 _KEY = re.compile(r"[ -~]{1,255}", re.ASCII)
 
-# An answer to thousands of unknown properties would be many times their size.
-MOST_PROBLEMS: Final = 32
 _INTENT: Final = ("direction", "chain", "amount", "to")
-
-HINTS = {
-    "direction": "Say which way to swap: x2u (XMR to USDC) or u2x (USDC to XMR).",
-    "chain": "Name the chain of the USDC side, such as arbitrum or 42161.",
-    "amount": 'Say how much the user sends, as a decimal string such as "0.8".',
-    "to": "Ask the user where the payout goes: an EVM address for x2u, a Monero one for u2x.",
-    "orderId": "Send the orderId that create or execute answered.",
-    "message": "Say in words what the ticket is about.",
-    "sessionId": "Leave it out to have one made.",
-    "session": "Send the sessionId that the orders were made with.",
-    "fromToken": "Send XMR on chain 0, else the chain's USDC contract.",
-    "toToken": "Send XMR on chain 0, else the chain's USDC contract.",
-    "fromAmount": "Send atomic units as a string: one XMR is 10^12, one USDC 10^6.",
-    "toAddress": "Ask the user where the payout goes.",
-}
-
-# How a validator names the branches of a union; they are no part of a field's name.
-_BRANCHES: Final = frozenset({"str", "int"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +62,9 @@ def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     try:
         return model.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
     except ValidationError as error:
-        problems = _problems(model, error)
+        problems = problems_of(model, error)
         problems += _problems_of_rest(model, params, problems, service)
         raise combined(problems) from None
-
-
-def combined(problems: list[InputError]) -> InputError | InputErrors:
-    """One error for all the problems of a call."""
-    return problems[0] if len(problems) == 1 else InputErrors(problems)
-
-
-def missing(field: str) -> MissingInput:
-    """The error for a required input that was not sent."""
-    return MissingInput(f"{field} is missing. {HINTS.get(field, '')}".strip(), field=field)
 
 
 def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:
@@ -160,11 +127,26 @@ def read_key(key: object) -> str:
 
 def read_refund_address(address: str, direction: Direction, service: Service) -> str:
     """An address on the deposit's network. Raises InvalidDestination."""
-    if direction is Direction.XMR_TO_USDC:
-        return parse_monero_address(
-            address, field="walletAddress", networks=service.monero_networks
-        ).text
-    return parse_evm_address(address, field="walletAddress", forbidden=_contracts(service))
+    read = _monero if direction is Direction.XMR_TO_USDC else _evm
+    field = "walletAddress"
+    return _not_ours(read(address, field, service), service, field=field, received=address)
+
+
+def _evm(text: str, field: str, service: Service) -> str:
+    try:
+        return parse_evm_address(text, field=field, forbidden=service.chains.token_contracts)
+    except InvalidDestination as problem:
+        problem.allowed = ["the user's own EVM address: 0x and 40 hex digits"]
+        raise
+
+
+def _monero(text: str, field: str, service: Service) -> str:
+    networks = service.monero_networks
+    try:
+        return parse_monero_address(text, field=field, networks=networks).text
+    except InvalidDestination as problem:
+        problem.allowed = [f"a Monero address of the {network}" for network in sorted(networks)]
+        raise
 
 
 def _amount(text: object, direction: Direction | None) -> Money:
@@ -177,16 +159,17 @@ def read_destination(
 ) -> str:
     """Where the payout goes, normalised. Raises InvalidDestination."""
     is_evm = text[:2] in ("0x", "0X") if direction is None else direction is Direction.XMR_TO_USDC
-    if is_evm:
-        address = parse_evm_address(text, field=field, forbidden=_contracts(service))
-    else:
-        networks = service.monero_networks
-        address = parse_monero_address(text, field=field, networks=networks).text
+    address = _evm(text, field, service) if is_evm else _monero(text, field, service)
+    return _not_ours(address, service, field=field, received=text)
+
+
+def _not_ours(address: str, service: Service, *, field: str, received: str) -> str:
     if service.store.is_deposit_address(address):
         raise InvalidDestination(
             "This is a deposit address of the service itself. Send the user's own address.",
             field=field,
-            received=text,
+            received=received,
+            allowed=["the user's own address"],
         )
     return address
 
@@ -217,19 +200,6 @@ def require_verified(verify: str | None, to_address: str) -> None:
         )
 
 
-def _contracts(service: Service) -> frozenset[str]:
-    return service.chains.token_contracts
-
-
-def _problems(model: type[Params], error: ValidationError) -> list[InputError]:
-    """One problem per field: a union reports each of its branches."""
-    by_field: dict[str, InputError] = {}
-    for item in error.errors(include_url=False)[:MOST_PROBLEMS]:
-        field = str(item["loc"][0]) if item["loc"] else "params"
-        by_field.setdefault(field, _problem(model, field, item["type"], item))
-    return list(by_field.values())
-
-
 def _problems_of_rest(
     model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
 ) -> list[InputError]:
@@ -237,58 +207,3 @@ def _problems_of_rest(
     names = model.model_fields.keys() - {problem.field for problem in found}
     rest = {name: params.get(name) if name in names else None for name in _INTENT}
     return read_intent(SimpleNamespace(**rest), service)[1]
-
-
-def _problem(model: type[Params], field: str, kind: str, item: Any) -> InputError:
-    received = item["input"]
-    if kind == "missing":
-        return missing(field)
-    if kind == "extra_forbidden" and len(item["loc"]) == 1:
-        return _unknown(model, field, received)
-    if field == "direction":
-        return UnsupportedDirection(
-            "direction must be x2u (XMR to USDC) or u2x (USDC to XMR).",
-            field=field,
-            received=received,
-            allowed=["x2u", "u2x"],
-        )
-    if field == "amount":
-        return _wrong_amount(received)
-    path = ".".join(str(part) for part in item["loc"] if part not in _BRANCHES) or field
-    return InvalidInput(_type_message(path, kind, item), field=path, received=received)
-
-
-def _unknown(model: type[Params], field: str, received: Any) -> InvalidInput:
-    known = [info.alias or name for name, info in model.model_fields.items()]
-    near = difflib.get_close_matches(field, known, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return InvalidInput(
-        f"{field[:64]} is not a property of this operation.{hint}",
-        field=field[:64],
-        received=received,
-        allowed=known,
-    )
-
-
-def _wrong_amount(received: Any) -> InputError:
-    try:
-        parse_amount(received, deposit_asset(Direction.XMR_TO_USDC))
-    except InputError as problem:
-        return problem
-    return InvalidInput("amount must be a decimal string.", field="amount", received=received)
-
-
-def _type_message(field: str, kind: str, item: Any) -> str:
-    if kind == "literal_error":
-        return f"{field} must be one of {item['ctx']['expected']}."
-    expected = {
-        "string_type": "a string",
-        "bool_type": "true or false",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-    }.get(kind)
-    if field == "chain":
-        expected = "a chain name or number, such as arbitrum or 42161"
-    if expected is None:
-        return f"{field}: {item['msg']}."
-    return f"{field} must be {expected}. {HINTS.get(field, '')}".strip()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from rpcsvc.domain.money import LONGEST_AMOUNT
 from rpcsvc.domain.order import REFUND_ADDRESS
 from rpcsvc.domain.states import (
     DepositState,
@@ -40,7 +41,7 @@ Amount = Annotated[
     str,
     Field(
         description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x.",
-        json_schema_extra={"pattern": AMOUNT_PATTERN},
+        json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
     ),
 ]
 Destination = Annotated[

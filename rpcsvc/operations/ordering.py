@@ -74,12 +74,33 @@ async def place(
 async def _make(
     service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
-    found = await make_quote(service, *wish[:3], wish.integrator)
+    found = await make_quote(
+        service,
+        direction=wish.direction,
+        chain=wish.chain,
+        amount=wish.amount,
+        integrator=wish.integrator,
+    )
     terms = _terms(service, found, wish)
-    record = None
-    if service.relay is not None:
-        terms, record = await _relayed(service.relay, terms, wish, claim)
-    order = open_order(terms)
+    if service.relay is None:
+        return await _commit(service, open_order(terms), found, claim, write)
+    terms, record = await _relayed(service.relay, terms, wish, claim)
+    # What is told is what was agreed; the price may have moved since the quote.
+    found = replace(found, expected_output=terms.expected_output, min_received=terms.min_received)
+    async with service.relay.recording(record):
+        body = await _commit(service, open_order(terms), found, claim, write, record)
+    service.relay.follow(terms.order_id)
+    return body
+
+
+async def _commit(
+    service: Service,
+    order: Order,
+    found: Quote,
+    claim: Claim | None,
+    write: Callable[[Placed], bytes],
+    record: RelayRecord | None = None,
+) -> bytes:
     status = None
     if not order.terms.is_bridge:
         status = status_answer(service.venue, order, order.status_at)
@@ -87,8 +108,6 @@ async def _make(
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
     await service.processor.open(order, view, response, record)
-    if service.relay is not None:
-        service.relay.follow(order.order_id)
     return body
 
 
@@ -98,7 +117,14 @@ async def _relayed(
     """The terms with what the upstream made of them, and the claim that it was made under."""
     # The session goes with the order: with it its owner can name a refund address there, too.
     # Nothing here may depend on the rate: a call that is repeated must be the very same.
-    asked = Asked(*wish[:4], terms.session_id, wish.twap)
+    asked = Asked(
+        direction=wish.direction,
+        chain=wish.chain,
+        amount=wish.amount,
+        to=wish.to,
+        session_id=terms.session_id,
+        twap=wish.twap,
+    )
     record, created = await relay.create(asked, claim, terms.order_id)
     agreed = replace(
         terms,

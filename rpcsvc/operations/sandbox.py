@@ -7,11 +7,12 @@ from rpcsvc.domain.money import Money, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import AgentState
 from rpcsvc.errors import InvalidInput, Unavailable
-from rpcsvc.operations.envelope import Answer, action
-from rpcsvc.operations.inputs import missing, read_order_id
+from rpcsvc.operations.envelope import Answer
+from rpcsvc.operations.inputs import read_order_id
+from rpcsvc.operations.lessons import missing
 from rpcsvc.operations.models import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.swap import find_any_order
+from rpcsvc.operations.swap import find_any_order, look_again
 from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxControls
 
 
@@ -30,12 +31,7 @@ async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
             "asset": money.asset.symbol,
         }
     }
-    poll = action(
-        "poll_status",
-        "Watch the order until it is completed or has failed.",
-        "swap.status",
-        {"orderId": order.order_id},
-    )
+    poll = look_again(order, "Watch the order until it is completed or has failed.")
     return Answer(AgentState.READY, data, [poll])
 
 

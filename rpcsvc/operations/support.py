@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from contextlib import suppress
 
 import structlog
 
@@ -12,12 +13,14 @@ from rpcsvc.domain.events import RefundAddressGiven
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.domain.states import AgentState
 from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import InvalidDestination
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
 from rpcsvc.operations.models import SupportParams
 from rpcsvc.operations.results import with_session
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.views import awaits_upstream_refund
+from rpcsvc.operations.swap import look_again
+from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.orders.ports import Change, Ticket
 
 log = structlog.get_logger(__name__)
@@ -26,7 +29,8 @@ log = structlog.get_logger(__name__)
 async def create_ticket(service: Service, params: SupportParams, _call: Call) -> Answer:
     """Record a ticket; set the order's refund address when its owner asks for it."""
     session = read_session(params.session_id)
-    order = _owned_order(service, params, session)
+    named = _named_order(service, params.order_id)
+    order = _owned(named, session)
     refund_to = _refund_address(service, params, order)
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
@@ -42,17 +46,19 @@ async def create_ticket(service: Service, params: SupportParams, _call: Call) ->
     accepted = await _give(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
     session_fields = (session, "request" if session else "none")
-    actions = [_next(params.order_id)]
+    actions = [_next(params.order_id, named)]
     return Answer(
         AgentState.TICKET_CREATED, with_session(service.venue, data, session_fields), actions
     )
 
 
-def _owned_order(service: Service, params: SupportParams, session: str | None) -> Order | None:
+def _named_order(service: Service, order_id: str | None) -> Order | None:
+    """The order that the ticket is about. Raises InvalidInput; an unknown id is no error."""
+    return None if order_id is None else service.store.order(read_order_id(order_id))
+
+
+def _owned(order: Order | None, session: str | None) -> Order | None:
     """The order, if the caller has shown both halves of its owner's secret."""
-    if params.order_id is None:
-        return None
-    order = service.store.order(read_order_id(params.order_id))
     if order is None or session is None:
         return None
     owns = hmac.compare_digest(order.terms.session_id.encode(), session.encode())
@@ -63,9 +69,12 @@ def _refund_address(service: Service, params: SupportParams, order: Order | None
     """The validated refund address, when the order waits for one. Raises InvalidDestination."""
     if order is None or params.wallet_address is None:
         return None
-    if order.action_required != REFUND_ADDRESS and not awaits_upstream_refund(order):
-        return None
-    return read_refund_address(params.wallet_address, order.terms.direction, service)
+    if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
+        return read_refund_address(params.wallet_address, order.terms.direction, service)
+    if may_be_refunded_upstream(order):
+        with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
+            return read_refund_address(params.wallet_address, order.terms.direction, service)
+    return None
 
 
 async def _give(
@@ -92,12 +101,10 @@ def _ticket_view(ticket: Ticket) -> Json:
     }
 
 
-def _next(order_id: str | None) -> Json:
-    if order_id is None:
-        return action("tell_user", "Give the user the ticketId.")
-    return action(
-        "poll_status",
-        "Give the user the ticketId, and look at the order again later.",
-        "swap.status",
-        {"orderId": order_id},
-    )
+def _next(order_id: str | None, order: Order | None) -> Json:
+    if order is not None:
+        return look_again(order, "Give the user the ticketId, and look at the order again later.")
+    told = "Give the user the ticketId."
+    if order_id is not None:
+        told += f" There is no order {order_id} here: check the orderId with them."
+    return action("tell_user", told)

@@ -13,16 +13,14 @@ from rpcsvc.domain.states import AgentState, Direction
 from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
-    HINTS,
     Intent,
-    combined,
-    missing,
     read_intent,
     read_order_id,
     read_session,
     require_offered,
     require_verified,
 )
+from rpcsvc.operations.lessons import HINTS, combined, missing
 from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.ordering import Placed, Wish, place
 from rpcsvc.operations.projection import status_answer
@@ -98,6 +96,14 @@ def find_any_order(service: Service, order_id: str) -> Order:
     if order is None:
         raise _no_order(order_id)
     return order
+
+
+def look_again(order: Order, description: str) -> Json:
+    """The next action that looks at an order; swap.status does not know those of the bridge."""
+    if order.terms.is_bridge:
+        where = f"Ask for it at GET /bff/v1/bridge/order/{order.order_id}."
+        return action("poll_bridge_order", f"{description} {where}")
+    return action("poll_status", description, "swap.status", {"orderId": order.order_id})
 
 
 def _no_order(order_id: str) -> OrderNotFound:

@@ -52,7 +52,7 @@ def order_view(venue: Venue, order: Order) -> Json:
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
-    if venue.attest is not None and order.status in AWAITS_MONEY:
+    if venue.attest is not None and order.status in AWAITS_MONEY and order.due_units > 0:
         # Nobody should be led to an address that is not to be paid any more.
         view["attestation"] = venue.attest(order.terms)
     return view
@@ -72,10 +72,10 @@ def _own_report(order: Order) -> Report:
 
 
 def funding_view(venue: Venue, order: Order) -> Json:
-    """``data.fundingInstructions``: what to send, where and until when."""
+    """``data.fundingInstructions``: what is still to be sent, where and until when."""
     terms = order.terms
     names = venue.engine.names(terms.deposit_asset, terms.chain)
-    amount = format_units(terms.deposit_amount, terms.deposit_asset)
+    amount = format_units(order.due_units, terms.deposit_asset)
     return {
         "depositAddress": terms.deposit_address,
         "amount": amount,
@@ -93,11 +93,11 @@ def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
     """A ``monero:`` URI, or an ``ethereum:`` one for an ERC-20 transfer (EIP-681)."""
     terms = order.terms
     if token is None:
-        amount = format_units(terms.deposit_amount, terms.deposit_asset)
+        amount = format_units(order.due_units, terms.deposit_asset)
         return f"monero:{terms.deposit_address}?tx_amount={amount}"
     return (
         f"ethereum:{token}@{chain_id}/transfer"
-        f"?address={terms.deposit_address}&uint256={terms.deposit_amount}"
+        f"?address={terms.deposit_address}&uint256={order.due_units}"
     )
 
 
@@ -185,9 +185,24 @@ def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
 
 def awaits_upstream_refund(order: Order) -> bool:
     """Whether an upstream may be waiting for an XMR address: it does not tell."""
-    terms = order.terms
-    is_relayed = terms.upstream_id is not None
-    return is_relayed and order.status is OrderStatus.REFUNDING and terms.deposit_asset is XMR
+    is_going_back = order.status is OrderStatus.REFUNDING or _was_swapped_in_part(order.report)
+    return is_going_back and may_be_refunded_upstream(order)
+
+
+def may_be_refunded_upstream(order: Order) -> bool:
+    """Whether an address given now may be of use to an upstream: for what came after the end, too.
+
+    What it said last of an order that is over may be old: nobody asks any more.
+    """
+    over = order.status.is_terminal or order.status is OrderStatus.REFUNDING
+    return over and order.terms.upstream_id is not None and order.terms.deposit_asset is XMR
+
+
+def _was_swapped_in_part(report: Report | None) -> bool:
+    """Whether chunks of the deposit were left over, and nothing was sent back by then."""
+    if report is None or report.extra is None or report.refund_txid is not None:
+        return False
+    return report.output is not None and orjson.loads(report.extra).get("status") == "failed"
 
 
 def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -> list[Json]:

@@ -11,6 +11,8 @@ of an order (domain/relay.py).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -182,15 +184,33 @@ class Relay:
                 refused = replace(record, state=RelayState.REFUSED, reason=reason)
                 await self._store.commit(Change(relay=refused))
             raise
+        except Exception as broken:
+            await self._doubt(record, CreationUnknown(f"the call broke: {type(broken).__name__}"))
+            raise Unavailable(_IN_DOUBT, retry_after=30) from broken
         made = replace(
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
         return made, created
 
+    @asynccontextmanager
+    async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
+        """Commit within this what the upstream made: what can't be recorded here is in doubt.
+
+        Such as an address or an id that is another order's. Raises Unavailable.
+        """
+        try:
+            yield
+        except Exception as error:
+            reason = f"made there, and not recorded here: {type(error).__name__}"
+            with suppress(ServiceError):  # then the next start finds the claim
+                await self._doubt(record, CreationUnknown(reason))
+            raise Unavailable(_IN_DOUBT, retry_after=30) from error
+
     def _record(self, asked: Asked, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
         """The claim to make, and whether it was made before and its outcome is not known."""
         before = self._store.relay_of_key(claim.namespace, claim.key) if claim else None
-        if before is None or before.state is RelayState.REFUSED:
+        # The answer to a key is committed with its order: one that is gone was forgotten by age.
+        if before is None or before.state in (RelayState.REFUSED, RelayState.CREATED):
             key = (claim.namespace, claim.key) if claim else (None, None)
             now = self._clock.now_ms()
             claimed = RelayState.CLAIMED
@@ -206,9 +226,10 @@ class Relay:
                 relay=replace(
                     record,
                     state=RelayState.RECONCILING,
-                    upstream_id=unknown.upstream_id,
+                    # What an earlier attempt showed of the order is still what is known.
+                    upstream_id=unknown.upstream_id or record.upstream_id,
                     reason=unknown.reason,
-                    raw=unknown.raw,
+                    raw=unknown.raw or record.raw,
                 )
             )
         )
@@ -251,8 +272,8 @@ class Relay:
         candidates = (self._watched & self._open.keys()) or self._open.keys()
         order_id = min(candidates, key=self._open.__getitem__)
         early = self._open[order_id] + ASK_EVERY_MS - self._clock.now_ms()
-        if early > 0:
-            return min(early, ASK_EVERY_MS)
+        if 0 < early <= ASK_EVERY_MS:  # more than that, and the clock has gone back
+            return early
         is_watched = order_id in self._watched
         self._watched.discard(order_id)
         wait_ms = await self._ask_safely(order_id, is_watched=is_watched)

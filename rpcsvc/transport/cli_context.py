@@ -65,7 +65,11 @@ class Context:
     def token(self, settings: Settings) -> str | None:
         """What to send as x-agent-rpc-token. Raises UsageError when no header can hold it."""
         tokens = settings.agent_rpc_tokens
-        token = self.options.token or (tokens[0].get_secret_value() if tokens else None)
+        return self.given_token() or (tokens[0].get_secret_value() if tokens else None)
+
+    def given_token(self) -> str | None:
+        """What --token gives. Raises UsageError when no header can hold it."""
+        token: str | None = self.options.token
         if token is not None and not (token.isascii() and token.isprintable()):
             raise UsageError("--token must be printable ASCII, as the server's AGENT_RPC_TOKEN is.")
         return token or None

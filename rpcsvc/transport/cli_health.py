@@ -43,7 +43,8 @@ def _health(context: Context) -> int:
     connection = endpoint.connection()
     try:
         path = endpoint.path.removesuffix("/rpc") + _PATHS[context.options.check]
-        connection.request("GET", path)
+        token = context.given_token()
+        connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
         response = connection.getresponse()
         body = response.read().decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:

@@ -11,7 +11,12 @@ import sys
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
-from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, OnchainExtraMissing, read_mnemonic
+from rpcsvc.settlement.onchain.keys import (
+    HdKeys,
+    KeyFileRefused,
+    OnchainExtraMissing,
+    read_mnemonic,
+)
 from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

@@ -31,6 +31,8 @@ from rpcsvc.transport.limits import (
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
+# What a budget counts, where its name is not the word for it.
+_COUNTED = {"rpc": "JSON-RPC calls"}
 # Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
@@ -113,11 +115,6 @@ class Gate:
             else {}
         )
 
-    @property
-    def has_tokens(self) -> bool:
-        """Whether a token is configured for /rpc."""
-        return bool(self._tokens)
-
     def admit(self, request: web.Request) -> Visitor:
         """Who asks. Raises TlsRequired."""
         return Visitor(self._address(request), given_request_id(request))
@@ -135,7 +132,7 @@ class Gate:
         visitor.headers.update(rate_limit_headers(budget, verdict))
         if not verdict.allowed:
             raise RateLimited(
-                f"More than {verdict.limit} {budget} a minute. Come back in"
+                f"More than {verdict.limit} {_COUNTED.get(budget, budget)} a minute. Come back in"
                 f" {verdict.retry_after} s.",
                 details={"limit": verdict.limit, "windowSeconds": 60},
                 retry_after=verdict.retry_after,
@@ -156,6 +153,14 @@ class Gate:
         matches = [hmac.compare_digest(given, token) for token in self._tokens]
         if not any(matches):
             raise Unauthorized("Send the server's AGENT_RPC_TOKEN as header x-agent-rpc-token.")
+        return True
+
+    def is_insider(self, request: web.Request, visitor: Visitor) -> bool:
+        """Whether the caller might call /rpc: by a token, the socket, or its place."""
+        try:
+            self.require_token(request, visitor)
+        except Unauthorized:
+            return False
         return True
 
     def _address(self, request: web.Request) -> str:

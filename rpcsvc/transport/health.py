@@ -1,4 +1,9 @@
-"""Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF."""
+"""Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF.
+
+Two questions are kept apart. /health is for the operator: is all well? The others are for those
+who send orders: can one be taken now? A payment that is stuck on one chain is the operator's
+matter and keeps nobody from asking for the status of an order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,8 @@ from aiohttp import web
 from rpcsvc import __version__
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.states import AgentState
-from rpcsvc.operations.envelope import Answer, finish, head
+from rpcsvc.errors import Unavailable
+from rpcsvc.operations.envelope import Answer, failure, finish, head
 from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Health
@@ -18,7 +24,7 @@ from rpcsvc.orders.worker import Worker
 from rpcsvc.signing import ResponseSigner
 from rpcsvc.store.sqlite import Database
 from rpcsvc.transport.gate import Gate
-from rpcsvc.transport.http import respond
+from rpcsvc.transport.http import error_headers, respond
 from rpcsvc.transport.site import API_ROOT, BFF_ROOT
 
 
@@ -50,10 +56,14 @@ class HealthRoutes:
         ]
 
     async def health(self, request: web.Request) -> web.StreamResponse:
-        """Every check by name; 503 when one is not well."""
+        """Every check by name; 503 when one is not well.
+
+        The reasons name orders and balances: they are for whoever may call /rpc.
+        """
         checks = {**self._checks(), **self._signing()}
+        is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
-            name: {"status": _word(h), **({"detail": h.detail} if h.detail else {})}
+            name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
             for name, h in checks.items()
         }}  # fmt: skip
         return self._respond(request, orjson.dumps(body), checks)
@@ -64,24 +74,27 @@ class HealthRoutes:
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
         """Whether orders can be taken."""
-        checks = self._checks()
+        checks = self._readiness()
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def agent_health(self, request: web.Request) -> web.StreamResponse:
         """The envelope with status, version and time beside it."""
-        checks = self._checks()
+        checks = self._readiness()
         visitor = self._gate.admit(request)
         request_id = visitor.request_id or self._gate.new_request_id()
-        ok = all(h.ok for h in checks.values())
-        state = AgentState.READY if ok else AgentState.UNAVAILABLE
         data = with_session(self._service.venue, {}, NO_SESSION)
-        envelope = finish(head("health", Answer(state, data, ok=ok)), request_id)
+        error = _unwell(checks)
+        if error is None:
+            envelope = finish(head("health", Answer(AgentState.READY, data)), request_id)
+        else:
+            envelope = failure("health", error, request_id, data)
         body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
-        return respond(body, request_id, status=200 if ok else 503)
+        status = 200 if error is None else error.http_status
+        return respond(body, request_id, status=status, headers=error_headers(error))
 
     async def bff_health(self, request: web.Request) -> web.StreamResponse:
         """Status, version and time, nothing else (spec 2.4)."""
-        checks = self._checks()
+        checks = self._readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
     def _signing(self) -> dict[str, Health]:
@@ -101,6 +114,20 @@ class HealthRoutes:
             "worker": self._worker.health(),
         }
 
+    def _readiness(self) -> dict[str, Health]:
+        """What an order needs to be taken, and nothing else."""
+        checks = self._checks()
+        if self._service.relay is None:  # the health of an upstream is this very question
+            checks["engine"] = self._takes_orders()
+        return checks
+
+    def _takes_orders(self) -> Health:
+        try:
+            self._service.engine.require_ready()
+        except Unavailable as error:
+            return Health(False, error.message)
+        return Health(True)
+
     def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:
         return {
             "status": _overall(checks),
@@ -119,6 +146,17 @@ class HealthRoutes:
 
 # The reason itself names paths; it is in the log.
 _KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
+
+
+def _unwell(checks: dict[str, Health]) -> Unavailable | None:
+    """What is wrong, for callers who ask whether they may order; None when all is well."""
+    names = [name for name, health in checks.items() if not health.ok]
+    if not names:
+        return None
+    return Unavailable(
+        f"Orders can't be taken now. Not well: {', '.join(names)}. Ask again later.",
+        details={"checks": names},
+    )
 
 
 def _word(health: Health) -> str:

@@ -218,7 +218,7 @@ def _allow_header(error: web.HTTPException) -> dict[str, str]:
 def _translate(error: web.HTTPException, request: web.Request) -> ServiceError:
     if error.status == 404:
         return UnknownMethod(
-            f"There is nothing at {request.path[:128]}. See GET /api/v1/agent/capabilities."
+            f"There is nothing at {request.path[:128]}. GET /openapi.json lists every call."
         )
     if error.status == 405:
         allowed = error.headers.get("Allow", "")

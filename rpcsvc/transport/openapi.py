@@ -405,7 +405,12 @@ def _health(site: Site) -> Json:
         "responses": {
             "200": response("It is well.", ref("HealthEnvelope"), headers, ()),
             **_call_errors(ANY_CALL),
-            "503": response("It is not well: `ok` is false.", ref("HealthEnvelope"), headers, ()),
+            "503": response(
+                "It is not well: `ok` is false, and `error` says what is wrong.",
+                ref("DegradedEnvelope"),
+                {**headers, "Retry-After": header_ref("Retry-After")},
+                (),
+            ),
         },
     }
 
@@ -439,17 +444,22 @@ def _call_errors(classes: Iterable[ErrorClass]) -> Json:
 
 
 def _document_schemas(site: Site) -> Json:
-    return {"HealthEnvelope": _health_schema(), "Quickstart": _quickstart_schema(site)}
+    return {
+        "HealthEnvelope": _health_schema("ok", {}),
+        "DegradedEnvelope": _health_schema("degraded", {"error": ref("Failure")}),
+        "Quickstart": _quickstart_schema(site),
+    }
 
 
-def _health_schema() -> Json:
+def _health_schema(status: str, more: Json) -> Json:
     envelope = schemas.envelope(
         "The envelope with the service's health beside it.",
-        {"ok": {"type": "boolean"}, "operation": {"const": "health"}},
+        {"ok": {"const": status == "ok"}, "operation": {"const": "health"}},
         ref("NoData"),
     )
     beside = {
-        "status": {"type": "string", "enum": ["ok", "degraded"]},
+        **more,
+        "status": {"const": status},
         "version": {"type": "string", "description": "The program's version."},
         "time": {"type": "string", "format": "date-time"},
     }

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.contract.serving import Served
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.orders.ports import Health
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.site import site_of
+from tests.contract.described import check_response
+from tests.contract.serving import Served, serving
+
+TOKEN = "correct-horse-battery"
 
 
 async def test_health_names_every_check(served: Served) -> None:
@@ -32,9 +43,61 @@ async def test_a_check_that_fails_degrades_health_and_readiness_but_not_life(
     assert (await served.client.get("/readyz")).status == 200
 
 
+async def test_a_degraded_agent_api_says_so_as_every_failure_does(served: Served) -> None:
+    for fault, check in (("engine", "engine"), ("rates", "rates")):
+        await served.post("/sandbox/fault", {"fault": f"{fault}_down"})
+        answer = await served.http("GET", "/health", headers={"x-request-id": "mine"})
+        error = answer.body["error"]
+        assert (error["code"], error["retryable"]) == ("unavailable", True)
+        assert error["details"] == {"checks": [check]}
+        assert check in error["message"]
+        assert (answer.body["state"], answer.body["requestId"]) == ("unavailable", "mine")
+        assert int(answer.headers["retry-after"]) > 0
+        document = openapi_document(site_of(served.up.settings, served.up.service))
+        check_response(document, "/health", "get", 503, answer.headers, answer.body)
+        await served.post("/sandbox/fault", {"fault": f"{fault}_up"})
+    well = await served.http("GET", "/health")
+    check_response(document, "/health", "get", 200, well.headers, well.body)
+    assert "error" not in well.body
+
+
 async def test_the_agent_api_s_health_is_an_envelope_with_three_fields_more(
     served: Served,
 ) -> None:
     body = (await served.http("GET", "/health")).body
     envelope = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions"]
     assert list(body) == [*envelope, "data", "requestId", "status", "version", "time"]
+
+
+async def test_what_stops_no_order_degrades_health_and_keeps_the_service_ready(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Health(False, "USDC: ord_1/payout/1 waits")
+    monkeypatch.setattr(type(served.up.service.engine), "health", lambda _engine: stuck)
+    assert (await served.client.get("/health")).status == 503
+    for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
+        response = await served.client.get(path)
+        assert (response.status, (await response.json())["status"]) == (200, "ok"), path
+    quoted = {"direction": "x2u", "chain": "arbitrum", "amount": "1"}
+    assert (await served.post("/agent/swap/quote", quoted)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("environ", "headers", "is_told"),
+    [
+        ({}, {}, True),
+        ({}, {"x-forwarded-for": "203.0.113.9"}, False),
+        ({"AGENT_RPC_TOKEN": TOKEN}, {}, False),
+        ({"AGENT_RPC_TOKEN": TOKEN}, {"x-agent-rpc-token": "x" * 21}, False),
+        ({"AGENT_RPC_TOKEN": TOKEN}, {"x-agent-rpc-token": TOKEN}, True),
+    ],
+)
+async def test_the_reasons_are_for_whoever_may_call_rpc(
+    tmp_path: Path, environ: dict[str, str], headers: dict[str, str], is_told: bool
+) -> None:
+    async with serving(tmp_path, environ) as served:
+        await served.post("/sandbox/fault", {"fault": "engine_down"})
+        response = await served.client.get("/health", headers=headers)
+        engine: dict[str, Any] = (await response.json())["checks"]["engine"]
+        assert engine["status"] == "degraded"
+        assert ("detail" in engine) is is_told

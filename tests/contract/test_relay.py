@@ -94,6 +94,9 @@ WRONG: list[dict[str, Any]] = [
     {"depositAmount": "800000000001"},
     {"depositChainId": 1},
     {"expectedOutput": "-1"},
+    {"expectedOutput": "0"},
+    {"depositToken": "0x" + "3" * 40},
+    {"expectedOutput": str(10**30)},
 ]
 
 
@@ -110,6 +113,42 @@ async def test_an_answer_that_can_not_be_trusted_is_shown_to_nobody(
         assert row[0] == "up-1"
         assert b"up-1" in row[1]
         assert row[2]
+
+
+@pytest.mark.parametrize("named", ["orderId", "depositAddress"])
+async def test_an_answer_with_another_orders_data_is_in_doubt(
+    api: V1Api, tmp_path: Path, named: str
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        assert (await create(served))["ok"]
+        api.change = {named: api.orders["up-1"][named]}
+        answer = await create(served, "mine")
+        assert answer["error"]["code"] == "unavailable"
+        assert (served.count("orders"), states(served)) == (1, ["created", "reconciling"])
+        health = await (await served.client.get("/health")).json()
+        assert health["checks"]["relay"]["status"] == "degraded"
+
+
+async def test_an_order_tells_what_the_upstream_agreed_to_and_not_what_it_quoted(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.change = {"expectedOutput": "1000000"}
+        data = (await create(served))["data"]
+        assert data["order"]["expectedOutput"] == "1000000"
+        assert (data["quote"]["expectedOutput"], data["quote"]["minReceived"]) == ("1", "1")
+
+
+async def test_a_key_that_was_forgotten_by_age_makes_an_order_again(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        first = await create(served, "mine")
+        assert await served.up.service.store.forget_responses(2**62) == 1
+        second = await create(served, "mine")
+        assert second["ok"]
+        assert second["data"]["order"]["orderId"] != first["data"]["order"]["orderId"]
+        assert states(served) == ["created", "created"]
 
 
 async def test_a_refusal_makes_nothing_and_frees_the_key(api: V1Api, tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.order import Report
+from rpcsvc.domain.states import OrderStatus
+from rpcsvc.operations.views import awaits_upstream_refund
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 
@@ -52,12 +56,18 @@ def upstream_id(sidecar: Served, order_id: str) -> str:
     return order.terms.upstream_id
 
 
-async def until(sidecar: Served, order_id: str, *states: str) -> dict[str, Any]:
+_ANY: Final = "any"
+
+
+async def until(
+    served: Served, order_id: str, *states: str, action_required: str | None = _ANY
+) -> dict[str, Any]:
     async with asyncio.timeout(180):
         while True:
-            answer = await sidecar.rpc("swap.status", {"orderId": order_id})
+            answer = await served.rpc("swap.status", {"orderId": order_id})
             data = answer.body["result"]
-            if data["state"] in states:
+            as_wanted = action_required in (_ANY, data["data"]["actionRequired"])
+            if data["state"] in states and as_wanted:
                 return dict(data)
             await asyncio.sleep(0.02)
 
@@ -210,3 +220,42 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
     ended = await until(sidecar, order_id, "terminal_failure")
     assert ended["data"]["outcome"] == "refunded"
     assert ended["data"]["order"]["refundTxHash"]
+
+
+async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_no_more(
+    central: Served, sidecar: Served
+) -> None:
+    made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
+    order_id = made["order"]["orderId"]
+    at_central = upstream_id(sidecar, order_id)
+    await central.post("/sandbox/fund", {"orderId": at_central})
+    await until(sidecar, order_id, "completed")
+    await central.post("/sandbox/fund", {"orderId": at_central, "amount": "0.8"})
+    await until(central, at_central, "completed", action_required="refund_address")
+
+    ticket = {"message": "I paid again", "orderId": order_id, "sessionId": made["sessionId"]}
+    other = (await sidecar.rpc("support.create", {**ticket, "walletAddress": EVM})).body["result"]
+    assert (other["ok"], other["data"]["refundAddress"]) == (True, None)
+    mine = {**ticket, "walletAddress": STAGENET}
+    given = (await sidecar.rpc("support.create", mine)).body["result"]
+
+    assert given["data"]["refundAddress"] == {"accepted": True, "address": STAGENET}
+    await until(central, at_central, "completed", action_required=None)
+    order = central.up.service.store.order(at_central)
+    assert order is not None
+    assert [refund.address for refund in order.refunds] == [STAGENET]
+
+
+async def test_the_rest_of_an_order_that_was_swapped_in_part_is_asked_for_at_a_sidecar(
+    central: Served, sidecar: Served
+) -> None:
+    body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1_000}}
+    made = (await post(sidecar, "/orders", body)).body
+    order = sidecar.up.service.store.order(made["orderId"])
+    assert order is not None
+    report = Report(output=1, extra='{"status":"failed"}')
+    over = replace(order, status=OrderStatus.COMPLETED, report=report)
+    assert awaits_upstream_refund(over)
+    assert not awaits_upstream_refund(replace(over, report=replace(report, refund_txid="sent")))
+    assert not awaits_upstream_refund(replace(over, report=Report(output=1)))
+    assert not awaits_upstream_refund(replace(over, terms=replace(over.terms, upstream_id=None)))

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from rpcsvc.settlement.upstream import bff, v1
 from rpcsvc.settlement.upstream.breaker import Breaker
@@ -37,6 +35,7 @@ from rpcsvc.settlement.upstream.models import (
 from rpcsvc.transport import strict_json
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
+from tests.logs import logs_of
 
 API_KEY = "rpk_live_Zm9vYmFyYmF6cXV4"
 READ = Call("chains", "GET", "/chains")
@@ -503,9 +502,8 @@ async def test_plain_http_is_taken_when_the_network_is_said_to_be_trusted(world:
 async def test_neither_errors_nor_logs_nor_reprs_tell_the_key_or_a_whole_address(
     world: World,
 ) -> None:
-    structlog.reset_defaults()
     echo = {"error": {"code": "invalid_input", "message": f"key {API_KEY} for {MONERO}\x1b[2J"}}
-    with capture_logs() as logs, pytest.raises(Refused) as caught:
+    with logs_of("rpcsvc.settlement.upstream.client") as logs, pytest.raises(Refused) as caught:
         await world.read(
             does.answer(echo, status=500), does.answer(echo, status=400), api_key=API_KEY
         )

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from structlog.testing import capture_logs
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from tests.contract import upstream_server as does
@@ -24,6 +23,7 @@ from tests.contract.serving import EVM, Served, serving
 from tests.contract.test_relay import LOST, changed, create, service, states
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
+from tests.logs import logs_of
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
 KEY = "integrator-key-0123456789abcdef"
@@ -91,7 +91,7 @@ async def test_a_status_that_is_not_known_is_logged_in_its_own_word(
 ) -> None:
     order_id = (await create(served))["data"]["order"]["orderId"]
     api.statuses = deque(["almost_done_i_think"])
-    with capture_logs() as logs:
+    with logs_of("rpcsvc.settlement.upstream.engine") as logs:
         for _ in range(2):  # the second call follows when the first one's answer is dealt with
             api.asked.clear()
             async with asyncio.timeout(180):

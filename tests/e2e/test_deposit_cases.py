@@ -80,9 +80,20 @@ async def test_an_under_payment_may_be_topped_up(box: Sandbox, direction: str) -
     await box.settle()
     waiting = await order.status()
     assert waiting["state"] == "deposit_detected"
-    assert waiting["data"]["amountDue"] == {"x2u": "0.5", "u2x": "90"}[direction]
+    due = waiting["data"]["amountDue"]
+    assert due == {"x2u": "0.5", "u2x": "90"}[direction]
+    instructions = waiting["data"]["fundingInstructions"]
+    assert instructions["amount"] == due
+    assert instructions["amountDisplay"] == {"x2u": "0.5 XMR", "u2x": "90 USDC"}[direction]
+    wanted = {"x2u": "tx_amount=0.5", "u2x": "uint256=90000000"}[direction]
+    assert instructions["paymentUri"].endswith(wanted)
     assert waiting["data"]["order"]["onDeadline"] == "swap_or_refund"
+    assert "attestation" in waiting["data"]["order"]
     await order.fund()
+    await box.catch_up()
+    seen = await order.status()
+    assert (seen["state"], seen["data"]["fundingInstructions"]) == ("deposit_detected", None)
+    assert "attestation" not in seen["data"]["order"], "nobody is to pay that address any more"
     await box.settle()
     answer = await order.status()
     assert answer["state"] == "completed"

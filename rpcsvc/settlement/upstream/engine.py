@@ -18,7 +18,7 @@ import structlog
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
-from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Report, Transfer, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR
 from rpcsvc.domain.states import Direction, OrderStatus
@@ -92,14 +92,10 @@ class UpstreamEngine:
             found = await self._upstream.quote(request)
         except UpstreamError as error:
             raise self._refusal(asked.chain, error) from error
-        if found.to_amount <= 0:
+        rate = _rate(asked.direction, found.from_amount, found.to_amount)
+        if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
-        return Offer(
-            found.to_amount,
-            found.min_received,
-            _rate(asked.direction, found.from_amount, found.to_amount),
-            found.estimated_seconds,
-        )
+        return Offer(found.to_amount, found.min_received, rate, found.estimated_seconds)
 
     async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""

@@ -24,6 +24,7 @@ from rpcsvc.domain.addresses import (
     same_address,
 )
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
+from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream.client import Answer
@@ -114,6 +115,8 @@ class Fields:
         value = self.text(name)
         if not _UNITS.fullmatch(value):
             raise self.broken(name, "is not a whole number of smallest units in a string")
+        if int(value) > MAX_UNITS:
+            raise self.broken(name, "is more than any order can be")
         return int(value)
 
     def positive_units(self, name: str) -> int:
@@ -278,11 +281,11 @@ def order(answer: Answer, request: m.OrderRequest, networks: Networks) -> m.Upst
         deposit_address=_deposit_address(f, chain_id, networks),
         deposit_chain=f.text("depositChain"),
         deposit_chain_id=chain_id,
-        deposit_token=f.text("depositToken"),
+        deposit_token=_deposit_token(f, request.from_token),
         deposit_token_symbol=f.text("depositTokenSymbol"),
         deposit_amount=f.positive_units("depositAmount"),
         to_address=f.same_as_asked("toAddress", request.to_address),
-        expected_output=f.units("expectedOutput"),
+        expected_output=f.positive_units("expectedOutput"),
         expires_at=f.time("expiresAt"),
         status=order_status(status),
         status_text=status,
@@ -320,6 +323,14 @@ def status(answer: Answer, order_id: str, networks: Networks) -> m.UpstreamStatu
 def _deposit_address(f: Fields, chain_id: int, networks: Networks) -> str:
     monero = chain_id == MONERO_CHAIN_ID
     return f.deposit_address("depositAddress", monero=monero, networks=networks)
+
+
+def _deposit_token(f: Fields, asked: str) -> str:
+    """The token, however it is named; if by its contract, by the one that the user is told."""
+    token = f.text("depositToken")
+    if token[:2] in ("0x", "0X") and not same_address(token, asked):
+        raise f.broken("depositToken", "is not the token that was asked for")
+    return token
 
 
 def _require_same(f: Fields, name: str, asked: str) -> None:

@@ -1,0 +1,255 @@
+"""What an error teaches: the field, what came, what is allowed, and what to send instead.
+
+And where the next action of an answer leads: to a call that does what the caller came for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from rpcsvc.domain.money import MAX_UNITS
+from rpcsvc.settlement.sandbox.controls import FaultKind
+from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.site import site_of
+from tests.contract import bff
+from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
+from tests.contract.serving import EVM, MONERO, SWAP, Served
+
+TICKETS = "/agent/support/tickets"
+NOBODYS = "ord_" + "0" * 26
+U2X = {"direction": "u2x", "chain": "base", "amount": "150"}
+
+
+def problem(answer: dict[str, Any]) -> dict[str, Any]:
+    """The only problem of an envelope or of an answer of the BFF."""
+    flat = answer["error"].get("details", {}).get("problems")
+    (only,) = flat or answer["validationErrors"]
+    return dict(only)
+
+
+# --- unknown properties ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spelling", ["idempotencyKey", "idempotency_key", "Idempotency-Key", "x-idempotency-key"]
+)
+async def test_a_misspelt_idempotency_key_is_told_where_the_key_goes(
+    served: Served, spelling: str
+) -> None:
+    params = {**SWAP, spelling: "mine"}
+    over_rpc = (await served.rpc("swap.create", params)).body["result"]
+    over_http = (await served.post("/agent/swap/create", params)).body
+    flat = (await bff.post(served, "/orders", {**ORDER, spelling: "mine"})).body
+    for answer in (over_rpc, over_http, flat):
+        assert problem(answer)["field"] == spelling
+        assert "header idempotency-key over HTTPS" in problem(answer)["message"]
+        assert "param idempotency-key over JSON-RPC" in problem(answer)["message"]
+    assert served.count("orders") == 0
+
+
+async def test_a_key_in_the_body_and_one_for_a_plan_learn_the_same(served: Served) -> None:
+    body = await served.post("/agent/swap/create", {**SWAP, "idempotency-key": "mine"})
+    plan = await served.rpc("swap.plan", {"idempotency-key": "mine"})
+    for answer in (body.body, plan.body["result"]):
+        assert "of calls that create an order" in problem(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("chunksizeusd", "chunkSizeUsd"), ("interval_ms", "intervalMs")]
+)
+async def test_an_unknown_property_within_another_is_named_with_the_nearest(
+    served: Served, name: str, near: str
+) -> None:
+    answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": {name: 1000}})
+    assert answer.status == 400
+    told = problem(answer.body)
+    assert told["field"] == f"twapConfig.{name}"
+    assert f"Did you mean {near}?" in told["message"]
+    assert told["allowed"] == ["disabled", "chunkSizeUsd", "intervalMs"]
+
+
+async def test_a_property_that_is_called_like_a_type_is_named_whole(served: Served) -> None:
+    for name in ("str", "int"):
+        top = await served.post("/agent/swap/plan", {name: 1})
+        assert problem(top.body)["field"] == name
+        within = await bff.post(served, "/orders", {**ORDER, "twapConfig": {name: 1}})
+        assert problem(within.body)["field"] == f"twapConfig.{name}"
+
+
+# --- types and bounds ------------------------------------------------------------------------
+
+
+async def test_all_that_is_wrong_within_a_property_is_told_at_once(served: Served) -> None:
+    wrong = {"chunkSizeUsd": 249, "intervalMs": 60_001, "disabled": "no"}
+    answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": wrong})
+    told = {p["field"]: p for p in answer.body["error"]["details"]["problems"]}
+    assert told["twapConfig.chunkSizeUsd"]["allowed"] == {"minimum": 250}
+    assert told["twapConfig.intervalMs"]["allowed"] == {"maximum": 60_000}
+    assert "at least 250" in told["twapConfig.chunkSizeUsd"]["message"]
+    assert "at most 60000" in told["twapConfig.intervalMs"]["message"]
+    assert told["twapConfig.disabled"]["message"] == "twapConfig.disabled must be true or false."
+
+
+@pytest.mark.parametrize("config", [[], "fast", 1, True])
+async def test_a_property_that_is_no_object_tells_nothing_of_the_code(
+    served: Served, config: Any
+) -> None:
+    answer = await bff.post(served, "/orders", {**ORDER, "twapConfig": config})
+    told = problem(answer.body)["message"]
+    assert "twapConfig must be an object" in told
+    assert '{"disabled": true}' in told
+    assert "TwapConfig" not in json.dumps(answer.body)
+
+
+@pytest.mark.parametrize(
+    ("message", "lesson", "allowed"),
+    [("", "at least 1 character", {"minimumLength": 1}),
+     ("x" * 8001, "at most 8000 characters", {"maximumLength": 8000})],
+    ids=["empty", "long"],
+)  # fmt: skip
+async def test_a_text_of_another_length_is_told_how_long_it_may_be(
+    served: Served, message: str, lesson: str, allowed: Any
+) -> None:
+    told = problem((await served.post(TICKETS, {"message": message})).body)
+    assert lesson in told["message"]
+    assert told["allowed"] == allowed
+
+
+async def test_an_unknown_fault_is_told_the_nearest_and_a_missing_one_all(served: Served) -> None:
+    every = [kind.value for kind in FaultKind]
+    told = problem((await served.post("/sandbox/fault", {"fault": "payout_fail"})).body)
+    assert told["allowed"] == every
+    assert "Did you mean payout_fails?" in told["message"]
+    missing = (await served.post("/sandbox/fault", {})).body["error"]["message"]
+    assert all(kind in missing for kind in every)
+
+
+# --- what is missing -------------------------------------------------------------------------
+
+
+async def test_each_missing_input_of_the_bff_says_what_to_send(served: Served) -> None:
+    for path in ("/quote", "/orders", "/support/tickets", "/bridge/deposit"):
+        answer = await bff.post(served, path, {})
+        for told in answer.body["error"]["details"]["problems"]:
+            assert "Send" in told["message"] or "Ask" in told["message"] or "Say" in told["message"]
+
+
+async def test_what_may_be_null_has_to_be_sent_as_null(served: Served) -> None:
+    ticket = {"category": "question", "message": "m"}
+    answer = await bff.post(served, "/support/tickets", ticket)
+    told = answer.body["error"]["details"]["problems"]
+    assert [p["field"] for p in told] == ["orderId", "sessionId", "walletAddress"]
+    for one in told:
+        assert one["message"] == f"{one['field']} is missing. Send null if there is none."
+    sent = {**ticket, **{one["field"]: None for one in told}}
+    assert (await bff.post(served, "/support/tickets", sent)).status == 200
+
+
+# --- limits and allowed values in details ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("swap", "to", "allowed"),
+    [
+        (SWAP, MONERO, "EVM address"),
+        (SWAP, "0x" + "0" * 40, "EVM address"),
+        (U2X, EVM, "Monero address"),
+        (U2X, MONERO[:-1], "Monero address"),
+    ],
+)
+async def test_a_refused_destination_is_told_what_is_allowed(
+    served: Served, swap: dict[str, Any], to: str, allowed: str
+) -> None:
+    for answer in (
+        (await served.post("/agent/swap/execute", {**swap, "to": to})).body,
+        (await served.rpc("swap.plan", {**swap, "to": to})).body["result"],
+    ):
+        assert answer["error"]["code"] == "invalid_destination"
+        assert allowed in answer["error"]["details"]["allowed"][0]
+        assert problem(answer)["allowed"] == answer["error"]["details"]["allowed"]
+
+
+async def test_a_refused_destination_is_told_so_over_the_bff_too(served: Served) -> None:
+    for order in ({**ORDER, "toAddress": MONERO}, {**ORDER_BACK, "toAddress": EVM}):
+        answer = await bff.post(served, "/orders", order)
+        assert answer.body["error"]["code"] == "invalid_destination"
+        assert answer.body["error"]["details"]["allowed"]
+
+
+async def test_a_deposit_address_of_the_service_is_refused_with_what_is_allowed(
+    served: Served,
+) -> None:
+    made = await served.post("/agent/swap/execute", {**U2X, "to": MONERO})
+    own = made.body["data"]["fundingInstructions"]["depositAddress"]
+    answer = await served.post("/agent/swap/execute", {**SWAP, "to": own})
+    assert answer.body["error"]["details"]["allowed"] == ["the user's own address"]
+
+
+async def test_an_amount_that_no_order_can_have_is_told_a_limit(served: Served) -> None:
+    for path, call in (("/quote", TO_USDC), ("/orders", ORDER)):
+        answer = await bff.post(served, path, {**call, "fromAmount": "9" * 30})
+        assert answer.body["error"]["code"] == "amount_above_maximum"
+        assert answer.body["error"]["details"]["maximum"] == str(MAX_UNITS)
+        assert answer.body["error"]["details"]["asset"] == "XMR"
+
+
+# --- next actions ----------------------------------------------------------------------------
+
+
+async def test_a_ticket_about_an_unknown_order_leads_to_no_order(served: Served) -> None:
+    answer = await served.post(TICKETS, {"message": "m", "orderId": NOBODYS})
+    (step,) = answer.body["nextActions"]
+    assert step["action"] == "tell_user"
+    assert "operation" not in step
+    assert NOBODYS in step["description"]
+
+
+async def test_a_bridge_order_is_looked_at_where_it_can_be_seen(served: Served) -> None:
+    made = await bff.post(served, "/bridge/deposit", {"toAddress": EVM})
+    order_id = made.body["orderId"]
+    ticket = await served.post(TICKETS, {"message": "m", "orderId": order_id})
+    funded = await served.post("/sandbox/fund", {"orderId": order_id})
+    for answer in (ticket, funded):
+        (step,) = answer.body["nextActions"]
+        assert "operation" not in step, "swap.status does not know it"
+        path = step["description"].split("GET /bff/v1")[1].rstrip(".")
+        assert (await bff.call(served, "GET", path)).body["id"] == order_id
+
+
+async def test_what_is_not_there_is_told_where_everything_is_listed(served: Served) -> None:
+    for path in ("/api/v1/nothing", "/bff/v1/nothing", "/nothing"):
+        answer = await (await served.client.get(path)).json()
+        assert answer["error"]["code"] == "unknown_method"
+        assert "GET /openapi.json" in answer["error"]["message"]
+
+
+# --- what the documents say, the service does ------------------------------------------------
+
+
+def _schema_of(path: str, served: Served) -> dict[str, Any]:
+    document = openapi_document(site_of(served.up.settings, served.up.service))
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    return {**body["schema"], "components": document["components"]}
+
+
+@pytest.mark.parametrize("order_id", ["", "x", "ORD_" + "0" * 26, "ord_" + "U" * 26, NOBODYS])
+async def test_an_order_s_id_is_described_as_it_is_read(served: Served, order_id: str) -> None:
+    ticket = {
+        "orderId": order_id, "sessionId": None, "walletAddress": None, "category": "c",
+        "message": "m",
+    }  # fmt: skip
+    answer = await bff.post(served, "/support/tickets", ticket)
+    schema = _schema_of("/bff/v1/support/tickets", served)
+    assert Draft202012Validator(schema).is_valid(ticket) == (answer.status == 200)
+
+
+@pytest.mark.parametrize("amount", ["0." + "0" * 37 + "1", "0." + "0" * 38 + "1", "9" * 41])
+async def test_an_amount_s_length_is_described_as_it_is_judged(served: Served, amount: str) -> None:
+    answer = await served.post("/agent/swap/plan", {"amount": amount})
+    is_too_long = "too long" in answer.body["error"]["message"]
+    schema = _schema_of("/agent/swap/plan", served)
+    assert Draft202012Validator(schema).is_valid({"amount": amount}) == (not is_too_long)

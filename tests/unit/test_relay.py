@@ -1,0 +1,135 @@
+"""Orders at an upstream: what is in doubt stays on record with all that is known of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.money import XMR, Money
+from rpcsvc.domain.order import Report
+from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Relay, Sighted
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database
+from tests.sandbox import HOUR_MS, ManualClock
+
+ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
+ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
+CLAIM = Claim("public", "mine", "swap.create", {})
+MADE = Created("up-1", "an address", 1, 2, b'{"orderId": "up-1"}')
+
+
+class Venue:
+    """An upstream with keys that answers as it is told to."""
+
+    honours_keys = True
+
+    def __init__(self) -> None:
+        self.answers: deque[Created | Exception] = deque()
+        self.asked: list[str] = []
+
+    async def create(self, _asked: Asked, _key: str, *, resumed: bool) -> Created:
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def remember(self, _ages_ms: list[int]) -> None:
+        pass
+
+    async def sight(self, upstream_id: str, **_how: bool) -> Sighted:
+        self.asked.append(upstream_id)
+        return Sighted(OrderStatus.AWAITING_DEPOSIT, Report(), b"{}")
+
+
+class World:
+    """A relay over a real store."""
+
+    def __init__(self, database: Database) -> None:
+        self.venue, self.clock = Venue(), ManualClock()
+        self.store = SqliteOrderStore(database, lambda: "key")
+        processor = OrderProcessor(self.store, self.clock, lambda _order: None)
+        self.relay = Relay(self.store, processor, cast("Any", self.venue), self.clock)
+
+    async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
+        self.venue.answers.append(answer)
+        return (await self.relay.create(ASKED, CLAIM, fresh_id))[0]
+
+    def record(self) -> RelayRecord:
+        found = self.store.relay_of_key(CLAIM.namespace, CLAIM.key)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    database = await Database.open(tmp_path)
+    yield World(database)
+    await database.close()
+
+
+async def test_what_was_known_of_an_order_in_doubt_stays_known(world: World) -> None:
+    shown = CreationUnknown("half an order", upstream_id="up-1", raw=b"half")
+    silent = CreationUnknown("no answer")
+    for answer in (shown, silent):
+        with pytest.raises(Unavailable):
+            await world.create("ord_1", answer)
+    record = world.record()
+    assert (record.state, record.reason) == (RelayState.RECONCILING, "no answer")
+    assert (record.upstream_id, record.raw) == ("up-1", b"half")
+
+
+async def test_a_call_that_breaks_in_a_way_nobody_thought_of_is_in_doubt(world: World) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", KeyError("unforeseen"))
+    assert world.record().state is RelayState.RECONCILING
+    assert not world.relay.health().ok
+
+
+async def test_what_can_not_be_recorded_is_in_doubt_with_its_id(world: World) -> None:
+    made = await world.create("ord_1", MADE)
+    with pytest.raises(Unavailable):
+        async with world.relay.recording(made):
+            raise KeyError("another order has that address")
+    record = world.record()
+    assert (record.state, record.upstream_id) == (RelayState.RECONCILING, "up-1")
+    assert record.raw == MADE.raw
+
+
+async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_changes: Change) -> None:
+        raise Unavailable("disk full")
+
+    made = await world.create("ord_1", MADE)
+    with monkeypatch.context() as patched, pytest.raises(Unavailable):
+        patched.setattr(world.store, "commit", down)
+        async with world.relay.recording(made):
+            await world.store.commit(Change(relay=made))
+    assert world.record().state is RelayState.CLAIMED
+
+    await world.relay.recover()
+
+    assert world.record().state is RelayState.RECONCILING
+
+
+async def test_orders_are_asked_for_though_the_clock_has_gone_back(world: World) -> None:
+    world.relay.follow("ord_1")
+    world.clock.now += 1_000
+    assert await world.relay.ask_next() == 0
+
+    world.relay.follow("ord_1")
+    world.clock.now -= HOUR_MS
+
+    assert await world.relay.ask_next() == 0
