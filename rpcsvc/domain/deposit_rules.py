@@ -44,7 +44,7 @@ def seen_more(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
     order = _record_seen(order, event)
     deposit, payout = order.deposit(event.key), order.payout
     if deposit and payout and deposit.transfer_id == payout.transfer_id:
-        order = _count_leftover(order)  # it was gone, and is back
+        order = twap.count_leftover(order)  # it was gone, and is back
     return Transition(order)
 
 
@@ -127,18 +127,7 @@ def _withhold_leftover(order: Order) -> Order:
     for refund in order.refunds:
         if refund.state is TransferState.PLANNED and leftover_in(order, refund.transfer_id):
             order = cancel(order, refund)
-    return _count_leftover(order)
-
-
-def _count_leftover(order: Order) -> Order:
-    """What is there of the deposits that were paid out, less what was swapped or is going back."""
-    if not order.fills or order.payout is None:
-        return order
-    paid_out = order.payout.transfer_id
-    there = sum(d.units for d in order.deposits if d.transfer_id == paid_out and d.is_active)
-    gone = (TransferState.FAILED, TransferState.CANCELLED)
-    back = sum(leftover_in(order, t.transfer_id) for t in order.refunds if t.state not in gone)
-    return replace(order, leftover=max(0, there - twap.swapped_units(order) - back))
+    return twap.count_leftover(order)
 
 
 # --- not in time -----------------------------------------------------------------------------

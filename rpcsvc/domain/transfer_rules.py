@@ -84,7 +84,10 @@ def failed_undecided(order: Order, event: ev.TransferFailed, now: int) -> Transi
 def _record_failed(order: Order, event: ev.TransferFailed) -> tuple[Order, TransferKind]:
     transfer = transfer_in(order, event.transfer_id, TransferState.PLANNED, *_MAY_END)
     ended = replace(transfer, state=TransferState.FAILED, reason=event.reason)
-    return release(put(order, ended), transfer.transfer_id), transfer.kind
+    order = release(put(order, ended), transfer.transfer_id)
+    if transfer.kind is TransferKind.REFUND:
+        order = twap.count_leftover(order)  # what it was of may have gone since it was signed
+    return order, transfer.kind
 
 
 # --- deadlines -------------------------------------------------------------------------------

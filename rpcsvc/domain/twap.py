@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from rpcsvc.domain.order import Deposit, Fill, Order, TwapPlan
 from rpcsvc.domain.pricing import keeps_proportion, usd_to_deposit_floor
-from rpcsvc.domain.refunds import next_transfer_id
-from rpcsvc.domain.states import Direction, TransferKind
+from rpcsvc.domain.refunds import leftover_in, next_transfer_id
+from rpcsvc.domain.states import Direction, TransferKind, TransferState
 
 LEAST_CHUNK_USD = 250
 LEAST_INTERVAL_MS = 1_000
@@ -123,3 +123,16 @@ def gives_up_at(order: Order) -> int:
 def swapped_units(order: Order) -> int:
     """The deposit units of all chunks so far."""
     return sum(fill.units for fill in order.fills)
+
+
+def count_leftover(order: Order) -> Order:
+    """With the leftover as it is now: what is there of the deposits that were paid out, less what
+    was swapped or is going back.
+    """
+    if not order.fills or order.payout is None:
+        return order
+    paid_out = order.payout.transfer_id
+    there = sum(d.units for d in order.deposits if d.transfer_id == paid_out and d.is_active)
+    gone = (TransferState.FAILED, TransferState.CANCELLED)
+    back = sum(leftover_in(order, t.transfer_id) for t in order.refunds if t.state not in gone)
+    return replace(order, leftover=max(0, there - swapped_units(order) - back))

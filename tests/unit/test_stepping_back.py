@@ -197,6 +197,25 @@ def test_what_a_failed_refund_frees_is_not_sent_to_another() -> None:
     assert (order.refunds[-1].address, order.refunds[-1].fee) == ("refund here", failed.fee)
 
 
+def test_what_a_failed_refund_frees_is_not_sent_while_its_deposit_is_gone() -> None:
+    order = swapped_in_part(120_000_000, 30_000_000)
+    failing, other = sorted(order.refunds, key=lambda t: t.address)
+    order = after(
+        order,
+        ev.TransferPrepared(other.transfer_id, "id 2", "raw"),
+        ev.TransferSettled(other.transfer_id),
+        ev.TransferPrepared(failing.transfer_id, "id 3", "raw"),
+        ev.DepositRemoved(key(0)),
+        ev.TransferFailed(failing.transfer_id, "blacklisted"),
+    )
+    assert order.leftover == 0
+    assert not [t for t in order.refunds if t.state is TransferState.PLANNED]
+
+    order = after(order, seen(0, 120_000_000, sender="sender 0"), ev.DepositConfirmed(key(0)))
+
+    assert (order.leftover, order.action_required) == (40_000_000, "refund_address")
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_a_sum_of_which_fees_leave_nothing_is_refunded(direction: Direction) -> None:
     agreed = terms(direction)
