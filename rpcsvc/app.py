@@ -177,7 +177,8 @@ async def _compose(
     if backend.promises is not None:
         backend.promises.load(store)
     processor = OrderProcessor(store, clock, partial(project, venue), backend.promises)
-    payouts = Payouts(store, engine, processor, clock)
+    aside = OrdersAside()
+    payouts = Payouts(store, engine, processor, clock, aside)
     effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
     relay = Relay(store, processor, backend.upstream, clock) if backend.upstream else None
     if relay is not None:
@@ -186,7 +187,7 @@ async def _compose(
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor, OrdersAside()),
+        DepositWatcher(store, engine, processor, aside),
         effects,
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,

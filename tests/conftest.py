@@ -6,7 +6,10 @@ here: fixtures (tests/contract/conftest.py, tests/regtest/conftest.py).
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile(
     "repeatable",
@@ -15,3 +18,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+# Hypothesis also draws numbers and texts that it finds in the modules loaded so far. These are
+# others when one file runs than when all do, and others in each process of pytest-xdist.
+patch.object(
+    providers, "_get_local_constants", lambda: providers._local_constants, create=True
+).start()

@@ -1,13 +1,14 @@
 """Keeping one broken order from stopping all the others.
 
 An order whose events can't be recorded (a constraint of the store refuses them, a rule has a hole)
-is a bug that must be mended; until then nothing is done for that order, all others go on, and
+is a bug that must be mended. Until then its record may not be what the chain says, so nothing more
+is signed for it (payouts.py); what is signed already is brought to its end. All others go on, and
 health tells the operator. What does not live here: a store that is down, which stops everything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -19,16 +20,17 @@ log = structlog.get_logger(__name__)
 
 
 class OrdersAside:
-    """The orders that were set aside. Each is tried again whenever it is its turn."""
+    """The orders that were set aside, each until the step that broke is done after all."""
 
     def __init__(self) -> None:
-        self._orders: set[str] = set()
+        self._broken: dict[str, set[Hashable]] = {}
 
     @contextmanager
-    def isolate(self, order_id: str) -> Iterator[None]:
+    def isolate(self, order_id: str, step: Hashable) -> Iterator[None]:
         """Run the block for one order; what breaks in it sets that order aside.
 
-        Raises only errors.ServiceError: the store can't serve anybody.
+        ``step`` names what is tried: another step that succeeds does not mend it. Raises only
+        errors.ServiceError: the store can't serve anybody.
         """
         try:
             yield
@@ -36,16 +38,30 @@ class OrdersAside:
             raise
         except Exception:
             log.exception("order_set_aside", order_id=order_id)
-            self._orders.add(order_id)
+            self._broken.setdefault(order_id, set()).add(step)
         else:
-            self._orders.discard(order_id)
+            self._mended(order_id, step)
 
     def __contains__(self, order_id: str) -> bool:
-        return order_id in self._orders
+        return order_id in self._broken
+
+    def is_broken(self, order_id: str, step: Hashable) -> bool:
+        """Whether this very step of the order failed when it was last tried."""
+        return step in self._broken.get(order_id, ())
+
+    def failing(self, step: Hashable) -> list[str]:
+        """The orders of which this step failed when it was last tried."""
+        return [order_id for order_id, steps in self._broken.items() if step in steps]
+
+    def _mended(self, order_id: str, step: Hashable) -> None:
+        steps = self._broken.get(order_id, set())
+        steps.discard(step)
+        if not steps:
+            self._broken.pop(order_id, None)
 
     def health(self) -> Health:
         """Not ok while an order is aside."""
-        if not self._orders:
+        if not self._broken:
             return Health(True)
-        count = len(self._orders)
+        count = len(self._broken)
         return Health(False, f"{count} orders can't be moved on; the log says order_set_aside.")

@@ -67,9 +67,9 @@ class DepositWatcher:
             if order_id is None:
                 log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
             else:
-                with self.aside.isolate(order_id):
+                with self.aside.isolate(order_id, sighting.key):
                     count += await self._reconcile_one(order_id, sighting)
-            if order_id is None or order_id not in self.aside:
+            if order_id is None or not self.aside.is_broken(order_id, sighting.key):
                 done.append(sighting)
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge(done)

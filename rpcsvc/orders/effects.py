@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Iterable
+from enum import Enum, auto
 
 import structlog
 
@@ -29,9 +30,14 @@ log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_MS = 60_000
 MAX_AT_ONCE = 64
-# When an effect goes on, besides a time: it is at its end, or as soon as the backoff allows.
-DONE = -1
-SOON = 0
+TRIES_PER_PAUSE = 8
+
+
+class Then(Enum):
+    """How an effect goes on, where that is not at a time: not at all, or after its pause."""
+
+    DONE = auto()
+    RETRY = auto()
 
 
 class EffectRunner:
@@ -54,7 +60,8 @@ class EffectRunner:
         self._clock = clock
         self._poll_ms = poll_ms
         self._due: list[tuple[int, int, PendingEffect]] = []
-        self._order = itertools.count()
+        self._last_beat = 0
+        self._number = itertools.count()  # of effects due at the same time the older goes first
         self._known: set[PendingEffect] = set()
         self._attempts: dict[PendingEffect, int] = {}
         self._running: set[asyncio.Task[None]] = set()
@@ -76,6 +83,7 @@ class EffectRunner:
         """Start the effects whose time has come; returns how many were started."""
         started = 0
         now = self._clock.now_ms()
+        self._follow_clock(now)
         while self._due and self._due[0][0] <= now and len(self._running) < MAX_AT_ONCE:
             _, _, pending = heapq.heappop(self._due)
             task = asyncio.create_task(self._run(pending), name=f"effect {pending.order_id}")
@@ -103,13 +111,21 @@ class EffectRunner:
         while self._running:
             await asyncio.wait(self._running)
 
+    def _follow_clock(self, now: int) -> None:
+        """Have nothing wait for longer than it was to wait because the clock was set back."""
+        back = self._last_beat - now
+        if back > 0:
+            # The same for all: the heap stays one.
+            self._due = [(due - back, number, pending) for due, number, pending in self._due]
+        self._last_beat = now
+
     def _push(self, pending: PendingEffect, due: int) -> None:
         if pending not in self._known:
             self._known.add(pending)
-            heapq.heappush(self._due, (due, next(self._order), pending))
+            heapq.heappush(self._due, (due, next(self._number), pending))
 
     async def _run(self, pending: PendingEffect) -> None:
-        again = SOON
+        again: Then | int = Then.RETRY
         try:
             again = await self._carry_out(pending)
         except Unavailable as error:
@@ -118,24 +134,26 @@ class EffectRunner:
             # Whatever broke, the effect is still committed: keep trying and tell the operator.
             log.exception("effect_failed", order_id=pending.order_id)
         self._known.discard(pending)
-        if again == DONE:
-            self._attempts.pop(pending, None)
-        else:
-            due = again if again != SOON else self._clock.now_ms() + self._delay(pending)
-            self._push(pending, due)
+        match again:
+            case Then.DONE:
+                self._attempts.pop(pending, None)
+            case Then.RETRY:
+                self._push(pending, self._clock.now_ms() + self._pause_ms(pending))
+            case due:
+                self._push(pending, due)
 
-    async def _carry_out(self, pending: PendingEffect) -> int:
-        """DONE, SOON, or when to go on, in ms since the epoch."""
+    async def _carry_out(self, pending: PendingEffect) -> Then | int:
+        """How it goes on: an integer is when, in ms since the epoch."""
         match pending.effect:
             case AdvanceTransfer():
                 done = await self._payouts.advance(pending.order_id, pending.effect)
-                return DONE if done else SOON
+                return Then.DONE if done else Then.RETRY
             case FillChunk():
                 return await self._fill(pending.order_id, pending.effect)
             case PriceLateDeposit():
                 return await self._reprice(pending.order_id, pending.effect)
 
-    async def _fill(self, order_id: str, effect: FillChunk) -> int:
+    async def _fill(self, order_id: str, effect: FillChunk) -> Then | int:
         order, now = self._store.order(order_id), self._clock.now_ms()
         if order is None:
             raise LookupError(f"chunk of {order_id}, which is not in the store")
@@ -143,8 +161,9 @@ class EffectRunner:
             # Void, and dropped; if the order begins anew at this moment, the chunk is due indeed.
             rate = self._rates.rate().usdc_per_xmr
             return await self._apply_once(order_id, ChunkFilled(effect.index, rate), effect)
-        if now < twap.due_at(order):
-            return twap.due_at(order)
+        due = twap.due_at(order)
+        if 0 < due - now <= self._retry_ms(order):  # more than that, and the clock was set back
+            return due
         event = self._next_of(order, effect, now)
         if event is None:
             return now + self._retry_ms(order)
@@ -163,21 +182,25 @@ class EffectRunner:
 
     @staticmethod
     def _retry_ms(order: Order) -> int:
+        """How long a chunk that has no fair rate waits for the next look: one interval."""
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
-    async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> int:
+    async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
         return await self._apply_once(order_id, Repriced(self._rates.rate().usdc_per_xmr), effect)
 
-    async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> int:
+    async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> Then:
         """Apply the event that ends an effect; drop the effect if the event can't happen."""
         try:
             await self._processor.apply(order_id, event, done=(effect,), done_if_void=True)
         except ImpossibleTransition as refused:
             log.info("effect_is_void", order_id=order_id, reason=str(refused))
-        return DONE
+        return Then.DONE
 
-    def _delay(self, pending: PendingEffect) -> int:
-        """Milliseconds to the next try: doubling from the engine's poll interval."""
-        attempt = self._attempts.get(pending, 0)
-        self._attempts[pending] = attempt + 1
-        return min(self._poll_ms << min(attempt // 8, 16), MAX_BACKOFF_MS)
+    def _pause_ms(self, pending: PendingEffect) -> int:
+        """How long to wait for the next try: the engine's poll interval, doubled every 8 tries.
+
+        So what is usual, waiting for blocks, is looked at often; a minute is the longest.
+        """
+        tries = self._attempts.get(pending, 0)
+        self._attempts[pending] = tries + 1
+        return min(self._poll_ms << min(tries // TRIES_PER_PAUSE, 16), MAX_BACKOFF_MS)

@@ -28,6 +28,7 @@ from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
     OrderStore,
@@ -45,7 +46,10 @@ ENGINE_TIMEOUT_SECONDS = 30
 
 
 class Payouts:
-    """Carries out ``AdvanceTransfer``."""
+    """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
+
+    Nothing is signed for orders that are ``aside``.
+    """
 
     def __init__(
         self,
@@ -53,11 +57,13 @@ class Payouts:
         engine: SettlementEngine,
         processor: OrderProcessor,
         clock: Clock,
+        aside: OrdersAside,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
         self._clock = clock
+        self._aside = aside
         self._wallets = KeyedLocks()
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
@@ -93,7 +99,7 @@ class Payouts:
         if not _is_agreed(order, transfer):
             log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
             return None
-        if self._is_too_late(order, transfer):
+        if order.order_id in self._aside or self._is_too_late(order, transfer):
             return None
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
@@ -133,7 +139,9 @@ class Payouts:
         for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
             order = self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
-            if order is None or item is None or self._is_too_late(order, item):
+            if order is None or item is None or order_id in self._aside:
+                continue
+            if self._is_too_late(order, item):
                 continue
             if _is_agreed(order, item):
                 found.setdefault(order_id, item)

@@ -58,10 +58,13 @@ def _returnable(order: Order) -> int:
 
 
 def _output(order: Order) -> int:
-    """What the order pays out, with its fee, if all that came so far is swapped."""
+    """What the order pays out, with its fee, if all that came so far is swapped.
+
+    More than the maximum is refunded: nobody holds up a wallet by sending it.
+    """
     terms = order.terms
-    expected = terms.price.output(terms.direction, max(_returnable(order), terms.deposit_amount))
-    return expected + terms.price.payout_fee
+    swapped = min(max(_returnable(order), terms.deposit_amount), terms.max_deposit)
+    return terms.price.output(terms.direction, swapped) + terms.price.payout_fee
 
 
 def _is_paid(payout: Transfer | None) -> bool:

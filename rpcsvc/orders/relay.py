@@ -220,19 +220,21 @@ class Relay:
         return before, True
 
     async def _doubt(self, record: RelayRecord, unknown: CreationUnknown) -> None:
-        log.error("upstream_order_in_doubt", order_id=record.order_id, reason=unknown.reason)
-        await self._store.commit(
-            Change(
-                relay=replace(
-                    record,
-                    state=RelayState.RECONCILING,
-                    # What an earlier attempt showed of the order is still what is known.
-                    upstream_id=unknown.upstream_id or record.upstream_id,
-                    reason=unknown.reason,
-                    raw=unknown.raw or record.raw,
-                )
-            )
+        doubtful = replace(
+            record,
+            state=RelayState.RECONCILING,
+            # What an earlier attempt showed of the order is still what is known.
+            upstream_id=unknown.upstream_id or record.upstream_id,
+            reason=unknown.reason,
+            raw=unknown.raw or record.raw,
         )
+        log.error(
+            "upstream_order_in_doubt",
+            order_id=record.order_id,
+            upstream_id=doubtful.upstream_id,
+            reason=unknown.reason,
+        )
+        await self._store.commit(Change(relay=doubtful))
 
     # --- following it ---
 

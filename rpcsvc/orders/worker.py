@@ -30,7 +30,10 @@ RESTART_SECONDS = 1
 
 
 class Worker:
-    """Moves orders on without anyone asking."""
+    """Moves orders on without anyone asking.
+
+    ``beside``: endless loops that run as long as the beats do, each begun again if it breaks.
+    """
 
     def __init__(
         self,
@@ -72,15 +75,15 @@ class Worker:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
         recovered = self._effects.recover()
         log.info("worker_started", recovered_effects=recovered)
-        beside = [asyncio.create_task(_kept_up(run)) for run in self._beside]
+        loops = [asyncio.create_task(_kept_up(run)) for run in self._beside]
         try:
             while not self._stopping:
                 await self._beat()
                 await self._pause()
         finally:
-            for task in beside:
+            for task in loops:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*loops, return_exceptions=True)
         # The last beat may have started some after stop() looked.
         await self._effects.drain()
 
@@ -134,23 +137,29 @@ class Worker:
             # A payout may have been made that only the operator knows of: he says so (adopts it)
             # while it is planned. No refund could go out now anyway.
             overdue = self._store.overdue(now, DEADLINES_PER_TICK, but=OnDeadline.REFUND)
+            again = overdue
         else:
             overdue = self._store.overdue(now, DEADLINES_PER_TICK)
-        await asyncio.gather(*(self._pass_deadline(order_id) for order_id in overdue))
+            # Another event may have put off the deadline of one that is aside.
+            again = list(dict.fromkeys([*overdue, *self._aside.failing(DeadlinePassed)]))
+        await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
 
     async def _pass_deadline(self, order_id: str) -> None:
-        order = self._store.order(order_id)
-        if order is None or order.deadline_at is None or order.deadline_at > self._clock.now_ms():
-            return
-        with self._aside.isolate(order_id):
+        with self._aside.isolate(order_id, DeadlinePassed):
+            order, now = self._store.order(order_id), self._clock.now_ms()
+            if order is None or order.deadline_at is None or order.deadline_at > now:
+                return
             try:
                 await self._processor.apply(order_id, DeadlinePassed())
             except ImpossibleTransition as refused:
                 log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
 
     async def _forget_old_responses(self) -> int:
-        """Nothing that anybody waits for."""
+        """Drop the answers to idempotency keys that are kept long enough, once an hour.
+
+        Nothing is left to do after it, so it counts as none of the beat's work.
+        """
         now = self._clock.now_ms()
         if now < self._next_cleaning:
             return 0

@@ -303,7 +303,10 @@ def _resume(context: Context) -> int:
             f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
         ) from error
     if before is None:
-        sys.stdout.write("Payouts were not paused.\n")
+        sys.stdout.write(
+            "Payouts were not paused. If health says that the pause is in memory only, the service"
+            " writes it as soon as it can: resume then.\n"
+        )
     else:
         sys.stdout.write(f"Payouts go on. They were paused: {before}\n")
     return OK

@@ -14,7 +14,7 @@ from tests.logs import captured
 from tests.sandbox import Sandbox, sandbox
 
 _CLAIM = """
-    INSERT INTO deposits (network, txid, output_index, order_id, units, first_seen_at,
+    INSERT OR IGNORE INTO deposits (network, txid, output_index, order_id, units, first_seen_at,
         state, is_dust)
     SELECT network, txid, 0, ?, units, 0, 'seen', 0 FROM sandbox_transactions WHERE recipient = ?
 """
@@ -67,6 +67,29 @@ async def test_an_order_aside_is_tried_again_and_health_is_good_once_it_works(
         await _claim_deposit_of(box, address, thief.order_id)
         await box.settle(2)
         assert not box.up.worker.health().ok
+
+        _take_back_claim(tmp_path, thief.order_id)
+        await box.settle(8)
+
+        assert (await broken.status())["state"] == "completed"
+        assert box.up.worker.health().ok
+
+
+async def test_nothing_is_signed_for_an_order_that_is_aside(tmp_path: Path) -> None:
+    """What can't be recorded may be that its deposit is gone."""
+    async with sandbox(tmp_path) as box:
+        broken, thief = await box.order("u2x"), await box.order("u2x")
+        await broken.fund()
+        await box.catch_up()  # the first deposit is seen; the second will be the thief's
+        await broken.fund("20")
+        address = (await broken.status())["data"]["order"]["depositAddress"]
+        await _claim_deposit_of(box, address, thief.order_id)
+
+        await box.settle(8)
+
+        order = box.up.service.store.order(broken.order_id)
+        assert order is not None
+        assert [(t.kind, t.state) for t in order.transfers] == [("payout", "planned")]
 
         _take_back_claim(tmp_path, thief.order_id)
         await box.settle(8)

@@ -12,7 +12,7 @@ import pytest
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.settlement.sandbox.prices import price_at
 from tests.e2e.audit import audit
-from tests.sandbox import EVM, MONERO, ManualClock, Placed, Sandbox, sandbox
+from tests.sandbox import EVM, HOUR_MS, MONERO, ManualClock, Placed, Sandbox, sandbox
 
 PATH = [0, 12, -7, 31, -20, 5, 5, -40]
 BASE = 165 * ONE_USDC
@@ -62,6 +62,18 @@ def foretold(box: Sandbox, placed: Placed) -> int:
 
 
 AMOUNTS = {"x2u": 7 * 10**12, "u2x": 1_100 * ONE_USDC}
+
+
+async def test_chunks_go_on_though_the_clock_is_set_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with booth(tmp_path, clock) as box:
+        placed = await make(box, "u2x", AMOUNTS["u2x"], intervalMs=10_000)
+        await placed.fund()
+        await box.settle(4)
+        assert (await seen(box, placed))["twap"]["chunksCompleted"] == 1
+        clock.now -= HOUR_MS
+        await box.settle(60)
+        assert (await seen(box, placed))["twap"]["status"] == "completed"
 
 
 @pytest.mark.parametrize("direction", ["x2u", "u2x"])

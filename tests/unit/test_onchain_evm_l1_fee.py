@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from eth_account.typed_transactions.typed_transaction import TypedTransaction
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain import keys, usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, FeeData, Reverted, Tag
 from rpcsvc.settlement.onchain.evm_fees import GasPrice, with_l1_margin, with_margin
@@ -25,6 +24,8 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import (
     Purpose,
 )
 from rpcsvc.settlement.onchain.keys import TransactionPlan
+
+TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 
 GWEI = 10**9
 ORACLE = "0x420000000000000000000000000000000000000F"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
+from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
 from rpcsvc.orders.promises import Promises, claims_of
-from tests.unit.test_transition import HOUR, NOW, key, random_event, terms
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database
+from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 
 
 def named(order_id: str, direction: Direction) -> Order:
@@ -45,10 +49,150 @@ def test_a_larger_deposit_claims_more_and_itself_until_it_is_paid_out() -> None:
     assert claims_of(settled) == {}
 
 
+def test_a_deposit_above_the_maximum_holds_up_no_more_than_the_maximum() -> None:
+    order = named("ord_1", Direction.XMR_TO_USDC)
+    limit, price = order.terms.max_deposit, order.terms.price
+    order = transition(order, ev.DepositSeen(key(1), 100 * limit, None, NOW), NOW).order
+    most = price.output(order.terms.direction, limit) + price.payout_fee
+    assert claims_of(order)["arbitrum"] == most
+
+
 def test_an_expired_order_claims_nothing() -> None:
     order = named("ord_1", Direction.USDC_TO_XMR)
     assert order.deadline_at is not None
     assert claims_of(transition(order, ev.DeadlinePassed(), order.deadline_at).order) == {}
+
+
+# --- what may have to go back ----------------------------------------------------------------
+
+
+def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
+    """The money is in the wallet, and is not to be promised to another meanwhile."""
+    order = open_order(terms(Direction.XMR_TO_USDC))
+    sent = order.terms.deposit_amount
+    order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    payout = "ord_1/payout/1"
+    for event in (ev.TransferPrepared(payout, "id", "raw"), ev.TransferUnknown(payout, "lost")):
+        assert claims_of(order)["monero"] == sent
+        order = transition(order, event, NOW).order
+    failed = transition(order, ev.TransferFailed(payout, "reverted"), NOW).order
+    assert claims_of(order)["monero"] == sent
+    assert claims_of(failed) == {"monero": sent}
+
+
+def test_what_is_swapped_in_chunks_counts_whole_until_it_is_paid_out() -> None:
+    order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
+    sent = order.terms.deposit_amount * 2
+    order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
+    promised = claims_of(order)
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    order = transition(order, ev.ChunkFilled(0, 165_000_000), NOW).order
+    assert claims_of(order) == promised
+
+
+def late_on(order: Order, number: int) -> Order:
+    """A deposit that comes when all is over."""
+    seen = ev.DepositSeen(key(number), order.terms.deposit_amount, None, NOW)
+    order = transition(order, seen, NOW).order
+    return transition(order, ev.DepositConfirmed(key(number)), NOW).order
+
+
+def expired(direction: Direction = Direction.XMR_TO_USDC, order_id: str = "ord_1") -> Order:
+    order = named(order_id, direction)
+    assert order.deadline_at is not None
+    return transition(order, ev.DeadlinePassed(), order.deadline_at).order
+
+
+def test_what_waits_for_a_refund_address_of_an_order_that_is_over_is_promised() -> None:
+    order = late_on(expired(), 1)
+    assert order.status.is_terminal
+    assert order.action_required == "refund_address"
+    owed = order.terms.deposit_amount
+    assert claims_of(order) == {"monero": owed}
+
+    order = transition(order, ev.RefundAddressGiven("mine"), NOW).order
+    (refund,) = order.refunds
+    assert claims_of(order) == {"monero": owed}
+    for event in (ev.TransferPrepared(refund.transfer_id, "id", "raw"),
+                  ev.TransferSettled(refund.transfer_id)):  # fmt: skip
+        assert claims_of(order) == {"monero": owed}
+        order = transition(order, event, NOW).order
+    assert claims_of(order) == {}
+
+
+def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
+    order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
+    order = late_on(order, 1)
+    order = transition(order, ev.ChunkFilled(0, 165_000_000), NOW).order
+    order = transition(order, ev.FillingStopped(1), NOW).order
+    payout = order.payout
+    assert payout is not None
+    for event in (ev.TransferPrepared(payout.transfer_id, "id", "raw"),
+                  ev.TransferSettled(payout.transfer_id)):  # fmt: skip
+        assert claims_of(order)["monero"] == order.terms.deposit_amount
+        order = transition(order, event, NOW).order
+    assert (order.action_required, order.leftover > 0) == ("refund_address", True)
+    assert claims_of(order) == {"monero": order.leftover}
+
+
+def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
+    """It may wait for an address for ever; the wallet's USDC must not wait with it."""
+    order = named("ord_1", Direction.XMR_TO_USDC)
+    small = order.terms.min_deposit // 2
+    order = transition(order, ev.DepositSeen(key(1), small, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    assert claims_of(order)["arbitrum"] > 0
+    assert order.deadline_at is not None
+    order = transition(order, ev.DeadlinePassed(), order.deadline_at).order
+    assert (order.status.value, order.action_required) == ("refunding", "refund_address")
+    assert claims_of(order) == {"monero": small}
+
+
+async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path)
+    store = SqliteOrderStore(database, lambda: "key")
+    before = Promises()
+    over, owing = expired(order_id="ord_1"), late_on(expired(order_id="ord_2"), 2)
+    for number, order in enumerate((over, owing)):
+        agreed = replace(order.terms, deposit_address=f"deposit {number}")
+        await commit(store, open_order(agreed), is_new=True)
+        await commit(store, replace(order, terms=agreed))
+        before.note(order)
+    after = Promises()
+    after.load(store)
+    assert after.on("monero") == before.on("monero") == owing.terms.deposit_amount
+    await database.close()
+
+
+async def commit(store: SqliteOrderStore, order: Order, *, is_new: bool = False) -> None:
+    entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+    view = StatusView(b"{}", None)
+    await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))
+
+
+@given(st.data(), st.sampled_from(Direction), st.sampled_from([None, IN_CHUNKS]))
+@settings(max_examples=100)
+def test_nothing_is_owed_to_depositors_that_was_not_promised_before(
+    data: st.DataObject, direction: Direction, plan: TwapPlan | None
+) -> None:
+    """What may go back grows by what comes in, and by nothing else."""
+    order, now = open_order(terms(direction, plan)), NOW
+    network = order.terms.deposit_network
+    for fresh in range(data.draw(st.integers(1, 25))):
+        now += data.draw(st.sampled_from([1, 60_000, HOUR, 25 * HOUR]))
+        event = random_event(data.draw, order, now, fresh)
+        try:
+            after = transition(order, event, now).order
+        except ImpossibleTransition:
+            continue
+        came = event.units if isinstance(event, ev.DepositSeen) else 0
+        promised = claims_of(order).get(network, 0)
+        assert claims_of(after).get(network, 0) <= promised + came
+        order = after
+
+
+# --- the sum of all --------------------------------------------------------------------------
 
 
 def test_an_order_that_could_not_be_committed_claims_nothing() -> None:

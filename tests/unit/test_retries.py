@@ -33,7 +33,9 @@ class Stuck(Payouts):
         raise Unavailable("not now")
 
 
-def runner(box: Sandbox, payouts: Stuck, clock: ManualClock) -> EffectRunner:
+def runner(
+    box: Sandbox, payouts: Stuck, clock: ManualClock, *, poll_ms: int = 60_000
+) -> EffectRunner:
     service = box.up.service
     made = EffectRunner(
         service.store,
@@ -41,7 +43,7 @@ def runner(box: Sandbox, payouts: Stuck, clock: ManualClock) -> EffectRunner:
         payouts,
         service.rates,
         clock,
-        poll_ms=60_000,
+        poll_ms=poll_ms,
     )
     made.schedule("ord_1", [AdvanceTransfer(TRANSFER)])
     return made
