@@ -4,19 +4,15 @@ leaves for a deposit that is gone.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.order import DepositKey, Order, Terms, TwapPlan
-from rpcsvc.domain.refunds import leftover_in
-from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferState
+from rpcsvc.domain.order import Order, Terms, TwapPlan
+from rpcsvc.domain.states import Direction, OrderStatus, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
-from rpcsvc.orders.deposits import events_of
-from rpcsvc.orders.ports import DepositSighting
 from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, XMR_UNIT, key, terms
 
 LATER = NOW + 2 * HOUR  # the deposit window is over
@@ -234,109 +230,3 @@ def test_a_deposit_that_comes_back_with_another_amount_is_not_credited() -> None
     with pytest.raises(ImpossibleTransition, match="another amount"):
         after(order, seen(0, 1))
     assert after(order, seen(0, XMR_UNIT)).status is OrderStatus.DEPOSIT_DETECTED
-
-
-# --- random lives that can happen --------------------------------------------------------------
-
-
-class Life:
-    """An order, the chain that it lives on, and a die. ``step`` lets one thing happen."""
-
-    def __init__(self, die: random.Random) -> None:
-        self.die = die
-        direction = die.choice(list(Direction))
-        agreed = terms(direction, die.choice([None, None, IN_CHUNKS]))
-        dear = agreed.price.output(direction, agreed.deposit_amount) // 5
-        self.order = open_order(
-            die.choice([
-                agreed,
-                replace(agreed, price=replace(agreed.price, payout_fee=dear)),
-                replace(agreed, refund_fee=agreed.deposit_amount // 5),
-            ])
-        )  # fmt: skip
-        self.sender = "sender" if direction is Direction.USDC_TO_XMR else None
-        self.now = NOW
-        self.chain: dict[DepositKey, DepositSighting] = {}
-
-    def happens(self, event: ev.Event) -> None:
-        """Raises ImpossibleTransition, which the test does not catch: all of this can happen."""
-        self.order = after(self.order, event, now=self.now)
-        assert all(t.units > 0 for t in self.order.transfers)
-
-    def step(self) -> None:
-        self.now += self.die.choice([1, 1, 60_000, HOUR // 2, HOUR, 25 * HOUR])
-        moves = [self.pay, self.mine, self.mine, self.send, self.send, self.wait, self.fill]
-        self.die.choice([*moves, self.name_address])()
-
-    def pay(self) -> None:
-        share = self.die.choice([0, 5, 9, 50, 100, 100, 300])
-        units = max(1, self.order.terms.deposit_amount * share // 100)
-        fresh = key(len(self.chain))
-        self.show(
-            DepositSighting(fresh, "here", units, self.sender, self.now, DepositState.SEEN)
-        )  # fmt: skip
-
-    def mine(self) -> None:
-        if self.chain:
-            states = [*DepositState, DepositState.CONFIRMED, DepositState.CONFIRMED]
-            known = self.die.choice(list(self.chain.values()))
-            self.show(replace(known, state=self.die.choice(states)))
-
-    def show(self, sighting: DepositSighting) -> None:
-        self.chain[sighting.key] = sighting
-        for event in events_of(self.order, sighting):
-            self.happens(event)
-
-    def send(self) -> None:
-        live = [t for t in self.order.transfers if not t.state.is_final]
-        if not live:
-            return
-        sent = self.die.choice(live)
-        goes_on: ev.Event = ev.TransferSettled(sent.transfer_id)
-        if sent.state is TransferState.PLANNED:
-            goes_on = ev.TransferPrepared(sent.transfer_id, "id", "raw")
-        failed = ev.TransferFailed(sent.transfer_id, "no")
-        self.happens(self.die.choice([goes_on, goes_on, failed]))
-
-    def wait(self) -> None:
-        if self.order.deadline_at is not None and self.now >= self.order.deadline_at:
-            self.happens(ev.DeadlinePassed())
-
-    def fill(self) -> None:
-        if twap.is_filling(self.order):
-            index = len(self.order.fills)
-            fair = twap.next_fill(self.order, ENOUGH, self.now) is not None
-            filled: ev.Event = ev.ChunkFilled(index, ENOUGH)
-            stopped: ev.Event = ev.FillingStopped(index)
-            self.happens(self.die.choice([filled, filled, stopped]) if fair else stopped)
-
-    def name_address(self) -> None:
-        if self.order.action_required:
-            self.happens(ev.RefundAddressGiven("refund here"))
-
-    def require_sound(self) -> None:
-        order = self.order
-        for transfer in order.transfers:
-            taken = [d for d in order.deposits if d.transfer_id == transfer.transfer_id]
-            if transfer.state is TransferState.PLANNED:
-                assert all(d.is_active for d in taken), "it would be paid for what is gone"
-        payout = order.payout
-        if order.status is not OrderStatus.COMPLETED or payout is None or not order.fills:
-            return
-        paid = [d for d in order.deposits if d.transfer_id == payout.transfer_id]
-        if all(d.is_active for d in paid):
-            gone = (TransferState.FAILED, TransferState.CANCELLED)
-            back = sum(
-                leftover_in(order, t.transfer_id) for t in order.refunds if t.state not in gone
-            )
-            owed = sum(d.units for d in paid) - twap.swapped_units(order) - back
-            assert order.leftover == owed
-
-
-def test_nothing_that_the_chain_can_show_is_ever_refused() -> None:
-    die = random.Random(20_26)  # the same lives in every run
-    for _ in range(4_000):
-        life = Life(die)
-        for _ in range(die.randint(3, 25)):
-            life.step()
-            life.require_sound()
