@@ -215,7 +215,7 @@ def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
     return choices[draw(st.integers(0, len(choices) - 1))]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(Direction), st.sampled_from([None, IN_CHUNKS]))
 def test_the_books_balance_whatever_happens(
     data: st.DataObject, direction: Direction, twap_plan: TwapPlan | None
