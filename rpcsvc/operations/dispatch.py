@@ -94,7 +94,7 @@ class FlatDispatcher(Dispatcher):
         """The reply that says why a call failed."""
         return Reply(flat_failure(error), error.http_status, error=error)
 
-    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002
+    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002 - as above
         if isinstance(result, Stored):
             return Reply(result.head, replayed=result.replayed)
         if isinstance(result, Flat):

@@ -60,11 +60,12 @@ class Intent:
 def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """The params as their model. Raises InputError or InputErrors naming every problem."""
     try:
-        return model.__pydantic_validator__.validate_python(params)  # type: ignore[no-any-return]
+        parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
         problems = problems_of(model, error)
         problems += _problems_of_rest(model, params, problems, service)
         raise combined(problems) from None
+    return parsed
 
 
 def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:

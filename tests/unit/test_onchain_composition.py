@@ -6,7 +6,6 @@ What it does with daemons is in tests/regtest.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +20,7 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.settings import load_settings
-from rpcsvc.settlement.onchain.keys import create_mnemonic
-from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from tests.e2e.processes import free_port
+from tests.unit.onchain_service import unreachable
 from tests.unit.test_transition import terms
 
 STATUS = next(operation for operation in OPERATIONS if operation.name == "swap.status")
@@ -38,19 +34,7 @@ USDC_ON = {
 @pytest.fixture
 async def up(tmp_path: Path) -> AsyncIterator[Running]:
     """A service for mainnet as an operator begins with it: a node for one chain of the table."""
-    create_mnemonic(tmp_path / KEY_FILE, os.urandom)
-    nobody = f"http://127.0.0.1:{free_port()}"
-    environ = {
-        "RPCSVC_ENGINE": "onchain",
-        "RPCSVC_DATA_DIR": str(tmp_path),
-        "AGENT_RPC_TOKEN": "t" * 32,
-        "RPCSVC_ONCHAIN__NODES": f"arbitrum={nobody}",
-        "RPCSVC_ONCHAIN__MONEROD_URL": nobody,
-        "RPCSVC_ONCHAIN__WALLET_URL": nobody,
-        "RPCSVC_RATES__FIXED_USDC_PER_XMR": "165",
-    }
-    settings = load_settings(config_file=None, environ=environ, flags={}).settings
-    async with running(settings) as made:
+    async with running(unreachable(tmp_path)) as made:
         yield made
 
 

@@ -13,15 +13,12 @@ from rpcsvc.app import running
 from rpcsvc.audit.auditor import AuditLoop, Auditor
 from rpcsvc.audit.records import Difference, Report
 from rpcsvc.errors import Unavailable
-from rpcsvc.settings import load_settings
 from rpcsvc.settlement.onchain.foreign import pause_for
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
-from rpcsvc.settlement.onchain.keys import create_mnemonic
-from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from tests.e2e.processes import free_port
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.full_disk import Disk, disk
+from tests.unit.onchain_service import unreachable
 from tests.unit.test_onchain_guard import CAPS
 
 __all__ = ["disk"]
@@ -206,17 +203,5 @@ async def test_whoever_pays_or_pauses_in_a_service_has_the_same_switch(
         real(self, data_dir)
 
     monkeypatch.setattr(PauseSwitch, "__init__", counted)
-    create_mnemonic(tmp_path / KEY_FILE, os.urandom)
-    nobody = f"http://127.0.0.1:{free_port()}"
-    environ = {
-        "RPCSVC_ENGINE": "onchain",
-        "RPCSVC_DATA_DIR": str(tmp_path),
-        "AGENT_RPC_TOKEN": "t" * 32,
-        "RPCSVC_ONCHAIN__NODES": f"arbitrum={nobody}",
-        "RPCSVC_ONCHAIN__MONEROD_URL": nobody,
-        "RPCSVC_ONCHAIN__WALLET_URL": nobody,
-        "RPCSVC_RATES__FIXED_USDC_PER_XMR": "165",
-    }
-    settings = load_settings(config_file=None, environ=environ, flags={}).settings
-    async with running(settings):
+    async with running(unreachable(tmp_path)):
         assert made == [tmp_path]
