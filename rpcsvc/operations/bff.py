@@ -115,7 +115,7 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(wish))
     with _in_bff_terms(service, params):
-        return await place(service, wish, claim, _new_order)
+        return await place(service, lambda: wish, claim, _new_order)
 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:

@@ -66,11 +66,15 @@ async def _open(service: Service, params: BridgeParams, call: Call, kind: Bridge
     direction = DIRECTION_OF[kind]
     to = read_destination(params.to_address, direction, service, field="toAddress")
     chain = perps_chain(service.policy.bridge_min_usd)
-    amount = Money(_least(service, direction, chain), deposit_asset(direction))
     claim = None
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, f"bff.bridge.{kind}", {"toAddress": to})
-    return await place(service, Wish(direction, chain, amount, to, None), claim, _opened)
+
+    def wish() -> Wish:
+        amount = Money(_least(service, direction, chain), deposit_asset(direction))
+        return Wish(direction, chain, amount, to, None)
+
+    return await place(service, wish, claim, _opened)
 
 
 def _least(service: Service, direction: Direction, chain: Chain) -> int:

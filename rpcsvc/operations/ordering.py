@@ -56,17 +56,21 @@ class Placed(NamedTuple):
 
 
 async def place(
-    service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
+    service: Service,
+    wish: Callable[[], Wish],
+    claim: Claim | None,
+    write: Callable[[Placed], bytes],
 ) -> Stored:
     """Make the order, or give the answer again that its idempotency key was first given.
 
-    ``write`` makes the answer, which is committed together with the order and the key. Raises
-    IdempotencyConflict, Unavailable and the limits' errors.
+    ``wish`` is asked for only if an order is made: what it needs, such as a rate, is not in the way
+    of an answer that was given before. ``write`` makes the answer, which is committed together with
+    the order and the key. Raises IdempotencyConflict, Unavailable and the limits' errors.
     """
     if claim is None:
-        return Stored(await _make(service, wish, None, write))
+        return Stored(await _make(service, wish(), None, write))
     body, replayed = await service.idempotency.once(
-        claim, lambda: _make(service, wish, claim, write)
+        claim, lambda: _make(service, wish(), claim, write)
     )
     return Stored(body, replayed)
 

@@ -187,7 +187,8 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     if call.idempotency_key is not None:
         shown = _fingerprint(intent, session)
         claim = Claim(call.namespace, call.idempotency_key, operation, shown)
-    return await place(service, wish, claim, partial(_order_answer, service, wish, operation))
+    write = partial(_order_answer, service, wish, operation)
+    return await place(service, lambda: wish, claim, write)
 
 
 def _fingerprint(intent: Intent, session: str | None) -> Json:

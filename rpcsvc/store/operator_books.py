@@ -1,9 +1,10 @@
 """What the operator asks of the books: transfers and how far they are, and sums over the wallets.
 
-Read-only, over a snapshot; the operator's explanations alone are written, beside a running service
-that never touches them. Amounts are atomic units, times ms since the epoch, gas is in wei.
-What does not live here: what the chains say (settlement/onchain/inspection.py), words and tables
-(transport/cli_payouts.py, transport/cli_treasury.py).
+Read-only, over a snapshot; the operator's word alone is written, beside a running service: what a
+transaction was for, and that a claim on an upstream order is over. Amounts are atomic units, times
+ms since the epoch, gas is in wei. What does not live here: what the chains say
+(settlement/onchain/inspection.py), words and tables (transport/cli_payouts.py,
+transport/cli_treasury.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
+from rpcsvc.orders.ports import RelayState
 from rpcsvc.orders.promises import claims_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
@@ -295,12 +297,24 @@ def take_back(data_dir: Path, network: str, txid: str) -> bool:
     return _write(data_dir, sql, (network, txid))
 
 
+def close_claim(data_dir: Path, order_id: str, reason: str) -> bool:
+    """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
+
+    Nobody was told a deposit address, so no money can be on its way. Raises BooksUnreadable.
+    """
+    # One that is being called is "claimed" and not touched; one called again since settles itself.
+    sql = "UPDATE relays SET state = 'refused', reason = ? WHERE order_id = ? AND state = ?"
+    return _write(data_dir, sql, (reason, order_id, RelayState.RECONCILING.value))
+
+
 def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:
     """One statement in a transaction of its own, durable when this returns.
 
-    The service never writes this table, and waits its turn for the database as this does.
+    A running service waits its turn for the database as this does.
     """
     path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise BooksUnreadable(f"There is no database at {path}.")
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as writer:

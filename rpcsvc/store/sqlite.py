@@ -379,7 +379,6 @@ def open_reader(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=256
     )
     reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    reader.execute(f"PRAGMA mmap_size = {1 << 30}")
     return reader
 
 

@@ -1,7 +1,7 @@
 """``rpcsvc integrators`` and ``rpcsvc relays``: the operator's look into the books.
 
-stdout is exactly one JSON object. They read the database beside a running server. What does not
-live here: the reading (store/books.py).
+stdout is exactly one JSON object. They work on the database beside a running server. What does not
+live here: reading (store/books.py) and writing it (store/operator_books.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rpcsvc.clock import iso8601
+from rpcsvc.clock import SystemClock, iso8601
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.ids import system_random
@@ -38,6 +38,15 @@ def add_books(commands: Any, common: Common) -> None:
     relays = commands.add_parser("relays", help=doubts, description=doubts)
     common(relays)
     relays.set_defaults(command=_relays)
+    closing = relays.add_subparsers(metavar="ACTION")
+    over = "end one that was looked up: it was not made there, or will never be paid"
+    close = closing.add_parser("close", help=over, description=over)
+    common(close)
+    close.add_argument("order_id", metavar="ORDER_ID")
+    close.add_argument(
+        "--note", required=True, metavar="TEXT", help="what was found, for the books"
+    )
+    close.set_defaults(command=_close)
 
 
 def _new_key(_context: Context) -> int:
@@ -88,6 +97,25 @@ def _relays(context: Context) -> int:
             ]
         }
     )
+
+
+def _close(context: Context) -> int:
+    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
+    from rpcsvc.store.operator_books import close_claim  # noqa: PLC0415
+
+    order_id, note = context.options.order_id, " ".join(context.options.note.split())
+    if not note:
+        raise UsageError("--note must say what was found: it is all that the books will tell.")
+    reason = f"closed by the operator at {iso8601(SystemClock().now_ms())}: {note}"
+    try:
+        if not close_claim(context.settings().data_dir, order_id, reason):
+            raise UsageError(
+                f"no upstream order {order_id[:60]} is in doubt. rpcsvc relays lists those;"
+                " one whose call is still under way can't be closed."
+            )
+    except BooksUnreadable as error:
+        raise UsageError(str(error)) from error
+    return _print({"closed": {"orderId": order_id, "reason": reason}})
 
 
 def _print(value: Json) -> int:

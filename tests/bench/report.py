@@ -6,9 +6,11 @@ Verdicts never decide the exit status; failed requests do (__main__.py).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from tests.bench.driver import Measurement
@@ -16,6 +18,7 @@ from tests.bench.driver import Measurement
 RAW, NAIVE = "raw", "naive"
 _SIGNIFICANT_DRIFT = 0.10
 _BUSY_DRIVER = 0.90
+_FEWEST_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,18 @@ class Report:
             return None
         return own.rate / other.rate
 
+    def standard_error(self, name: str, against: str, connections: int) -> float | None:
+        """How far off the ratio may be by chance, from the ratios of the rounds; None: can't tell.
+
+        A round of one is compared with the round of the other that was measured next to it.
+        """
+        own = self.measured.get((name, connections), Measurement()).rates
+        other = self.measured.get((against, connections), Measurement()).rates
+        ratios = [mine / theirs for mine, theirs in zip(own, other, strict=False) if theirs]
+        if len(ratios) < _FEWEST_ROUNDS or name == against:
+            return None
+        return stdev(ratios) / math.sqrt(len(ratios))
+
     def verdict(self, target: Ratio | Tail, name: str, connections: int) -> bool | None:
         """Whether a target is met; None when it does not apply or can't be told."""
         if isinstance(target, Ratio):
@@ -208,12 +223,27 @@ def notes(report: Report) -> Iterator[str]:
             low, high = min(measurement.rates), max(measurement.rates)
             drift = (high - low) / high if high else 0.0
             noisy = " - the machine was busy, run it again" if drift > _SIGNIFICANT_DRIFT else ""
-            shown = ", ".join(f"{rate:,.0f}" for rate in measurement.rates)
+            shown = f"{low:,.0f} to {high:,.0f}"
             yield f"raw at {connections} connections by round: {shown} ({drift:.0%} apart{noisy})"
         if measurement.driver_cpu_seconds > _BUSY_DRIVER * measurement.seconds:
             yield f"{name} at {connections} connections is limited by the driver, not by the server"
+    yield from _standard_errors(report)
     yield from report.remarks
     yield from (f"{name}: {value}" for name, value in report.environment.items())
+
+
+def _standard_errors(report: Report) -> Iterator[str]:
+    for name, connections in report.measured:
+        for target in report.scenarios[name].targets:
+            if not isinstance(target, Ratio):
+                continue
+            ratio = report.ratio(name, target.against, connections)
+            error = report.standard_error(name, target.against, connections)
+            if ratio is not None and error is not None:
+                yield (
+                    f"{name} at {connections} connections: {ratio:.3f} +- {error:.3f}"
+                    f" x {target.against} (standard error over the rounds)"
+                )
 
 
 def write_json(report: Report, path: Path) -> None:
@@ -252,7 +282,13 @@ def _row_document(report: Report, key: Key, measurement: Measurement) -> dict[st
         else None,
         "ratioToRaw": report.ratio(name, RAW, connections),
         "targets": [
-            {"target": str(target), "met": report.verdict(target, name, connections)}
+            {
+                "target": str(target),
+                "met": report.verdict(target, name, connections),
+                "standardError": report.standard_error(name, target.against, connections)
+                if isinstance(target, Ratio)
+                else None,
+            }
             for target in targets
         ],
     }

@@ -10,6 +10,8 @@ import pytest
 
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.money import USDC, parse_amount
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Rate
 from tests.contract.bff import call, check, post
 from tests.contract.serving import EVM, MONERO, Served
 from tests.e2e.audit import audit
@@ -68,6 +70,22 @@ async def test_a_key_makes_one_bridge_order(served: Served) -> None:
     assert again.headers["idempotent-replayed"] == "true"
     other = await post(served, "/bridge/withdraw", {"toAddress": MONERO}, idempotency_key="k")
     assert (other.status, other.body["error"]["code"]) == (409, "idempotency_conflict")
+    assert served.count("orders") == 1
+
+
+async def test_without_a_rate_a_key_gives_its_answer_again_and_makes_nothing_new(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
+
+    def no_rate(_: object) -> Rate:
+        raise Unavailable("There is no fresh rate.")
+
+    monkeypatch.setattr(type(served.up.service.rates), "rate", no_rate)
+    again = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
+    assert (again.status, again.body) == (200, first.body)
+    fresh = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="other")
+    assert (fresh.status, fresh.body["error"]["code"]) == (503, "unavailable")
     assert served.count("orders") == 1
 
 

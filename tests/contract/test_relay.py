@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from aiohttp import ClientSession, web
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
+from rpcsvc.transport.cli import run
 from tests.contract import upstream_server as does
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
+from tests.e2e.processes import until
 
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
 
@@ -172,6 +175,37 @@ async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
         assert states(served) == ["reconciling"]
         assert (await create(served, "mine"))["error"]["code"] == "unavailable"
         assert api.sent("POST", "/v1/order") == 0
+
+
+async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_service(
+    api: V1Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.lose.append(does.reset())
+        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        (claimed,) = served.up.service.store.relays_in(RelayState.RECONCILING)
+        closed = run(
+            ("relays", "close", claimed.order_id, "--note", "not made there"),
+            {"RPCSVC_DATA_DIR": str(tmp_path)},
+            serve=no_service,
+            local=no_service,
+        )
+        assert (closed, "not made there" in capsys.readouterr().out) == (0, True)
+        assert await until(partial(is_closed, served))  # it is seen in a second
+        answer = await create(served, "mine")
+        assert answer["data"]["order"]["orderId"] != claimed.order_id
+        assert states(served) == ["refused", "created"]
+        health = await (await served.client.get("/health")).json()
+        assert health["checks"]["relay"]["status"] == "ok"
+    assert api.sent("POST", "/v1/order") == 2
+
+
+async def is_closed(served: Served) -> bool:
+    return states(served) == ["refused"]
+
+
+def no_service(*_: Any) -> Any:
+    raise AssertionError("the command works on the database")
 
 
 async def status_of(served: Served, order_id: str) -> dict[str, Any]:

@@ -75,8 +75,38 @@ async def test_relays_names_what_is_in_doubt(
     ]  # fmt: skip
 
 
+async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_the_books(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sandbox(tmp_path) as box:
+        store = box.up.service.store
+        for n, state in enumerate(RelayState):
+            await store.commit(
+                Change(
+                    relay=RelayRecord(f"ord_{n}", state, 0, "", upstream_id=f"up-{n}", raw=b"{}")
+                )
+            )
+            close = ("relays", "close", f"ord_{n}", "--note", " it is\nnot there ")
+            if state is RelayState.RECONCILING:
+                assert told(tmp_path, capsys, *close)["closed"]["orderId"] == f"ord_{n}"
+            assert refused(tmp_path, capsys, *close) == (2, True)
+        assert refused(tmp_path, capsys, "relays", "close", "ord_0", "--note", " ")[0] == 2
+    async with sandbox(tmp_path) as box:
+        rows = box.up.database.read("SELECT state, reason, raw FROM relays ORDER BY seq")
+    assert [state for state, _, _ in rows] == ["claimed", "created", "refused", "refused"]
+    assert rows[3][1].startswith("closed by the operator at 20")
+    assert rows[3][1].endswith("Z: it is not there")
+    assert rows[3][2] == b"{}"
+
+
+def refused(data_dir: Path, output: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    status = run(arguments, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never)
+    return status, "in doubt" in output.readouterr().err
+
+
 def test_without_a_database_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (("relays",), ("integrators", "report")):
+    close = ("relays", "close", "ord_0", "--note", "x")
+    for arguments in (("relays",), close, ("integrators", "report")):
         status = run(arguments, {"RPCSVC_DATA_DIR": str(tmp_path)}, serve=_never, local=_never)
         assert status == 2
         assert "no database" in capsys.readouterr().err
