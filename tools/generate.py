@@ -29,7 +29,7 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
-from rpcsvc.transport.cli import build_parser
+from rpcsvc.transport.cli.main import build_parser
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
 from rpcsvc.transport.openapi import openapi_document
@@ -132,14 +132,11 @@ def _readable(text: str) -> str:
 def _commands(
     parser: argparse.ArgumentParser, name: str
 ) -> list[tuple[str, argparse.ArgumentParser]]:
+    """Whatever can be run: the leaves, and what does something without a further word too."""
     groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not groups:
-        return [(name, parser)]
-    return [
-        found
-        for word, sub in groups[0].choices.items()
-        for found in _commands(sub, f"{name} {word}")
-    ]
+    own = [(name, parser)] if not groups or parser.get_default("command") else []
+    below = groups[0].choices.items() if groups else ()
+    return own + [found for word, sub in below for found in _commands(sub, f"{name} {word}")]
 
 
 def _between_markers(text: str, name: str, content: str) -> str:

@@ -3,7 +3,7 @@
 Whoever may write to the data directory may ask; nothing is signed or published by asking. The
 running service looks into the directory twice a second, takes each request away, and moves the
 transfer to the front of its schedule. What does not live here: the schedule (effects.py), the
-command (transport/cli_payouts.py).
+command (transport/cli/payouts.py).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
-from rpcsvc.transport.cli import run
+from rpcsvc.transport.cli.main import run
 from tests.contract import upstream_server as does
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer

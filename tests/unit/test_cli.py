@@ -26,10 +26,10 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.keys import OnchainExtraMissing
 from rpcsvc.store.migrations import NewerDatabase
 from rpcsvc.store.sqlite import DataDirInUse
-from rpcsvc.transport.cli import build_parser, run
-from rpcsvc.transport.cli_call import read_params
-from rpcsvc.transport.cli_client import endpoint_of
-from rpcsvc.transport.cli_state import KEPT_KEYS, CliState, load_state, save_state
+from rpcsvc.transport.cli.call import read_params
+from rpcsvc.transport.cli.client import endpoint_of
+from rpcsvc.transport.cli.main import build_parser, run
+from rpcsvc.transport.cli.state import KEPT_KEYS, CliState, load_state, save_state
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"

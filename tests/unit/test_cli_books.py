@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
-from rpcsvc.transport.cli import run
+from rpcsvc.transport.cli.main import build_parser, run
 from tests.sandbox import EVM, Placed, Sandbox, sandbox
 
 ACME = Integrator("acme", 75, b"\x01" * 32)
@@ -97,6 +98,17 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_t
     assert rows[3][1].startswith("closed by the operator at 20")
     assert rows[3][1].endswith("Z: it is not there")
     assert rows[3][2] == b"{}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("relays", "--data-dir", "/there", "close", "ord_0", "--note", "x"),
+        ("relays", "close", "ord_0", "--note", "x", "--data-dir", "/there"),
+    ],
+)
+def test_the_data_directory_may_stand_before_the_action_or_after_it(words: Sequence[str]) -> None:
+    assert build_parser().parse_args(words).data_dir == "/there"
 
 
 def refused(data_dir: Path, output: pytest.CaptureFixture[str], *arguments: str) -> Any:

@@ -21,8 +21,8 @@ import pytest
 
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings_plain import PLAIN
-from rpcsvc.transport import cli
-from rpcsvc.transport.cli import build_parser, run
+from rpcsvc.transport.cli import main as cli
+from rpcsvc.transport.cli.main import build_parser, run
 
 # Runs a command line, then writes its exit status and what it imported.
 RUN = """

@@ -18,7 +18,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.operations.local import LocalService
 from rpcsvc.settings import Settings
 from rpcsvc.signing import KeyRing, ResponseSigner
-from rpcsvc.transport.cli import run
+from rpcsvc.transport.cli.main import run
 from rpcsvc.verify import OrderTerms
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.keys import HdKeys, create_mnemonic, read_mnemoni
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database, OwnerLock, Statement
-from rpcsvc.transport.cli import run
+from rpcsvc.transport.cli.main import run
 
 NOWHERE = "http://127.0.0.1:9"
 SETTINGS = {

@@ -20,8 +20,8 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.transport import cli_payouts
-from rpcsvc.transport.cli import run
+from rpcsvc.transport.cli import payouts as cli_payouts
+from rpcsvc.transport.cli.main import run
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 
 Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from rpcsvc.transport.cli import build_parser
+from rpcsvc.transport.cli.main import build_parser
 
 CONFIG = Path(__file__).parents[2] / "config"
 UNIT = (CONFIG / "rpcsvc.service").read_text()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.transport.cli import build_parser
+from rpcsvc.transport.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"

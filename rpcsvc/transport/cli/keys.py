@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
-from rpcsvc.transport.cli_context import OK, Context, Json, UsageError
+from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
 
 if TYPE_CHECKING:
     from rpcsvc.signing import KeyRing

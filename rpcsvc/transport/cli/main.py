@@ -2,9 +2,9 @@
 
 stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
 0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
-What does not live here: the commands of operations (cli_operations.py), carrying one out
-(cli_call.py), where a call goes (cli_client.py), what is remembered (cli_state.py), signing keys
-and checking signatures (cli_keys.py, cli_verify.py).
+What does not live here: the commands of operations (operations.py), carrying one out
+(call.py), where a call goes (client.py), what is remembered (state.py), signing keys
+and checking signatures (keys.py, verify.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from rpcsvc import __version__
 from rpcsvc.settings_plain import SettingsError
-from rpcsvc.transport.cli_client import BadUrl, Unreachable, find_endpoint
-from rpcsvc.transport.cli_context import (
+from rpcsvc.transport.cli.client import BadUrl, Unreachable, find_endpoint
+from rpcsvc.transport.cli.context import (
     FAILED,
     INTERRUPTED,
     OK,
@@ -33,8 +33,8 @@ from rpcsvc.transport.cli_context import (
     in_process,
     opening,
 )
-from rpcsvc.transport.cli_options import Once, add_common, add_target
-from rpcsvc.transport.cli_state import BrokenState
+from rpcsvc.transport.cli.options import Once, add_common, add_target
+from rpcsvc.transport.cli.state import BrokenState
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         """Refuse what this command does not take, and name what it takes."""
         found, left = super().parse_known_args(args, namespace)
         if left:
-            from rpcsvc.transport.cli_unknown import unknown_words  # noqa: PLC0415 - seldom needed
+            from rpcsvc.transport.cli.unknown import unknown_words  # noqa: PLC0415 - seldom needed
 
             self.error(unknown_words(left, self.format_usage()))
         return found, left
@@ -137,67 +137,67 @@ def _add_demo(commands: Any) -> None:
 
 
 def _add_keys(commands: Any) -> None:
-    from rpcsvc.transport.cli_keys import add_keys  # noqa: PLC0415 - see build_parser
+    from rpcsvc.transport.cli.keys import add_keys  # noqa: PLC0415 - see build_parser
 
     add_keys(commands, add_common)
 
 
 def _add_verify(commands: Any) -> None:
-    from rpcsvc.transport.cli_verify import add_verify  # noqa: PLC0415
+    from rpcsvc.transport.cli.verify import add_verify  # noqa: PLC0415
 
     add_verify(commands, Once)
 
 
 def _add_books(commands: Any) -> None:
-    from rpcsvc.transport.cli_books import add_books  # noqa: PLC0415
+    from rpcsvc.transport.cli.books import add_books  # noqa: PLC0415
 
     add_books(commands, add_common)
 
 
 def _add_audit(commands: Any) -> None:
-    from rpcsvc.transport.cli_audit import add_audit  # noqa: PLC0415
+    from rpcsvc.transport.cli.audit import add_audit  # noqa: PLC0415
 
     add_audit(commands, add_common)
 
 
 def _add_onchain(commands: Any) -> None:
-    from rpcsvc.transport.cli_onchain import add_onchain  # noqa: PLC0415
+    from rpcsvc.transport.cli.onchain import add_onchain  # noqa: PLC0415
 
     add_onchain(commands, add_common)
 
 
 def _add_treasury(commands: Any) -> None:
-    from rpcsvc.transport.cli_treasury import add_treasury  # noqa: PLC0415
+    from rpcsvc.transport.cli.treasury import add_treasury  # noqa: PLC0415
 
     add_treasury(commands, add_common)
 
 
 def _add_payouts(commands: Any) -> None:
-    from rpcsvc.transport.cli_payouts import add_payouts  # noqa: PLC0415
+    from rpcsvc.transport.cli.payouts import add_payouts  # noqa: PLC0415
 
     add_payouts(commands, add_common)
 
 
 def _add_refund(commands: Any) -> None:
-    from rpcsvc.transport.cli_refund import add_refund  # noqa: PLC0415
+    from rpcsvc.transport.cli.refund import add_refund  # noqa: PLC0415
 
     add_refund(commands, add_common)
 
 
 def _add_receipt(commands: Any) -> None:
-    from rpcsvc.transport.cli_receipt import add_receipt  # noqa: PLC0415
+    from rpcsvc.transport.cli.receipt import add_receipt  # noqa: PLC0415
 
     add_receipt(commands, add_common)
 
 
 def _add_health(commands: Any) -> None:
-    from rpcsvc.transport.cli_health import add_health  # noqa: PLC0415
+    from rpcsvc.transport.cli.health import add_health  # noqa: PLC0415
 
     add_health(commands, add_common, add_target)
 
 
 def _add_operations(commands: Any) -> None:
-    from rpcsvc.transport.cli_operations import add_operations  # noqa: PLC0415
+    from rpcsvc.transport.cli.operations import add_operations  # noqa: PLC0415
 
     add_operations(commands)
 
@@ -286,7 +286,7 @@ def _db_backup(context: Context) -> int:
 
 def _demo(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.transport import demo  # noqa: PLC0415
+    from rpcsvc.transport.cli import demo  # noqa: PLC0415
 
     settings = context.settings()
     url, data_dir = context.url(), context.options.data_dir

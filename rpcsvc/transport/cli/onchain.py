@@ -2,7 +2,7 @@
 
 It pays nothing and takes no order. Beside a running service it only looks. What does not live
 here: what is asked of nodes (settlement/onchain/inspection.py), what is judged missing
-(settlement/onchain/readiness.py), what ``skip-addresses`` does (cli_skip.py).
+(settlement/onchain/readiness.py), what ``skip-addresses`` does (skip.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli_operator import is_running, onchain_settings, print_json
+from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.readiness import Check
-    from rpcsvc.transport.cli_nodes import Recorded
+    from rpcsvc.transport.cli.nodes import Recorded
 
 Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
@@ -69,7 +69,7 @@ def _count(text: str) -> int:
 
 
 def _skip(context: Context) -> int:
-    from rpcsvc.transport.cli_skip import skip_addresses  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.transport.cli.skip import skip_addresses  # noqa: PLC0415 - help needs none of it
 
     return skip_addresses(context)
 
@@ -90,7 +90,7 @@ def _recorded(settings: Settings) -> Recorded:
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
     from rpcsvc.store.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
     from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415
-    from rpcsvc.transport.cli_nodes import recorded_wallets  # noqa: PLC0415
+    from rpcsvc.transport.cli.nodes import recorded_wallets  # noqa: PLC0415
 
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
@@ -196,7 +196,7 @@ async def _look(
     """Ask every node and rate source once. Raises SettingsError."""
     from rpcsvc.domain.money import USDC, XMR  # noqa: PLC0415
     from rpcsvc.settlement.onchain import readiness, wiring  # noqa: PLC0415
-    from rpcsvc.transport.cli_nodes import look_at_all  # noqa: PLC0415
+    from rpcsvc.transport.cli.nodes import look_at_all  # noqa: PLC0415
 
     found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)

@@ -3,7 +3,7 @@
 Balances come from the nodes, all else from the database, read-only, beside a running service or
 without one. A node that does not answer leaves a gap that is named. What does not live here: the
 sums (store/operator_books.py), the questions to nodes (settlement/onchain/inspection.py), what
-``rpcsvc treasury explain`` does (cli_explain.py).
+``rpcsvc treasury explain`` does (explain.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli_operator import is_running, onchain_settings, print_json, print_table
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
     from rpcsvc.store.operator_books import Owed, Unswept
     from rpcsvc.store.snapshot import Snapshot
-    from rpcsvc.transport.cli_nodes import Found
+    from rpcsvc.transport.cli.nodes import Found
 
 Common = Callable[[argparse.ArgumentParser], None]
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -72,7 +72,7 @@ def _add_explain(actions: Any, common: Common) -> None:
 
 
 def _explain(context: Context) -> int:
-    from rpcsvc.transport.cli_explain import explain  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.transport.cli.explain import explain  # noqa: PLC0415 - help needs none of it
 
     return explain(context)
 
@@ -134,7 +134,7 @@ def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
     """Books first, nodes after: the database is let go before anyone is waited for."""
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
     from rpcsvc.store.snapshot import snapshot  # noqa: PLC0415
-    from rpcsvc.transport.cli_nodes import look_at_all, recorded_wallets  # noqa: PLC0415
+    from rpcsvc.transport.cli.nodes import look_at_all, recorded_wallets  # noqa: PLC0415
 
     try:
         with snapshot(settings.data_dir) as taken:

@@ -21,9 +21,9 @@ from rpcsvc.settlement.onchain.monero_link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
-from rpcsvc.transport.cli_context import OK, Context, UsageError
-from rpcsvc.transport.cli_operator import onchain_settings
-from rpcsvc.transport.cli_owner import with_database
+from rpcsvc.transport.cli.context import OK, Context, UsageError
+from rpcsvc.transport.cli.operator import onchain_settings
+from rpcsvc.transport.cli.owner import with_database
 
 
 def skip_addresses(context: Context) -> int:

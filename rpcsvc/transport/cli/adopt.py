@@ -30,9 +30,9 @@ from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database, StoreConflict
-from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli_operator import onchain_settings
-from rpcsvc.transport.cli_owner import with_database
+from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli.operator import onchain_settings
+from rpcsvc.transport.cli.owner import with_database
 
 
 def adopt(context: Context) -> int:

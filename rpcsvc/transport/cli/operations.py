@@ -1,6 +1,6 @@
 """One command for each operation of the table, with an option for each of its inputs.
 
-What does not live here: carrying one out (cli_call.py), the other commands (cli.py).
+What does not live here: carrying one out (call.py), the other commands (main.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.transport.cli_call import FIELD, run_operation
-from rpcsvc.transport.cli_context import Json
-from rpcsvc.transport.cli_options import Once, add_common, add_target
+from rpcsvc.transport.cli.call import FIELD, run_operation
+from rpcsvc.transport.cli.context import Json
+from rpcsvc.transport.cli.options import Once, add_common, add_target
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 

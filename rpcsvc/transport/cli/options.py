@@ -1,7 +1,7 @@
 """Options that several commands of the CLI have.
 
 What does not live here: options of a single command (where that is), what comes of them
-(cli_context.py).
+(context.py).
 """
 
 from __future__ import annotations

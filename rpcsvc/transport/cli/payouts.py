@@ -4,7 +4,7 @@
 guard.py), with or without a running service. ``retry`` asks the running service to try a transfer
 now instead of after its pause; it signs nothing. ``adopt`` is for a restored database, while no
 service runs. What does not live here: the reading (store/operator_books.py), the request's way
-into the service (orders/retries.py), adopting (cli_adopt.py).
+into the service (orders/retries.py), adopting (adopt.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli_operator import (
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.operator import (
     is_running,
     onchain_settings,
     operator_books,
@@ -241,7 +241,7 @@ def _retry(context: Context) -> int:
 
 
 def _adopt(context: Context) -> int:
-    from rpcsvc.transport.cli_adopt import adopt  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.transport.cli.adopt import adopt  # noqa: PLC0415 - help needs none of it
 
     return adopt(context)
 

@@ -11,8 +11,8 @@ import http.client
 import sys
 from typing import Any, Final
 
-from rpcsvc.transport.cli_client import Unreachable, find_endpoint
-from rpcsvc.transport.cli_context import FAILED, OK, Context
+from rpcsvc.transport.cli.client import Unreachable, find_endpoint
+from rpcsvc.transport.cli.context import FAILED, OK, Context
 
 _PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
 

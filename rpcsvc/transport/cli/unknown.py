@@ -1,6 +1,6 @@
 """What to say of an option that a command does not have: the nearest one that it has.
 
-What does not live here: which options there are (cli.py and the modules of the commands).
+What does not live here: which options there are (main.py and the modules of the commands).
 """
 
 from __future__ import annotations

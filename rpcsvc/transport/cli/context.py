@@ -1,6 +1,6 @@
 """What every command of the CLI gets and answers: its context, its errors, its exit statuses.
 
-What does not live here: the commands (cli.py) and the calls (cli_call.py).
+What does not live here: the commands (main.py) and the calls (call.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rpcsvc.settings_plain import plain_data_dir
-from rpcsvc.transport.cli_client import Unreachable
+from rpcsvc.transport.cli.client import Unreachable
 
 if TYPE_CHECKING:
     from rpcsvc.operations.local import LocalService

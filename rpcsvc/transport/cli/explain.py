@@ -28,9 +28,9 @@ from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.operator_books import OperatorBooks
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli_operator import onchain_settings, operator_books
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.transport.cli.operator import onchain_settings, operator_books
 
 # More than there is of any coin.
 _MOST_WEI: Final = 1 << 96

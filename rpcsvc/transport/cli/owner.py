@@ -1,7 +1,7 @@
 """What the operator's commands share that change the database while no service runs.
 
 It imports the engine's packages, so that only commands which need them import this module. What
-does not live here: the commands (cli_adopt.py, cli_skip.py).
+does not live here: the commands (adopt.py, skip.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm_link import Refused as NodeRefused
 from rpcsvc.settlement.onchain.monero_link import Refused as WalletRefused
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import UsageError, opening
-from rpcsvc.transport.cli_operator import is_running
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import UsageError, opening
+from rpcsvc.transport.cli.operator import is_running
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person.
 
-What does not live here: whether the swaps go to a server or run in this process (cli.py).
+What does not live here: whether the swaps go to a server or run in this process (main.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
-from rpcsvc.transport.cli_client import Endpoint, call_rpc
+from rpcsvc.transport.cli.client import Endpoint, call_rpc
 
 POLLS = 60
 PAUSE_SECONDS = 0.25

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli_operator import onchain_settings, print_json, print_table
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.operator import onchain_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from rpcsvc.audit.records import Difference, Explained, Report

@@ -1,7 +1,7 @@
 """Where a CLI call goes: a URL, or the socket of a server on this data directory; and the call.
 
 Plain http.client: an HTTP library takes longer to import than a whole call over the socket takes.
-What does not live here: which calls there are (cli_call.py), running one in this process.
+What does not live here: which calls there are (call.py), running one in this process.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rpcsvc.errors import InvalidJson, ServiceError
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.strict_json import loads
 
 Common = Callable[[argparse.ArgumentParser], None]

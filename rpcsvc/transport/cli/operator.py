@@ -1,7 +1,7 @@
 """What the operator's commands share: which engine there must be, what runs, how a table looks.
 
-What does not live here: the commands (cli_onchain.py, cli_treasury.py, cli_payouts.py,
-cli_refund.py).
+What does not live here: the commands (onchain.py, treasury.py, payouts.py,
+refund.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rpcsvc.transport.cli_client import socket_endpoint
-from rpcsvc.transport.cli_context import Context, Json, UsageError
+from rpcsvc.transport.cli.client import socket_endpoint
+from rpcsvc.transport.cli.context import Context, Json, UsageError
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings

@@ -20,8 +20,8 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from rpcsvc.errors import InvalidJson
-from rpcsvc.transport.cli_client import Unreachable
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.strict_json import loads
 
 JWKS_PATH: Final = "/.well-known/jwks.json"

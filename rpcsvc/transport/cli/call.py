@@ -1,7 +1,7 @@
 """Carrying out one operation from the command line: inputs, memory, the call, the answer.
 
-What does not live here: which options there are (cli.py), how a call reaches a server
-(cli_client.py), the file that remembers (cli_state.py).
+What does not live here: which options there are (main.py), how a call reaches a server
+(client.py), the file that remembers (state.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.table import Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
-from rpcsvc.transport.cli_client import call_rpc, find_endpoint
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, in_process
-from rpcsvc.transport.cli_state import CliState, load_state, save_state
+from rpcsvc.transport.cli.client import call_rpc, find_endpoint
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
+from rpcsvc.transport.cli.state import CliState, load_state, save_state
 
 FIELD: Final = "field_"
 IDEMPOTENCY_KEY: Final = "idempotency-key"

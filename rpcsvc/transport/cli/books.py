@@ -16,7 +16,7 @@ from rpcsvc.clock import SystemClock, iso8601
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.ids import system_random
-from rpcsvc.transport.cli_context import OK, Context, Json, UsageError
+from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
 
 Common = Callable[[argparse.ArgumentParser], None]
 KEY_BYTES = 24
@@ -40,7 +40,10 @@ def add_books(commands: Any, common: Common) -> None:
     relays.set_defaults(command=_relays)
     closing = relays.add_subparsers(metavar="ACTION")
     over = "end one that was looked up: it was not made there, or will never be paid"
-    close = closing.add_parser("close", help=over, description=over)
+    # What was given before the action holds, too.
+    close = closing.add_parser(
+        "close", help=over, description=over, argument_default=argparse.SUPPRESS
+    )
     common(close)
     close.add_argument("order_id", metavar="ORDER_ID")
     close.add_argument(

@@ -19,9 +19,9 @@ from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.errors import InputError
 from rpcsvc.ids import request_id, system_random
-from rpcsvc.transport.cli_client import call_rpc, socket_endpoint
-from rpcsvc.transport.cli_context import FAILED, OK, Context, Json, UsageError, in_process
-from rpcsvc.transport.cli_operator import operator_books
+from rpcsvc.transport.cli.client import call_rpc, socket_endpoint
+from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
+from rpcsvc.transport.cli.operator import operator_books
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
