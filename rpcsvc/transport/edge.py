@@ -2,6 +2,7 @@
 
     a preflight request is answered (cors.py), or the handler is asked
     what it raises becomes a response (http.Refusals)
+    the response says who serves it, without the versions that aiohttp would tell
     pages of other origins are let in where they may be (cors.py)
     the response is signed over its bytes and the request (sealing.py, docs/signing.md)
 
@@ -10,14 +11,16 @@ What does not live here: what each of these does.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from rpcsvc.signing import ResponseSigner
 from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
 from rpcsvc.transport.sealing import Sealer
+
+_SERVER: Final = "rpcsvc"
 
 
 def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_bytes: int) -> Any:
@@ -35,6 +38,7 @@ def edge(refusals: Refusals, cors: Cors, signer: ResponseSigner | None, *, body_
             response = cors.preflight(request) or await handler(request)
         except Exception as error:  # noqa: BLE001 - it is answered for, and logged
             response = refusals.answer(request, error)
+        response.headers[hdrs.SERVER] = _SERVER
         cors.open(request, response)
         if sealer is not None:
             asked = request.get(BODY)

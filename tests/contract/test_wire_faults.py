@@ -146,6 +146,18 @@ async def test_the_other_methods_are_told_which_one_is_allowed(served: Served) -
     assert (await served.client.head("/health")).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/livez"), ("GET", "/no/such"), ("GET", "/openapi.json"), ("POST", "/rpc"),
+     ("POST", CREATE), ("PUT", "/health")],
+)  # fmt: skip
+async def test_no_response_tells_the_versions_that_answer(
+    served: Served, method: str, path: str
+) -> None:
+    answer = await served.client.request(method, path, data=b"{", headers=JSON)
+    assert answer.headers["server"] == "rpcsvc"
+
+
 async def test_a_fault_of_the_service_tells_nothing_of_itself(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
