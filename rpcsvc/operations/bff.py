@@ -53,8 +53,8 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.lessons import combined
-from rpcsvc.operations.models import SupportParams
 from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service

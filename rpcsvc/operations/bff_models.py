@@ -12,14 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain import twap
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.operations.models import (
-    OrderId,
-    Params,
-    SessionId,
-    Time,
-    Units,
-    View,
-)
+from rpcsvc.operations.models import Time, Units, View
+from rpcsvc.operations.params import OrderId, Params, SessionId
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.operations import bff, bff_models, bridge, bridge_models
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.models import Params
+from rpcsvc.operations.params import Params
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.table import Effect

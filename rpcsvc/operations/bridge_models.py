@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
-from rpcsvc.operations.models import OrderId, Params, Time, Units, View
+from rpcsvc.operations.models import Time, Units, View
+from rpcsvc.operations.params import OrderId, Params
 
 
 class BridgeParams(Params):

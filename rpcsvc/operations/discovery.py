@@ -10,7 +10,7 @@ from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
-from rpcsvc.operations.models import NoParams
+from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service

@@ -15,7 +15,7 @@ import structlog
 from rpcsvc.errors import InternalError, ServiceError
 from rpcsvc.operations.envelope import Reply, code_of, failure, finish, flat_failure, head
 from rpcsvc.operations.inputs import parse_params, read_key
-from rpcsvc.operations.models import Params
+from rpcsvc.operations.params import Params
 from rpcsvc.operations.results import NO_SESSION, Flat, Stored, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.table import Effect

@@ -29,7 +29,7 @@ from rpcsvc.errors import (
     VerificationFailed,
 )
 from rpcsvc.operations.lessons import HINTS, combined, problems_of
-from rpcsvc.operations.models import ORDER_ID_PATTERN, UUID_PATTERN, Params
+from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params
 from rpcsvc.operations.service import Service
 
 P = TypeVar("P", bound=Params)

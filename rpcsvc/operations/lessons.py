@@ -16,7 +16,7 @@ from rpcsvc.domain.money import parse_amount
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import InputError, InputErrors, InvalidInput, MissingInput, UnsupportedDirection
-from rpcsvc.operations.models import Params
+from rpcsvc.operations.params import Params
 from rpcsvc.settlement.sandbox.controls import FaultKind
 
 # An answer to thousands of unknown properties would be many times their size.

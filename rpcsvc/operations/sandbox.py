@@ -10,7 +10,7 @@ from rpcsvc.errors import InvalidInput, Unavailable
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_order_id
 from rpcsvc.operations.lessons import missing
-from rpcsvc.operations.models import FaultParams, FundParams
+from rpcsvc.operations.params import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_any_order, look_again
 from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxControls

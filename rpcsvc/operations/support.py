@@ -16,7 +16,7 @@ from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
-from rpcsvc.operations.models import SupportParams
+from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.results import with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import look_again

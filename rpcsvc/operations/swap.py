@@ -21,8 +21,8 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.lessons import HINTS, combined, missing
-from rpcsvc.operations.models import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, with_session

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rpcsvc.operations import discovery, models, sandbox, support, swap
+from rpcsvc.operations import discovery, models, params, sandbox, support, swap
 from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Call, Service
@@ -45,7 +45,7 @@ class Operation:
 
     name: str
     summary: str
-    params: type[models.Params]
+    params: type[params.Params]
     result: type[models.Result]
     handler: Handler
     effect: Effect
@@ -81,7 +81,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="capabilities",
         summary="What the service can do: chains, directions, limits, policy.",
-        params=models.NoParams,
+        params=params.NoParams,
         result=models.CapabilitiesResult,
         handler=discovery.capabilities,
         effect=Effect.READ,
@@ -92,7 +92,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="schemas",
         summary="JSON Schemas of every operation's params and result.",
-        params=models.NoParams,
+        params=params.NoParams,
         result=models.SchemasResult,
         handler=discovery.schemas,
         effect=Effect.READ,
@@ -103,7 +103,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="swap.plan",
         summary="Validate what is known of a swap and name what is missing.",
-        params=models.PlanParams,
+        params=params.PlanParams,
         result=models.PlanResult,
         handler=swap.plan,
         effect=Effect.READ,
@@ -120,7 +120,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="swap.quote",
         summary="Price an amount at the current rate.",
-        params=models.QuoteParams,
+        params=params.QuoteParams,
         result=models.QuoteResult,
         handler=swap.quote,
         effect=Effect.READ,
@@ -132,7 +132,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="swap.create",
         summary="Create an order and get its funding instructions.",
-        params=models.SwapParams,
+        params=params.SwapParams,
         result=models.OrderResult,
         handler=swap.create,
         effect=Effect.MOVES_MONEY,
@@ -149,7 +149,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="swap.execute",
         summary="Quote and create in one call.",
-        params=models.SwapParams,
+        params=params.SwapParams,
         result=models.OrderResult,
         handler=swap.execute,
         effect=Effect.MOVES_MONEY,
@@ -169,7 +169,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="swap.status",
         summary="An order as it stands.",
-        params=models.StatusParams,
+        params=params.StatusParams,
         result=models.StatusResult,
         handler=swap.status,
         effect=Effect.READ,
@@ -184,7 +184,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="support.create",
         summary="Open a support ticket, or give a refund address.",
-        params=models.SupportParams,
+        params=params.SupportParams,
         result=models.SupportResult,
         handler=support.create_ticket,
         effect=Effect.WRITE,
@@ -200,7 +200,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="sandbox.fund",
         summary="Sandbox: send a simulated deposit to an order.",
-        params=models.FundParams,
+        params=params.FundParams,
         result=models.FundResult,
         handler=sandbox.fund,
         effect=Effect.MOVES_MONEY,
@@ -213,7 +213,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="sandbox.fault",
         summary="Sandbox: provoke a fault, move the clock, change the rate.",
-        params=models.FaultParams,
+        params=params.FaultParams,
         result=models.FaultResult,
         handler=sandbox.fault,
         effect=Effect.WRITE,

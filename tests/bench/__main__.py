@@ -35,7 +35,7 @@ from tests.bench.watching import Watching
 
 RESULTS = Path("bench-results")
 CONNECTIONS = (16, 64)
-ROUND_SECONDS = 1.0  # about; what is compared is measured so soon after each other
+ROUND_SECONDS = 0.5  # about; what is compared is measured so soon after each other
 CHAIN_ROUNDS = 2  # on real daemons each period begins with a new process and store
 READY_SECONDS = 120.0  # a store of a million orders may take a while to open
 START_SECONDS = 20.0
@@ -65,7 +65,7 @@ class Plan:
 
 FULL = Plan(
     seconds=4.0,
-    warm_up=0.3,
+    warm_up=0.2,
     small=1_000,
     base=100_000,
     large=1_000_000,

@@ -19,7 +19,7 @@ from rpcsvc.domain.integrators import Integrators, parse_integrators
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations import bff_models, bridge_models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.models import Params
+from rpcsvc.operations.params import Params
 from rpcsvc.store.books import integrator_fees
 from rpcsvc.transport.openapi import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of

@@ -1,4 +1,4 @@
-"""``rpcsvc audit``: recompute every order and wallet from the chains and a copy of the database.
+"""``rpcsvc audit``: recompute every order and wallet from the chains and one state of the database.
 
 It changes nothing and may run beside a server. Exit status: 0 all agrees, 1 it does not, 3 a node
 can't be asked. What does not live here: reading and comparing (rpcsvc/audit).

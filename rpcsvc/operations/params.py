@@ -1,0 +1,139 @@
+"""Params of the operations as pydantic models: they validate, and give the schemas.
+
+They are strict: no coercion, no unknown properties (spec 2.3, 4.1). ``None`` stands for an optional
+property that was left out or sent as null. What does not live here: what an amount, a chain or an
+address must be (inputs.py, where the message can teach), results (models.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from rpcsvc.domain.money import LONGEST_AMOUNT
+from rpcsvc.settlement.sandbox.controls import FaultKind
+
+UUID_PATTERN = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
+AMOUNT_PATTERN = r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"
+
+Direction = Annotated[
+    Literal["x2u", "u2x"],
+    Field(description="x2u sends XMR and receives USDC; u2x sends USDC and receives XMR."),
+]
+# The bounds are for readers of the schema: what is no chain's number is refused in inputs.py.
+ChainNumber = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 2**53 - 1})]
+ChainName = Annotated[
+    str | ChainNumber,
+    Field(description="The USDC side: chain name, alias or number, as capabilities list them."),
+]
+Amount = Annotated[
+    str,
+    Field(
+        description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x.",
+        json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
+    ),
+]
+Destination = Annotated[
+    str,
+    Field(description="Where the payout goes: an EVM address for x2u, a Monero address for u2x."),
+]
+SessionId = Annotated[
+    str,
+    Field(
+        description="A UUID that ties the agent's calls together.",
+        json_schema_extra={"format": "uuid"},
+    ),
+]
+OrderId = Annotated[
+    str, Field(description="The order's id.", json_schema_extra={"pattern": ORDER_ID_PATTERN})
+]
+
+
+class Params(BaseModel):
+    """Params of an operation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+
+
+class NoParams(Params):
+    """An operation that takes nothing."""
+
+
+class PlanParams(Params):
+    """What is known of a swap so far: every field may be left out (spec 2.3)."""
+
+    model_config = ConfigDict(title="PlanRequest")
+
+    direction: Direction | None = None
+    chain: ChainName | None = None
+    amount: Amount | None = None
+    to: Destination | None = None
+    has_funds: bool | None = None
+
+
+class QuoteParams(Params):
+    """An amount to price (spec 2.3)."""
+
+    model_config = ConfigDict(title="SwapRequestBase")
+
+    direction: Direction
+    chain: ChainName
+    amount: Amount
+
+
+class SwapParams(QuoteParams):
+    """An order to make (spec 2.3)."""
+
+    model_config = ConfigDict(title="SwapRequest")
+
+    to: Destination
+    session_id: SessionId | None = None
+
+
+class StatusParams(Params):
+    """Which order, and optionally the destination that it must have."""
+
+    order_id: OrderId
+    verify: (
+        Annotated[str, Field(description="The order's destination, if it is to be checked.")] | None
+    ) = None
+
+
+class SupportParams(Params):
+    """A ticket to open (spec 2.3). With the order's own sessionId, walletAddress sets where a
+    refund goes that waits for an address.
+    """
+
+    model_config = ConfigDict(title="SupportRequest")
+
+    message: Annotated[str, Field(min_length=1, max_length=8000)]
+    category: Annotated[str, Field(min_length=1, max_length=64)] = "agent"
+    order_id: OrderId | None = None
+    session_id: SessionId | None = None
+    wallet_address: Annotated[str, Field(max_length=256)] | None = None
+
+
+class FundParams(Params):
+    """A simulated deposit; ``amount`` is what is still due if left out."""
+
+    model_config = ConfigDict(title="FundRequest")
+
+    order_id: OrderId
+    amount: Amount | None = None
+
+
+class FaultParams(Params):
+    """A simulated fault."""
+
+    model_config = ConfigDict(title="FaultRequest")
+
+    fault: Annotated[
+        Literal[tuple(kind.value for kind in FaultKind)],  # type: ignore[valid-type] # from one list
+        Field(description="What goes wrong."),
+    ]
+    order_id: OrderId | None = None
+    seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    rate: Annotated[str, Field(description="USDC per XMR, for set_rate.")] | None = None
