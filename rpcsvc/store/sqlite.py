@@ -42,6 +42,8 @@ BUSY_TIMEOUT_MS = 2_000
 PROBE_SECONDS = 0.5
 # How long what others wrote may stay unseen: a read that begins later sees it.
 SNAPSHOT_SECONDS = 1.0
+# How much of the file reads go through a mapping for: a store that memory holds, and no larger one.
+MAPPED_BYTES = 1 << 30
 MAX_GROUP = 512
 MAX_ROWS = 64
 
@@ -379,6 +381,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, cached_statements=256
     )
     reader.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    reader.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
     return reader
 
 
