@@ -303,8 +303,9 @@ def close_claim(data_dir: Path, order_id: str, reason: str) -> bool:
     Nobody was told a deposit address, so no money can be on its way. Raises BooksUnreadable.
     """
     # One that is being called is "claimed" and not touched; one called again since settles itself.
-    sql = "UPDATE relays SET state = 'refused', reason = ? WHERE order_id = ? AND state = ?"
-    return _write(data_dir, sql, (reason, order_id, RelayState.RECONCILING.value))
+    sql = "UPDATE relays SET state = ?, reason = ? WHERE order_id = ? AND state = ?"
+    before, after = RelayState.RECONCILING.value, RelayState.REFUSED.value
+    return _write(data_dir, sql, (after, reason, order_id, before))
 
 
 def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:

@@ -42,7 +42,7 @@ BUSY_TIMEOUT_MS = 2_000
 PROBE_SECONDS = 0.5
 # How long what others wrote may stay unseen: a read that begins later sees it.
 SNAPSHOT_SECONDS = 1.0
-# How much of the file reads go through a mapping for: a store that memory holds, and no larger one.
+# Reads of so much of the file go through a mapping: a store that memory holds (docs/adr/0002).
 MAPPED_BYTES = 1 << 30
 MAX_GROUP = 512
 MAX_ROWS = 64
