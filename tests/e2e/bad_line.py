@@ -28,15 +28,32 @@ class BadLine:
         self.met: Counter[str] = Counter()
         self.port = 0
         self._random = random.Random(seed)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def take(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        """Carry a connection beside the others; ``hang_up`` ends those that are left."""
+        call = asyncio.create_task(self.carry(near, back))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def hang_up(self) -> None:
+        """End every connection: none may outlive the loop."""
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls)
 
     async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         """One connection, from its first byte to its end."""
         bad = self._random.random() < self.rate
         mishap = self._random.choice(MISHAPS) if bad else "none"
         self.met[mishap] += 1
-        with contextlib.suppress(ConnectionError):
-            await self._carry(near, back, mishap)
-        back.close()
+        try:
+            # A caller that is killed or gives up leaves half a request.
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                await self._carry(near, back, mishap)
+        finally:
+            back.close()
 
     async def _carry(
         self, near: asyncio.StreamReader, back: asyncio.StreamWriter, mishap: str
@@ -69,12 +86,14 @@ class BadLine:
     async def _asked(self, request: bytes) -> bytes:
         """What the far side answers; it closes when it has."""
         far, there = await asyncio.open_connection("127.0.0.1", self.target)
-        there.write(request)
-        answer = b""
-        while chunk := await far.read(CHUNK):
-            answer += chunk
-        there.close()
-        return answer
+        try:
+            there.write(request)
+            answer = b""
+            while chunk := await far.read(CHUNK):
+                answer += chunk
+            return answer
+        finally:
+            there.close()
 
 
 async def _request(near: asyncio.StreamReader) -> bytes:
@@ -91,7 +110,10 @@ async def _request(near: asyncio.StreamReader) -> bytes:
 async def bad_line(target: int, *, seed: int, rate: float) -> AsyncIterator[BadLine]:
     """A line to ``target``, a port of this machine, as long as the block lasts."""
     line = BadLine(target, seed, rate)
-    server = await asyncio.start_server(line.carry, "127.0.0.1", 0)
+    server = await asyncio.start_server(line.take, "127.0.0.1", 0)
     line.port = server.sockets[0].getsockname()[1]
-    async with server:
-        yield line
+    try:
+        async with server:
+            yield line
+    finally:
+        await line.hang_up()
