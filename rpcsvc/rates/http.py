@@ -13,7 +13,7 @@ import asyncio
 import json
 import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -100,10 +100,7 @@ def _index(token: str) -> int:
 def _units(value: Any) -> int:
     if not isinstance(value, str) or not _NUMBER.fullmatch(value):
         raise RateUnreadable(f"not a plain decimal number: {str(value)[:_SHOWN]!r}")
-    try:
-        price = Decimal(value)
-    except InvalidOperation as error:  # pragma: no cover - the pattern lets none through
-        raise RateUnreadable("not a number") from error
+    price = Decimal(value)
     if not 0 < price <= _HIGHEST:
         raise RateUnreadable(f"not a possible price: {value}")
     units = int(price.scaleb(USDC.decimals))

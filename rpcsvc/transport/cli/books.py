@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rpcsvc.clock import SystemClock, iso8601
@@ -58,13 +59,11 @@ def _new_key(_context: Context) -> int:
 
 
 def _report(context: Context) -> int:
-    from rpcsvc.store.books import BooksUnreadable, integrator_fees  # noqa: PLC0415
+    from rpcsvc.store.books import integrator_fees  # noqa: PLC0415 - help needs none of it
 
     assets = {asset.symbol: asset for asset in (XMR, USDC)}
-    try:
+    with _usable_books():
         found = integrator_fees(context.settings().data_dir)
-    except BooksUnreadable as error:
-        raise UsageError(str(error)) from error
     return _print(
         {
             "fees": [
@@ -81,12 +80,10 @@ def _report(context: Context) -> int:
 
 
 def _relays(context: Context) -> int:
-    from rpcsvc.store.books import BooksUnreadable, doubts  # noqa: PLC0415
+    from rpcsvc.store.books import doubts  # noqa: PLC0415 - as above
 
-    try:
+    with _usable_books():
         found = doubts(context.settings().data_dir)
-    except BooksUnreadable as error:
-        raise UsageError(str(error)) from error
     return _print(
         {
             "inDoubt": [
@@ -103,22 +100,31 @@ def _relays(context: Context) -> int:
 
 
 def _close(context: Context) -> int:
-    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
-    from rpcsvc.store.operator_books import close_claim  # noqa: PLC0415
+    from rpcsvc.store.operator_books import close_claim  # noqa: PLC0415 - as above
 
     order_id, note = context.options.order_id, " ".join(context.options.note.split())
     if not note:
         raise UsageError("--note must say what was found: it is all that the books will tell.")
     reason = f"closed by the operator at {iso8601(SystemClock().now_ms())}: {note}"
+    with _usable_books():
+        is_closed = close_claim(context.settings().data_dir, order_id, reason)
+    if not is_closed:
+        raise UsageError(
+            f"no upstream order {order_id[:60]} is in doubt. rpcsvc relays lists those;"
+            " one whose call is still under way can't be closed."
+        )
+    return _print({"closed": {"orderId": order_id, "reason": reason}})
+
+
+@contextmanager
+def _usable_books() -> Iterator[None]:
+    """Books that can't be read or written are told as a wrong use, in a line."""
+    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415 - as above
+
     try:
-        if not close_claim(context.settings().data_dir, order_id, reason):
-            raise UsageError(
-                f"no upstream order {order_id[:60]} is in doubt. rpcsvc relays lists those;"
-                " one whose call is still under way can't be closed."
-            )
+        yield
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
-    return _print({"closed": {"orderId": order_id, "reason": reason}})
 
 
 def _print(value: Json) -> int:
