@@ -1,7 +1,7 @@
 """The composition root's part for the engine onchain: wallets, rates, and the auditor beside them.
 
 A module of its own, since no other engine needs what it imports: app.py imports it late. The
-packages of the extra ``onchain`` come later still, when a key is first needed (keys.py).
+packages of the extra ``onchain`` come later still, when a key is first needed (evm/keys.py).
 What does not live here: anything that decides or computes.
 """
 
@@ -19,8 +19,8 @@ from rpcsvc.orders.promises import Promises
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.evm_link import Refused
-from rpcsvc.settlement.onchain.evm_side import Ledgers
+from rpcsvc.settlement.onchain.evm.link import Refused
+from rpcsvc.settlement.onchain.evm.side import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from rpcsvc.settlement.onchain.evm import Block, EvmClient, Receipt
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 # Questions under way at once.
 _AT_ONCE: Final = 8

@@ -16,10 +16,10 @@ from typing import Any, Final
 from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
 from rpcsvc.audit.records import Books, Ether, EvmFacts, Move, Opening, PaymentEntry, Watched
 from rpcsvc.audit.unfit import ChainMoved, Unfit
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, TooLarge
-from rpcsvc.settlement.onchain.evm import WIDEST_LOG_RANGE, Block, Call, EvmClient, Tag
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 _GET_LOGS: Final = "eth_getLogs"
 _MOST_ADDRESSES: Final = 500

@@ -25,10 +25,10 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, parse_json
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import WalletCode
-from rpcsvc.settlement.onchain.monerod import BlockHeader, MonerodClient
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 # Blocks per list: of a busy wallet that is a second's work, and less from then on.
 _WINDOW: Final = 1 << 12

@@ -9,7 +9,7 @@ import orjson
 
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     CursorMove,
     EvmAddress,
     EvmCursor,
@@ -66,7 +66,7 @@ _FORGET_CURSORS = (
 
 
 class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
-    """The EvmDepositLedger port (settlement/onchain/evm_deposit_ledger.py) over a Database."""
+    """The EvmDepositLedger port (settlement/onchain/evm/deposit_ledger.py) over a Database."""
 
     # --- mnemonic and addresses ----------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.settlement.onchain.evm_payment_ledger import (
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
@@ -72,7 +72,7 @@ _UNSWEPT_OF: Final = (
 
 
 class SqliteEvmPaymentLedger(TransferStates):
-    """The EvmPaymentLedger port (settlement/onchain/evm_payment_ledger.py) over a Database."""
+    """The EvmPaymentLedger port (settlement/onchain/evm/payment_ledger.py) over a Database."""
 
     # --- payments ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero_ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
     Payee,
@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Purpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.sqlite import Statement
 from rpcsvc.store.transfer_states import TransferStates
 
@@ -74,7 +74,7 @@ _FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
 
 
 class SqliteMoneroLedger(TransferStates):
-    """The MoneroLedger port (settlement/onchain/monero_ledger.py) over a Database."""
+    """The MoneroLedger port (settlement/onchain/monero/ledger.py) over a Database."""
 
     # --- wallet and addresses ------------------------------------------------------------------
 

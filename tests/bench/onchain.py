@@ -28,7 +28,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settings import Settings, SettingsError, load_settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.evm import EvmClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.bench import driver, seeding
 from tests.bench.driver import HOST, Measurement, Server
 from tests.bench.report import Ratio, Report, Scenario

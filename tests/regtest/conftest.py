@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.regtest.daemons import (
     Anvil,
     Miner,

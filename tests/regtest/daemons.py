@@ -27,10 +27,10 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     NotSent,
     RpcFailure,
 )
-from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination, TransferKind
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
 from tests.e2e.processes import PATIENCE_SECONDS, free_port, until
 
 TOOLS: Final = Path(__file__).parents[2] / "tools" / "regtest"

@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Server, until
 from tests.regtest.daemons import Anvil, Miner, Monerod, WalletRpc, missing, new_wallet
 from tests.regtest.exchange import (

@@ -18,14 +18,14 @@ from aiohttp import ClientSession, web
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
-from rpcsvc.settlement.onchain.evm import EvmClient, Submission
-from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.keys import HdKeys, SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Submission
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import mined

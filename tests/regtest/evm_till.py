@@ -14,15 +14,15 @@ from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import Outcome, Verdict
-from rpcsvc.settlement.onchain.evm import EvmClient, Receipt
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_nonces import EvmNonces
-from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork
-from rpcsvc.settlement.onchain.evm_payment_ledger import EvmPayment, PaymentState
-from rpcsvc.settlement.onchain.evm_payments import EvmPayments
-from rpcsvc.settlement.onchain.evm_sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.keys import HdKeys
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement

@@ -18,11 +18,11 @@ from typing import Any, Final
 import orjson
 
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
-from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, create_mnemonic, read_mnemonic
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, create_mnemonic, read_mnemonic
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Crash, Server, send, server, until
@@ -145,7 +145,7 @@ class Exchange:
         return txid
 
     async def _from_user(self, to: str, units: int) -> str:
-        from rpcsvc.settlement.onchain import usdc  # noqa: PLC0415
+        from rpcsvc.settlement.onchain.evm import usdc  # noqa: PLC0415
 
         await self.controls.impersonate(self.user.address)
         return await self.controls.send_from(

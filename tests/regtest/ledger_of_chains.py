@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import LogFilter, Receipt
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import OutputFilter, TransferKind, WalletCode
-from rpcsvc.settlement.onchain.monerod import Spent
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.node import LogFilter, Receipt
+from rpcsvc.settlement.onchain.monero.monerod import Spent
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import OutputFilter, TransferKind, WalletCode
 from tests.e2e.processes import until
 from tests.regtest.exchange import Exchange
 

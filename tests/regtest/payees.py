@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome, Verdict
-from rpcsvc.settlement.onchain.monero_wallet import MOST_DESTINATIONS, WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination, TransferKind
+from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, WalletRpc
 from tests.regtest.treasury import OPTIONS, XMR, Treasury, add_account, bank_of
 

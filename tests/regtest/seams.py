@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.evm_payment_ledger import Purpose as EvmPurpose
-from rpcsvc.settlement.onchain.evm_publisher import EvmPublisher
-from rpcsvc.settlement.onchain.monero_ledger import PaymentState, Purpose
-from rpcsvc.settlement.onchain.monero_payments import MoneroPayments
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.evm.payment_ledger import Purpose as EvmPurpose
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.monero.ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 import pytest
 
-from rpcsvc.settlement.onchain import usdc
+from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import until
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept

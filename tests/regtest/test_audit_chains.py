@@ -9,14 +9,14 @@ from rpcsvc.audit.monero_chain import MoneroReader
 from rpcsvc.audit.records import MONERO, Books, EvmFacts, MoneroFacts, PaymentEntry, Watched
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import Block, EvmClient
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
-from rpcsvc.settlement.onchain.keys import EvmSigner
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, mined
 from tests.regtest.token import Token
 

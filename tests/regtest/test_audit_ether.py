@@ -9,11 +9,11 @@ import pytest
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.records import Books, Ether, Opening, PaymentEntry, Watched
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import Submission
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.keys import EvmSigner, SignedTransaction, TransactionPlan
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined
 from tests.regtest.exchange import ETHER, XMR, Exchange, create, reaches

@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent, TimedOut, TooLarge
-from rpcsvc.settlement.onchain.evm import (
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm.node import (
     Call,
     EvmClient,
     LogFilter,
@@ -21,8 +22,7 @@ from rpcsvc.settlement.onchain.evm import (
     Tag,
     _submission,
 )
-from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.usdc import Authorization, Permit
+from rpcsvc.settlement.onchain.evm.usdc import Authorization, Permit
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token, deploy
 

@@ -12,10 +12,11 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain import evm_deposits, usdc
-from rpcsvc.settlement.onchain.evm import Submission
-from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmAddress
-from rpcsvc.settlement.onchain.keys import SignedTransaction
+from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
+from rpcsvc.settlement.onchain.evm.node import Submission
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_desk import (
     CONFIRMED,

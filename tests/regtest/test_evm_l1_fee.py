@@ -19,11 +19,11 @@ from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.evm_fees import with_l1_margin
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger

@@ -16,11 +16,11 @@ import pytest
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm import Submission, SubmissionResult, Tag
-from rpcsvc.settlement.onchain.evm_link import Refused
-from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.link import Refused
+from rpcsvc.settlement.onchain.evm.node import Submission, SubmissionResult, Tag
+from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,

@@ -14,10 +14,10 @@ import pytest
 
 from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.ports import Outcome
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import Receipt, Submission
-from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, Purpose
-from rpcsvc.settlement.onchain.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.node import Receipt, Submission
+from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,

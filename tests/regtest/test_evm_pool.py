@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.keys import SignedTransaction
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from tests.regtest.daemons import mined
 from tests.regtest.evm_desk import (
     ETHER,

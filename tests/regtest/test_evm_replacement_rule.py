@@ -15,12 +15,12 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
-from rpcsvc.settlement.onchain.evm import EvmTransaction, Submission, SubmissionResult
-from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX, EvmNetwork
-from rpcsvc.settlement.onchain.evm_payment_ledger import Attempt
-from rpcsvc.settlement.onchain.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
+from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (
     ETHER,

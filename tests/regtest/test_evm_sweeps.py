@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
-from rpcsvc.settlement.onchain.evm import EvmClient, SubmissionResult
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
-from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentState, SweepMethod
-from rpcsvc.settlement.onchain.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.node import EvmClient, SubmissionResult
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, SweepMethod
 from rpcsvc.store.sqlite import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (

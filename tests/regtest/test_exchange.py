@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Server
 from tests.regtest.daemons import WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, call, create, details, reaches

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Server, until

@@ -12,7 +12,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
-from rpcsvc.settlement.onchain.monero_wallet import MOST_DESTINATIONS
+from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from tests.regtest.daemons import Miner
 from tests.regtest.payees import Payee, pay, sent
 from tests.regtest.treasury import OPTIONS, XMR, Treasury, kill_wallet

@@ -17,8 +17,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     OutcomeUnknown,
     TimedOut,
 )
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import (
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import (
     Destination,
     OutputFilter,
     PreparedPayment,
@@ -27,7 +28,6 @@ from rpcsvc.settlement.onchain.monero_wallet_types import (
     WalletCode,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.monerod import MonerodClient, Spent, Submission
 from tests.e2e.processes import PATIENCE_SECONDS, until
 from tests.regtest.daemons import (
     SPENDABLE_AGE,

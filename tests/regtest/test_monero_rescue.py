@@ -8,8 +8,8 @@ import pytest
 
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero_ledger import PaymentState
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.ledger import PaymentState
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, settle
 from tests.regtest.treasury import OPTIONS, XMR, Treasury

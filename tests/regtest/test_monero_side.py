@@ -11,8 +11,8 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.monero_ledger import Threshold
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.ledger import Threshold
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.regtest.daemons import (
     SPENDABLE_AGE,
     Miner,

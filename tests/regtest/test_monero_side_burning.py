@@ -17,9 +17,9 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import PreparedPayment
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from tests.regtest.daemons import (
     WALLET_NAME,
     WALLET_PASSWORD,

@@ -18,9 +18,9 @@ from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
-from rpcsvc.settlement.onchain.monero_ledger import PaymentState
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.ledger import PaymentState
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.sqlite import StoreConflict
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, sent, settle

@@ -10,8 +10,8 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import until
 from tests.regtest.daemons import Miner, WalletRpc, new_wallet
 from tests.regtest.treasury import OPTIONS, XMR, Treasury, treasury

@@ -14,7 +14,7 @@ import pytest
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import parse_amount
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm import Call, EvmClient, LogFilter
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.node import Call, EvmClient, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 
 SOURCE: Final = Path(__file__).parent / "contracts" / "FiatToken.vy"

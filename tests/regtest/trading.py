@@ -15,9 +15,9 @@ from pathlib import Path
 import orjson
 
 from rpcsvc.ids import system_random
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.keys import EvmSigner
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.daemons import Anvil, Miner, WalletRpc, new_wallet
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches

@@ -17,16 +17,16 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero_ledger import (
+from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
     PaymentState,
     Threshold,
 )
-from rpcsvc.settlement.onchain.monero_side import MoneroSide
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Destination, PreparedPayment, WalletCode
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.side import MoneroSide
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc

@@ -10,15 +10,15 @@ from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
-from rpcsvc.settlement.onchain.evm import Block, EvmClient, Log, LogFilter, Receipt, Tag
-from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmAddress,
 )
-from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm_deposit_ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of

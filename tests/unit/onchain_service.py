@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from rpcsvc.settings import Settings, load_settings
-from rpcsvc.settlement.onchain.keys import create_mnemonic
+from rpcsvc.settlement.onchain.evm.keys import create_mnemonic
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from tests.e2e.processes import free_port
 

@@ -22,9 +22,9 @@ from rpcsvc.audit.records import (
     Report,
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
-from rpcsvc.settlement.onchain.evm import Block
+from rpcsvc.settlement.onchain.evm.node import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.monerod import BlockHeader
+from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.migrations import migrate
 from rpcsvc.store.sqlite import DATABASE_NAME

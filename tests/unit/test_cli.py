@@ -23,7 +23,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.keys import OnchainExtraMissing
+from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.store.migrations import NewerDatabase
 from rpcsvc.store.sqlite import DataDirInUse
 from rpcsvc.transport.cli.call import read_params

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.ids import system_random
+from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database, OwnerLock, Statement

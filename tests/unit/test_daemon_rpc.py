@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     OutcomeUnknown,
     TooLarge,
 )
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.e2e.processes import free_port
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rpcsvc.orders.ports import DepositSighting
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm_deposit_ledger import EvmAddress
-from rpcsvc.settlement.onchain.evm_deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.sandbox import HOUR_MS, Placed, Sandbox, sandbox
 from tests.unit.evm_chain import HOT, TOKEN, USER, Reader, txid_of

@@ -10,12 +10,12 @@ import pytest
 
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm_link import Refused
-from rpcsvc.settlement.onchain.evm_options import EvmOptions
-from rpcsvc.settlement.onchain.keys import HdKeys
-from rpcsvc.settlement.onchain.monero_ledger import WalletRecord
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.link import Refused
+from rpcsvc.settlement.onchain.evm.options import EvmOptions
+from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database

@@ -12,27 +12,27 @@ import pytest
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, bare_txid
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import Block, Log, Receipt
-from rpcsvc.settlement.onchain.evm_adoption import EvmAdoption
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_payment_ledger import PaymentOrder, PaymentState, Purpose
-from rpcsvc.settlement.onchain.evm_raw import signed_fields
-from rpcsvc.settlement.onchain.monero_adoption import MoneroAdoption
-from rpcsvc.settlement.onchain.monero_ledger import Payment
-from rpcsvc.settlement.onchain.monero_ledger import PaymentState as XmrState
-from rpcsvc.settlement.onchain.monero_ledger import Purpose as XmrPurpose
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
-from rpcsvc.settlement.onchain.monero_wallet_types import (
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.raw import signed_fields
+from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero.ledger import Payment
+from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState
+from rpcsvc.settlement.onchain.monero.ledger import Purpose as XmrPurpose
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
+from rpcsvc.settlement.onchain.monero.wallet_types import (
     PaymentCheck,
     SubaddressIndex,
     WalletCode,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind as ListedAs
-from rpcsvc.settlement.onchain.monerod import NodeBytes
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.evm_addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmAddress,
     EvmWallet,
 )
-from rpcsvc.settlement.onchain.evm_link import Refused
-from rpcsvc.settlement.onchain.evm_options import EvmOptions
-from rpcsvc.settlement.onchain.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.link import Refused
+from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm_deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     CursorMove,
     EvmAddress,
     EvmCursor,

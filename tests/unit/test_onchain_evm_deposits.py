@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain import evm_deposits
+from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (

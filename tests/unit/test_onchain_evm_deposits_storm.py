@@ -12,7 +12,7 @@ import pytest
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain import evm_deposits
+from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain import keys, usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, FeeData, Reverted, Tag
-from rpcsvc.settlement.onchain.evm_fees import GasPrice, with_l1_margin, with_margin
-from rpcsvc.settlement.onchain.evm_gas import EvmGas
-from rpcsvc.settlement.onchain.evm_l1_fee import GET_L1_FEE, L1Fee, l1_fee_call, unsigned
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
-from rpcsvc.settlement.onchain.evm_payment_ledger import (
+from rpcsvc.settlement.onchain.evm import keys, usdc
+from rpcsvc.settlement.onchain.evm.fees import GasPrice, with_l1_margin, with_margin
+from rpcsvc.settlement.onchain.evm.gas import EvmGas
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.l1_fee import GET_L1_FEE, L1Fee, l1_fee_call, unsigned
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, Call, EvmClient, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     EvmPayment,
     PaymentOrder,
     Purpose,
 )
-from rpcsvc.settlement.onchain.keys import TransactionPlan
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

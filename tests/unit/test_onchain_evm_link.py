@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
-from rpcsvc.settlement.onchain.evm import Block, Call, EvmClient, Tag
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 HEAD = Block(7, "0x" + "07" * 32, "0x" + "06" * 32, 1_800_000_000, 1)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm import FeeData
-from rpcsvc.settlement.onchain.evm_fees import (
+from rpcsvc.settlement.onchain.evm.fees import (
     GasPrice,
     first_price,
     is_too_low,
@@ -19,7 +18,8 @@ from rpcsvc.settlement.onchain.evm_fees import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm_payment_ledger import (
+from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
     LARGEST_STORED,
     Attempt,
     BlockPoint,
@@ -34,7 +34,7 @@ from rpcsvc.settlement.onchain.evm_payment_ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.settlement.onchain.evm_upkeep import Conditions
+from rpcsvc.settlement.onchain.evm.upkeep import Conditions
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
 

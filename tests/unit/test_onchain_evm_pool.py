@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.settlement.onchain import evm_pool, usdc
 from rpcsvc.settlement.onchain.daemon_rpc import (
     Answer,
     BadAnswer,
@@ -20,8 +19,10 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TimedOut,
     TooLarge,
 )
-from rpcsvc.settlement.onchain.evm_deposit_ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm_pool import pending_payments
+from rpcsvc.settlement.onchain.evm import pool as evm_pool
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.pool import pending_payments
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured
 from tests.unit.evm_chain import (

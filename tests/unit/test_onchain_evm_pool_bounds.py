@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.settlement.onchain import evm_pool
 from rpcsvc.settlement.onchain.daemon_rpc import Answer
-from rpcsvc.settlement.onchain.evm_deposit_ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm_pool import MOST_PER_ADDRESS, pending_payments
+from rpcsvc.settlement.onchain.evm import pool as evm_pool
+from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.pool import MOST_PER_ADDRESS, pending_payments
 from rpcsvc.store.onchain_evm_pool import _AWAITING, _IS_AWAITING
 from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of

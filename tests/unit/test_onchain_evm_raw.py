@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.evm_raw import rlp, signed_fields
-from rpcsvc.settlement.onchain.keys import EvmSigner, TransactionPlan
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
+from rpcsvc.settlement.onchain.evm.raw import rlp, signed_fields
 from tests.unit.evm_chain import TOKEN, USER
 
 GWEI = 10**9

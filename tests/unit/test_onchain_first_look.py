@@ -14,10 +14,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.first_look import PATIENCE_MS, FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
-from rpcsvc.settlement.onchain.monero_ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.first_look import PATIENCE_MS, FirstLook, MoneroOutgoing
+from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.sandbox import ManualClock

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain import keys
-from rpcsvc.settlement.onchain.keys import (
+from rpcsvc.settlement.onchain.evm import keys
+from rpcsvc.settlement.onchain.evm.keys import (
     EvmSigner,
     HdKeys,
     KeyFileRefused,
@@ -218,7 +218,7 @@ def test_the_module_loads_without_eth_account() -> None:
 def test_eth_account_does_not_raise_the_recursion_limit() -> None:
     code = (
         "import sys; before = sys.getrecursionlimit();"
-        "from rpcsvc.settlement.onchain.keys import HdKeys;"
+        "from rpcsvc.settlement.onchain.evm.keys import HdKeys;"
         f"HdKeys({WORDS!r}).address(0); assert 'eth_account' in sys.modules;"
         "sys.exit(sys.getrecursionlimit() != before)"
     )

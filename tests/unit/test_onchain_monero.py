@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero_deposits import is_timelocked
-from rpcsvc.settlement.onchain.monero_ledger import (
+from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
+from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
     MoneroOptions,
@@ -22,8 +22,8 @@ from rpcsvc.settlement.onchain.monero_ledger import (
     Threshold,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero_side import MoneroSide
-from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.settlement.onchain.monero.side import MoneroSide
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database, StoreConflict

@@ -11,11 +11,11 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
-from rpcsvc.settlement.onchain.monero_addresses import AddressPool
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero_link import Refused
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Subaddress, SubaddressIndex, WalletCode
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.link import Refused
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 

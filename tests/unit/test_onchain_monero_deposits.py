@@ -16,10 +16,11 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.settlement.onchain.monero_deposits import DepositScanner
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, Threshold, WalletRecord
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
-from rpcsvc.settlement.onchain.monero_wallet_types import (
+from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold, WalletRecord
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
     OutputFilter,
     Refreshed,
@@ -28,7 +29,6 @@ from rpcsvc.settlement.onchain.monero_wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.monerod import BlockHeader, NodeInfo, NodeTransaction
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured
@@ -225,7 +225,7 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     chain.mine(empty=9)
     node, wallet = Node(chain), Wallet(chain)
     made = Desk(chain, node, wallet, ledger, scanner(node, wallet, ledger))
-    made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero_deposit_proofs")
+    made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.deposit_proofs")
     await made.look()
     yield made
     await database.close()

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm_gas import HotBalances
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.gas import HotBalances
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound, XmrHeld
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.readiness import (
     Check,
     coins,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import WalletCode
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 ORDER = 2**252 + 27742317777372353535851937790883648493
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.evm_side import EvmSide, Ledgers
+from rpcsvc.settlement.onchain.evm.side import EvmSide, Ledgers
 from rpcsvc.settlement.onchain.foreign import Stray
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.migrations import migrate, scripts

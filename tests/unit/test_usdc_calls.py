@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.onchain import usdc
-from rpcsvc.settlement.onchain.usdc import WORD, Authorization, Signature
-from rpcsvc.settlement.onchain.usdc_calls import PayingCall, read_paying_call
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.usdc import WORD, Authorization, Signature
+from rpcsvc.settlement.onchain.evm.usdc_calls import PayingCall, read_paying_call
 
 addresses = st.binary(min_size=20, max_size=20).map(lambda raw: "0x" + raw.hex())
 words = st.integers(0, usdc.LARGEST_WORD)

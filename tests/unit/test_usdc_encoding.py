@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.settlement.onchain import keys, usdc
-from rpcsvc.settlement.onchain.usdc import Authorization, Domain, Permit, Signature
+from rpcsvc.settlement.onchain.evm import keys, usdc
+from rpcsvc.settlement.onchain.evm.usdc import Authorization, Domain, Permit, Signature
 
 eth_abi = pytest.importorskip("eth_abi", reason="needs the extra rpcsvc[onchain]")
 messages = keys._load("eth_account.messages")

@@ -2,7 +2,7 @@
 
 What both networks share: why a transaction is not taken for the payment of a transfer, and how
 the order is told of one that is. What does not live here: the proof that it is
-(monero_adoption.py, evm_adoption.py), the command (transport/cli/adopt.py).
+(monero/adoption.py, evm/adoption.py), the command (transport/cli/adopt.py).
 """
 
 from __future__ import annotations

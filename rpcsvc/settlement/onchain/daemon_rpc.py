@@ -13,8 +13,8 @@ Three ways to fail are kept apart, because they decide about money:
     +-- NodeError          its own error answer; even this is no proof that it did nothing
 
 A cancelled call is an unknown outcome too. Only reads are repeated here, never what may move
-money. What does not live here: what any method or field means (monerod.py,
-monero_wallet.py, evm.py).
+money. What does not live here: what any method or field means (monero/monerod.py,
+monero/wallet.py, evm/node.py).
 """
 
 from __future__ import annotations

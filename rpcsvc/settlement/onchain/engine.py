@@ -2,7 +2,7 @@
 
 Both sides together are a SettlementEngine (orders/ports.py): each call goes to the side whose
 asset or network it is about, and nothing leaves before the guard has let it pass.
-What does not live here: the sides (monero_side.py, evm_side.py), rates (rates/), the guard's
+What does not live here: the sides (monero/side.py, evm/side.py), rates (rates/), the guard's
 rules (guard.py).
 """
 
@@ -28,8 +28,8 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.first_look import FirstLook
 from rpcsvc.settlement.onchain.guard import PayoutGuard
+from rpcsvc.settlement.onchain.monero.first_look import FirstLook
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.settlement.onchain.side_watch import SideWatch
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.evm_gas import HotBalances
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.evm_link import Refused as TokenRefused
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
-from rpcsvc.settlement.onchain.monero_link import Refused as MoneroRefused
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import Output, WalletCode
+from rpcsvc.settlement.onchain.evm.gas import HotBalances
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.link import Refused as TokenRefused
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.link import Refused as MoneroRefused
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Output, WalletCode
 
 _UNLOCK_BLOCKS: Final = 10
 

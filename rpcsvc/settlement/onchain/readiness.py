@@ -12,7 +12,7 @@ from typing import Final
 
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound, XmrHeld
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 
 _WEI_DIGITS: Final = 18
 _BLOCK_MINUTES: Final = 2

@@ -1,6 +1,7 @@
 """Checking the receipt of a payout on nodes of one's own: nothing of the service is asked.
 
-What does not live here: making a receipt (receipts.py), the command (transport/cli/receipt.py).
+What does not live here: making a receipt (receipts.py of each side), the command
+(transport/cli/receipt.py).
 Sources: monero-wallet-rpc check_tx_key and check_tx_proof; Ethereum JSON-RPC
 eth_getTransactionReceipt; ERC-20 Transfer.
 """
@@ -14,11 +15,11 @@ from typing import Any
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.errors import ServiceError
-from rpcsvc.settlement.onchain import usdc
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.evm import EvmClient, Log, Receipt
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monero_wallet_types import PaymentCheck
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck
 
 Json = Mapping[str, Any]
 

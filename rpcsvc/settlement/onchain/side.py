@@ -1,7 +1,7 @@
 """What the on-chain engine asks of each of its two sides, XMR and USDC.
 
 The engine (engine.py) is both sides together: it hands each call to the side whose asset or
-network it is about. What does not live here: the sides themselves (monero_side.py, evm_side.py).
+network it is about. What does not live here: the sides themselves (monero/side.py, evm/side.py).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Side(Protocol):
         ...
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """What proves a settled transfer, as agents are told it (receipts.py).
+        """What proves a settled transfer, as agents are told it.
 
         Raises errors.Unavailable when it can't be made now.
         """

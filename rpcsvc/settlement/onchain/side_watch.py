@@ -1,7 +1,7 @@
 """Looking for deposits on one side, so that a node that hangs holds up nobody else.
 
 A look that does not end in time goes on by itself; what it found is shown by a later pass. What
-does not live here: what a look is (monero_deposits.py, evm_deposits.py).
+does not live here: what a look is (monero/deposits.py, evm/deposits.py).
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.evm import EvmClient
-from rpcsvc.settlement.onchain.evm_options import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm_side import EvmNode, EvmSide, Ledgers
-from rpcsvc.settlement.onchain.first_look import FirstLook, MoneroOutgoing
+from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SentSince
-from rpcsvc.settlement.onchain.keys import HdKeys, KeyFileRefused, read_mnemonic
-from rpcsvc.settlement.onchain.monero_ledger import MoneroLedger, MoneroOptions, Threshold
-from rpcsvc.settlement.onchain.monero_side import MoneroSide
-from rpcsvc.settlement.onchain.monero_wallet import WalletClient
-from rpcsvc.settlement.onchain.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.first_look import FirstLook, MoneroOutgoing
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.side import MoneroSide
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 
 KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18

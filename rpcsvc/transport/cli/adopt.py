@@ -20,11 +20,11 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, tell
-from rpcsvc.settlement.onchain.evm_adoption import EvmAdoption
-from rpcsvc.settlement.onchain.evm_link import EvmLink
-from rpcsvc.settlement.onchain.monero_adoption import MoneroAdoption
-from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

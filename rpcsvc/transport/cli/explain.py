@@ -18,13 +18,14 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain import usdc, wiring
+from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted, bare_txid
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm import EvmTransaction, Log, Receipt
-from rpcsvc.settlement.onchain.evm_side import EvmNode
-from rpcsvc.settlement.onchain.monero_ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero_wallet_types import TransferKind
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.side import EvmNode
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.operator_books import OperatorBooks

@@ -4,7 +4,7 @@ stdout of an operation is exactly one JSON envelope; everything else goes to std
 0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
 What does not live here: the commands of operations (operations.py), carrying one out
 (call.py), where a call goes (client.py), what is remembered (state.py), signing keys
-and checking signatures (keys.py, verify.py).
+and checking signatures (evm/keys.py, verify.py).
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _serve(context: Context) -> int:
 
     from rpcsvc.errors import Unavailable  # noqa: PLC0415
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.keys import OnchainExtraMissing  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing  # noqa: PLC0415
     from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DatabaseUnusable, DataDirInUse  # noqa: PLC0415

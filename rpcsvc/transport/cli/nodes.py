@@ -19,8 +19,8 @@ from rpcsvc.settlement.onchain.inspection import (
     NetworkFound,
     look_at_network,
 )
-from rpcsvc.settlement.onchain.monero_ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.snapshot import Snapshot, empty_snapshot

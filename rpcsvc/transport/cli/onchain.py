@@ -136,7 +136,7 @@ def _key_check(
     settings: Settings, recorded: str | None, *, alone: bool
 ) -> tuple[Check, str | None]:
     """Whether the mnemonic is there and the right one; made anew only where none ever was."""
-    from rpcsvc.settlement.onchain.keys import KeyFileRefused, OnchainExtraMissing  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.keys import KeyFileRefused, OnchainExtraMissing  # noqa: PLC0415
     from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
     from rpcsvc.settlement.onchain.wiring import key_path  # noqa: PLC0415
 
@@ -175,14 +175,14 @@ def _is_missing(path: Path) -> bool:
 
 def _make_keys(path: Path) -> None:
     from rpcsvc.ids import system_random  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.keys import create_mnemonic  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.keys import create_mnemonic  # noqa: PLC0415
 
     create_mnemonic(path, system_random)
 
 
 def _hot_address(path: Path) -> str:
-    from rpcsvc.settlement.onchain.evm_options import HOT_WALLET_INDEX  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.keys import HdKeys, read_mnemonic  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.keys import HdKeys, read_mnemonic  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX  # noqa: PLC0415
 
     return HdKeys(read_mnemonic(path)).address(HOT_WALLET_INDEX)
 

@@ -15,8 +15,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm_link import Refused as NodeRefused
-from rpcsvc.settlement.onchain.monero_link import Refused as WalletRefused
+from rpcsvc.settlement.onchain.evm.link import Refused as NodeRefused
+from rpcsvc.settlement.onchain.monero.link import Refused as WalletRefused
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import UsageError, opening

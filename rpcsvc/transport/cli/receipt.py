@@ -79,7 +79,7 @@ async def _checked(context: Context, receipt: Json) -> Json:
 
 async def _monero(context: Context, receipt: Json) -> Any:
     from rpcsvc.settlement.onchain.daemon_rpc import Endpoint  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.monero_wallet import WalletClient  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.monero.wallet import WalletClient  # noqa: PLC0415
     from rpcsvc.settlement.onchain.receipt_check import check_monero  # noqa: PLC0415
 
     given = context.options
@@ -102,7 +102,7 @@ def _password(file: str | None) -> str | None:
 
 async def _evm(context: Context, receipt: Json) -> Any:
     from rpcsvc.settlement.onchain.daemon_rpc import Endpoint  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm import EvmClient  # noqa: PLC0415
+    from rpcsvc.settlement.onchain.evm.node import EvmClient  # noqa: PLC0415
     from rpcsvc.settlement.onchain.receipt_check import check_evm  # noqa: PLC0415
 
     token = _token(context, receipt)

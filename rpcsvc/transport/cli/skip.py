@@ -11,13 +11,13 @@ import sys
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
-from rpcsvc.settlement.onchain.keys import (
+from rpcsvc.settlement.onchain.evm.keys import (
     HdKeys,
     KeyFileRefused,
     OnchainExtraMissing,
     read_mnemonic,
 )
-from rpcsvc.settlement.onchain.monero_link import MoneroLink
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database

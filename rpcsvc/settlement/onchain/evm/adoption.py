@@ -1,0 +1,167 @@
+"""Proof that a transaction of the hot wallet is the payment of a transfer.
+
+It must be mined with success, be the hot wallet's own, and the token must show in it exactly the
+transfer's units from the hot wallet to its address. What does not live here: orders
+(adoption.py), putting its bytes together (raw.py).
+Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.order import Transfer
+from rpcsvc.settlement.onchain.adoption import (
+    Adopted,
+    NotAdopted,
+    Open,
+    bare_txid,
+    require_open,
+    require_untold,
+)
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    Attempt,
+    EvmPayment,
+    EvmPaymentLedger,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.evm.raw import SignedFields, signed_fields
+
+_BY_HASH = "eth_getTransactionByHash"
+
+
+class EvmAdoption:
+    """Looks at one network; ``hot_wallet`` (EIP-55) is the one that pays.
+
+    Everything raises RpcFailure and evm_link.Refused.
+    """
+
+    def __init__(
+        self, link: EvmLink, ledger: EvmPaymentLedger, hot_wallet: str, clock: Clock
+    ) -> None:
+        self._link = link
+        self._network = link.network
+        self._ledger = ledger
+        self._hot = hot_wallet
+        self._clock = clock
+
+    async def adopt(self, wanted: Open, txid: str) -> Adopted:
+        """Put on record that a transaction pays ``wanted``. Raises NotAdopted.
+
+        A payment that is on record with the same nonce gets one more attempt: its fee was raised
+        after the copy of the database was made.
+        """
+        txid = bare_txid(txid, "0x")
+        require_open(wanted.transfer)
+        await self._link.check()
+        receipt = await self._mined(txid)
+        self._require_event(wanted.transfer, receipt)
+        fields = await self._signed(txid)
+        attempt = await self._attempt(fields, receipt)
+        known = self._ledger.payment(wanted.transfer.transfer_id)
+        if known is not None:
+            first = await self._raised(wanted.transfer, known, fields, attempt)
+        else:
+            self._require_free_nonce(fields.nonce)
+            await self._ledger.add_payment(self._payment(wanted.transfer, fields, attempt))
+            first = attempt
+        extra = self._sent(receipt) - wanted.transfer.units
+        return Adopted(first.txid, first.raw, (wanted,), receipt.block_number, extra)
+
+    # --- what the node says --------------------------------------------------------------------
+
+    async def _mined(self, txid: str) -> Receipt:
+        receipt = await self._link.client.receipt(txid)
+        name = self._network.name
+        if receipt is None:
+            raise NotAdopted(f"{txid} is not mined on {name}, as far as its node knows.")
+        if not receipt.ok:
+            raise NotAdopted(f"{txid} failed on {name}: it paid nothing.")
+        block: Block | None = await self._link.client.block(receipt.block_number)
+        if block is None or block.hash != receipt.block_hash:
+            raise NotAdopted(f"The block of {txid} on {name} is being replaced. Try again later.")
+        return receipt
+
+    def _events(self, receipt: Receipt) -> list[usdc.TransferEvent]:
+        """What the token moved from the hot wallet."""
+        token, found = self._network.token.lower(), []
+        for log in receipt.logs:
+            if log.address.lower() == token and log.topics[:1] == (usdc.TRANSFER_TOPIC,):
+                found.append(usdc.read_transfer(log.topics, log.data))
+        return [item for item in found if item.sender.lower() == self._hot.lower()]
+
+    def _sent(self, receipt: Receipt) -> int:
+        return sum(item.units for item in self._events(receipt))
+
+    def _require_event(self, transfer: Transfer, receipt: Receipt) -> None:
+        events = self._events(receipt)
+        to = [item.units for item in events if item.to.lower() == transfer.address.lower()]
+        if transfer.units not in to:
+            paid = f"{sum(to)} units" if to else "nothing"
+            raise NotAdopted(
+                f"{receipt.txid} pays {paid} of USDC from the hot wallet to the address of"
+                f" {transfer.transfer_id}, which is for {transfer.units}."
+            )
+
+    async def _signed(self, txid: str) -> SignedFields:
+        told = await self._link.client.rpc.read(_BY_HASH, [txid])
+        try:
+            fields = signed_fields(told if isinstance(told, dict) else {})
+        except ValueError as error:
+            raise NotAdopted(f"The bytes of {txid} can't be put together: {error}.") from error
+        if fields.sender != self._hot.lower():
+            raise NotAdopted(f"{txid} was sent by {fields.sender}, not by {self._hot}.")
+        if fields.value:
+            raise NotAdopted(f"{txid} sends {fields.value} wei along, which no payout does.")
+        return fields
+
+    async def _attempt(self, fields: SignedFields, receipt: Receipt) -> Attempt:
+        """As the service records one, dated by its block."""
+        block = await self._link.client.block(receipt.block_number)
+        at = self._clock.now_ms() if block is None else block.timestamp * 1000
+        return Attempt(fields.txid, fields.raw.hex(), fields.max_fee, fields.tip, at)
+
+    # --- what is on record ---------------------------------------------------------------------
+
+    async def _raised(
+        self, transfer: Transfer, known: EvmPayment, fields: SignedFields, attempt: Attempt
+    ) -> Attempt:
+        """One more attempt of a payment on record; its first one, by which the order knows it."""
+        name = known.payment_id
+        if fields.txid in {item.txid for item in known.attempts}:
+            require_untold(transfer, fields.txid)
+            return known.attempts[0]
+        if (known.sender.lower(), known.nonce) != (fields.sender, fields.nonce):
+            raise NotAdopted(
+                f"{name} has a signed payment on record already, with nonce {known.nonce};"
+                f" {fields.txid} has nonce {fields.nonce}. It is not taken for it."
+            )
+        if known.state.is_over:
+            raise NotAdopted(f"The payment of {name} on record is {known.state}, which is final.")
+        await self._ledger.add_attempt(known, attempt)
+        return known.attempts[0]
+
+    def _require_free_nonce(self, nonce: int) -> None:
+        live = [state for state in PaymentState if state is not PaymentState.WITHDRAWN]
+        for item in self._ledger.payments_in(self._network.name, *live):
+            if (item.sender.lower(), item.nonce) == (self._hot.lower(), nonce):
+                raise NotAdopted(
+                    f"Its nonce {nonce} is on record for {item.payment_id}: look at that one first."
+                )
+
+    def _payment(self, transfer: Transfer, fields: SignedFields, attempt: Attempt) -> EvmPayment:
+        order = PaymentOrder(
+            transfer.transfer_id, Purpose.TRANSFER, transfer.address, transfer.units,
+            evm_checksum(fields.to), fields.data, fields.gas,
+        )  # fmt: skip
+        made = EvmPayment(
+            self._network.name, self._hot, fields.nonce, order, (attempt,), attempt.made_at
+        )
+        return replace(made, state=PaymentState.PUBLISHED, published_at=attempt.made_at)

@@ -1,0 +1,354 @@
+"""Deposits of USDC on one network: the token's Transfer events, block range by block range.
+
+One pass asks for all Transfer events of the blocks since the last, and a little before them; which
+of them pay us is one query of the database. What a pass costs depends on blocks and on deposits
+that are new, moved or due, never on how many addresses or orders there are.
+
+A deposit is one event: transaction and place within it. It is on the chain as long as the block
+that it was found in is. The cursor is a block; as long as that one is on the chain, so are all
+before it. When it is not, the newest recorded block that still is tells where the fork is, the
+blocks after it are read again, and deposits that are not found again are looked up one by one.
+What does not live here: what a deposit means for its order (orders/deposits.py); sweeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.evm.deposit_events import EventReader, Paid
+from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+    CursorMove,
+    EvmCursor,
+    EvmDeposit,
+    EvmDepositLedger,
+)
+from rpcsvc.settlement.onchain.evm.fork import ForkFinder
+from rpcsvc.settlement.onchain.evm.link import EvmLink, Refused
+from rpcsvc.settlement.onchain.evm.node import (
+    WIDEST_LOG_RANGE,
+    Block,
+    EvmClient,
+    LogRange,
+    Tag,
+)
+from rpcsvc.settlement.onchain.evm.pool import PoolWatch
+
+log = structlog.get_logger(__name__)
+
+# How many ranges of blocks one pass reads at most: a service that was away for long catches up
+# over several passes, and other work goes on between them.
+_RANGES_PER_PASS: Final = 8
+# To read one takes some 20 microseconds, and nothing else is done meanwhile.
+_MANY_EVENTS: Final = 4000
+_NOBODY: Final = "0x" + "0" * 40
+
+
+@dataclass(slots=True)
+class Look:
+    """What one pass knows. ``reached``: the last block whose events were read.
+
+    ``stored`` are the deposits as the database has them. ``settled`` is False when the chain
+    changed while it was looked at: the next pass begins where this one did.
+    """
+
+    client: EvmClient
+    fork: EvmCursor
+    reached: int
+    now_ms: int
+    settled: bool = True
+    deposits: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
+    stored: dict[DepositKey, EvmDeposit] = field(default_factory=dict)
+    keys: dict[str, set[DepositKey]] = field(default_factory=dict)
+    blocks: dict[int, Block | None] = field(default_factory=dict)
+
+    def load(self, known: Iterable[EvmDeposit]) -> None:
+        """Take in what the database has, unless it is here already."""
+        for item in known:
+            self.stored.setdefault(item.key, item)
+            self.put(self.deposits.get(item.key, item))
+
+    def put(self, item: EvmDeposit) -> None:
+        """Take in a deposit as it is now."""
+        self.deposits[item.key] = item
+        self.keys.setdefault(item.txid, set()).add(item.key)
+
+    def of(self, txid: str) -> list[EvmDeposit]:
+        """The deposits that a transaction made, or had made."""
+        return [self.deposits[key] for key in self.keys.get(txid, ())]
+
+    async def block(self, number: int) -> Block | None:
+        """The block of that number now; asked once a pass."""
+        if number not in self.blocks:
+            self.blocks[number] = await self.client.block(number)
+        return self.blocks[number]
+
+    async def still_has(self, item: EvmDeposit) -> bool:
+        """Whether a deposit's block is on the chain. One that the node can't tell of unsettles."""
+        if item.block_number is None:
+            return False
+        block = await self.block(item.block_number)
+        if block is None:
+            self.settled = False
+        return block is not None and block.hash == item.block_hash
+
+
+class EvmDepositScanner:
+    """Looks for deposits on one network, pass by pass. Passes must not overlap.
+
+    ``problem`` says, until a pass succeeds, why the last did not; None: it did. The link's own is
+    cleared by its next check, which does not know what was read before.
+    """
+
+    def __init__(self, link: EvmLink, ledger: EvmDepositLedger, clock: Clock) -> None:
+        self._link = link
+        self._client = link.client
+        self._network = link.network
+        self._ledger = ledger
+        self._clock = clock
+        self._events = EventReader(link, ledger)
+        self._forks = ForkFinder(link, ledger)
+        self._pool = PoolWatch(link, ledger, clock)
+        self._span = WIDEST_LOG_RANGE
+        self._height = -1
+        self._finalized = -1
+        self._next: CursorMove | None = None
+        self.problem: str | None = "not started"
+
+    async def observe(self) -> list[DepositSighting]:
+        """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
+
+        Of a long stretch of blocks it reads a part; the next pass goes on.
+        """
+        self._next = None
+        try:
+            with self._link.watched():
+                found = await self._observe()
+        except Unavailable as error:
+            self.problem = self._link.problem or error.message
+            raise
+        self.problem = None
+        return found
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """Record what is committed, and move the cursor to the block that was looked at.
+
+        Deposits that were not acknowledged are in the database all the same and are shown again.
+        """
+        states = [
+            (item.key, item.state) for item in sightings if item.key.network == self._network.name
+        ]
+        move, self._next = self._next, None
+        await self._ledger.acknowledge(states, move)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How deep the deposit was at the last look, its own block included; 0 when it is gone."""
+        found = self._ledger.deposit(key)
+        if found is None or found.block_number is None:
+            return 0
+        return max(0, self._height - found.block_number + 1)
+
+    # --- one pass ------------------------------------------------------------------------------
+
+    async def _observe(self) -> list[DepositSighting]:
+        head = await self._link.check()
+        await self._pool.look(head)
+        fork = await self._forks.find(head)
+        if fork is None:
+            return []
+        look = Look(self._client, fork, fork.number, self._clock.now_ms())
+        look.blocks[head.number] = head
+        look.load(self._ledger.deposits_to_watch(self._network.name, fork.number))
+        await self._scan(look, head)
+        await self._rise(look, head)
+        await self._look_up_lost(look)
+        states = {key: await self._state(item, look) for key, item in look.deposits.items()}
+        await self._remember(look, states)
+        await self._plan_move(look)
+        return [
+            _sighting(item, states[key])
+            for key, item in sorted(look.deposits.items())
+            if states[key] is not item.acknowledged
+        ]
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def _scan(self, look: Look, head: Block) -> None:
+        """Read what is new, or as much of it as one pass does, and a little before it."""
+        if look.fork.number >= head.number:
+            return
+        first, news = max(0, look.fork.number + 1 - self._forks.overlap), 0
+        while first <= head.number and news < _RANGES_PER_PASS:
+            last = min(first + self._span - 1, head.number)
+            wanted = self._events.wanted
+            async for piece in self._client.scan(wanted, first, last, span=self._span):
+                await self._read(look, piece)
+                look.reached = max(look.reached, piece.last)
+                self._fit_span(piece, last - first + 1)
+            news += last > look.fork.number
+            first = last + 1
+
+    def _fit_span(self, piece: LogRange, asked: int) -> None:
+        """Ask for fewer blocks when the node refuses so many, or their events take long to read."""
+        given = piece.last - piece.first + 1
+        if len(piece.logs) > _MANY_EVENTS:
+            self._span = max(1, given // 2)
+        elif given < asked:
+            self._span = given
+        elif given == self._span:
+            self._span = min(2 * given, WIDEST_LOG_RANGE)
+
+    async def _read(self, look: Look, piece: LogRange) -> None:
+        """Find the transactions among a range's events that pay us, and place each new one."""
+        where = {item.txid: item.block_hash for item in self._events.paying(piece)}
+        if not where:
+            return
+        known = self._ledger.deposits_by(self._network.name, where)
+        look.load(known)
+        placed = {(item.txid, item.block_hash) for item in known}
+        for txid, block_hash in where.items():
+            if (txid, block_hash) not in placed:
+                await self._place(look, txid, listed=True)
+
+    # --- where a transaction is ----------------------------------------------------------------
+
+    async def _place(self, look: Look, txid: str, *, listed: bool) -> None:
+        """Find out where a transaction is now, and what it pays to whom there.
+
+        ``listed``: the node has just given an event of it. If it contradicts itself, the chain
+        has changed between two questions, and the next pass asks again.
+        """
+        receipt = await self._client.receipt(txid)
+        if receipt is None and not listed:
+            self._note_gone(look, txid)
+            return
+        block = await look.block(receipt.block_number) if receipt else None
+        if receipt is None or block is None or block.hash != receipt.block_hash:
+            look.settled = False
+            return
+        self._note_found(look, txid, self._events.paid_by(receipt), block)
+
+    def _note_found(self, look: Look, txid: str, paid: Mapping[int, Paid], block: Block) -> None:
+        known = {item.position: item for item in look.of(txid)}
+        for position, item in known.items():
+            same = paid.get(position) == _paid(item)
+            if position in paid and not same:
+                # A key keeps its amount and its order for good: what this pays now is the
+                # operator's to sort out.
+                log.error("evm_deposit_changed", network=self._network.name, txid=txid)
+            at = (block.number, block.hash) if same else (None, None)
+            look.put(replace(item, block_number=at[0], block_hash=at[1]))
+        for position in paid.keys() - known.keys():
+            what, at = paid[position], (block.number, block.hash)
+            waited = self._pool.first_seen(txid, what.address_index)
+            seen_at = min(look.now_ms, block.timestamp * 1000, *waited)
+            look.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
+
+    def _note_gone(self, look: Look, txid: str) -> None:
+        for item in look.of(txid):
+            look.put(replace(item, block_number=None, block_hash=None))
+            log.warning("evm_deposit_gone", network=self._network.name, txid=txid)
+
+    async def _look_up_lost(self, look: Look) -> None:
+        """Look up what was in a block that is not on the chain any more, and was not found since.
+
+        What is due to be confirmed is checked too: it may be from a pass whose node knew less.
+        """
+        lost = [
+            item.txid
+            for item in look.deposits.values()
+            if self._is_doubtful(item, look) and not await look.still_has(item)
+        ]
+        if lost and look.settled:
+            look.load(self._ledger.deposits_by(self._network.name, set(lost)))
+            for txid in dict.fromkeys(lost):
+                await self._place(look, txid, listed=False)
+
+    def _is_doubtful(self, item: EvmDeposit, look: Look) -> bool:
+        if item.block_number is None or item.block_number > look.reached:
+            return False
+        due = item.acknowledged is not DepositState.CONFIRMED and self._is_deep(item.block_number)
+        return due or item.block_number > look.fork.number
+
+    # --- states --------------------------------------------------------------------------------
+
+    async def _rise(self, look: Look, head: Block) -> None:
+        """How high the chain is, and how high its finalized part."""
+        self._height = head.number
+        if self._network.confirmations is None and look.deposits:
+            finalized = await self._client.block(Tag.FINALIZED)
+            if finalized is None:
+                raise Refused(
+                    f"the node of {self._network.name} names no finalized block: set how many"
+                    " confirmations make a deposit final there"
+                )
+            self._finalized = finalized.number
+
+    def _is_deep(self, number: int) -> bool:
+        if self._network.confirmations is None:
+            return number <= self._finalized
+        return self._height - number + 1 >= self._network.confirmations
+
+    async def _state(self, item: EvmDeposit, look: Look) -> DepositState:
+        """What the chain says of a deposit, as far as this pass got."""
+        if item.block_number is None:
+            return DepositState.REMOVED
+        before = look.stored.get(item.key, item)
+        if item.acknowledged is DepositState.CONFIRMED and item.block_hash == before.block_hash:
+            # It stays so while its block stays, even if the node that answers now is late.
+            return DepositState.CONFIRMED
+        if self._is_deep(item.block_number) and await look.still_has(item):
+            return DepositState.CONFIRMED
+        return DepositState.SEEN
+
+    async def _remember(self, look: Look, states: Mapping[DepositKey, DepositState]) -> None:
+        """Commit what is new before it is shown: the time of first sight must outlive a crash.
+
+        And that it is shown: from then on the order layer may have committed either state, until
+        it says which.
+        """
+        for key, item in look.deposits.items():
+            known = item.acknowledged if item.acknowledged is states[key] else None
+            watched = self._is_watched(item, states[key])
+            look.deposits[key] = replace(item, acknowledged=known, watched=watched)
+        changed = [item for key, item in look.deposits.items() if item != look.stored.get(key)]
+        if changed:
+            await self._ledger.put_deposits(changed)
+
+    def _is_watched(self, item: EvmDeposit, state: DepositState) -> bool:
+        """Over when it is deep enough. What is gone needs none: its event would tell of it."""
+        if item.acknowledged is not state or state is DepositState.SEEN:
+            return True
+        if item.block_number is None:
+            return False
+        return self._height - item.block_number < self._network.tracked_blocks
+
+    async def _plan_move(self, look: Look) -> None:
+        """Where the cursor goes once all that was found is committed."""
+        to = look.fork
+        if look.reached > to.number:
+            block = await look.block(look.reached)
+            if block is None:
+                return
+            to = EvmCursor(block.number, block.hash)
+        if look.settled and self._ledger.cursors(self._network.name)[:1] != [to]:
+            keep = to.number - self._network.tracked_blocks
+            self._next = CursorMove(self._network.name, to, look.fork.number, keep)
+
+
+def _paid(item: EvmDeposit) -> Paid:
+    return Paid(item.address_index, item.address, item.units, item.sender)
+
+
+def _sighting(item: EvmDeposit, state: DepositState) -> DepositSighting:
+    # Minted tokens come from nobody, and nothing can be sent back there.
+    sender = None if item.sender == _NOBODY else item.sender
+    return DepositSighting(item.key, item.address, item.units, sender, item.first_seen_at, state)

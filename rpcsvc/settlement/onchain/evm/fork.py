@@ -1,0 +1,106 @@
+"""Up to which block deposits were read, and how much of that is still on the chain.
+
+Blocks up to which every deposit is committed are recorded. One that is on the chain vouches for
+all before it; when the newest is not, the newest that still is tells where the fork is.
+What does not live here: what is read from there on, and when a block is recorded (deposits.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+import structlog
+
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmCursor, EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.link import EvmLink, Refused
+from rpcsvc.settlement.onchain.evm.node import Block
+
+log = structlog.get_logger(__name__)
+
+# An address often stands for several nodes, of which some are late: one that lacks the newest
+# blocks gives no events for them and no error.
+_NODE_LAG_SECONDS: Final = 30
+_WIDEST_OVERLAP: Final = 256
+
+
+class ForkFinder:
+    """Finds the block of one network from which on blocks have to be read."""
+
+    def __init__(self, link: EvmLink, ledger: EvmDepositLedger) -> None:
+        self._link = link
+        self._network = link.network
+        self._ledger = ledger
+
+    async def find(self, head: Block) -> EvmCursor | None:
+        """The newest block that was looked at and is still on the chain.
+
+        None when this node is late and has not got there yet. Raises Refused when it is far
+        behind, or has none of the blocks.
+        """
+        known = self._ledger.cursors(self._network.name) or await self._begin(head)
+        newest = known[0]
+        if newest.hash in (head.hash, head.parent):
+            return newest
+        within = [item for item in known if item.number <= head.number]
+        fork = await self._newest_on_chain(within)
+        if len(within) < len(known) and (not within or fork == within[0]):
+            self._require_near(newest.number - head.number)
+            return None
+        if fork is None:
+            raise Refused(
+                f"the node of {self._network.name} is on another chain: it has none of the"
+                f" {len(known)} blocks that deposits were read up to, from {known[-1].number} to"
+                f" {newest.number}"
+            )
+        if fork != newest:
+            log.warning("evm_blocks_replaced", network=self._network.name, above=fork.number)
+        return fork
+
+    async def _newest_on_chain(self, known: Sequence[EvmCursor]) -> EvmCursor | None:
+        """By halves: a block is on the chain only if all before it are. Newest first in ``known``.
+
+        The newest is tried first, since nearly always it is the one.
+        """
+        low, high = 0, len(known)
+        middle = 0
+        while low < high:
+            block = await self._link.client.block(known[middle].number)
+            if block is not None and block.hash == known[middle].hash:
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return known[low] if low < len(known) else None
+
+    def _require_near(self, missing: int) -> None:
+        """A node may be a little late. Raises Refused when it is more."""
+        if missing > self.overlap:
+            raise Refused(
+                f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
+                " were read from: it is still synchronising, or was reset"
+            )
+        log.info("evm_node_is_late", network=self._network.name, blocks=missing)
+
+    async def _begin(self, head: Block) -> list[EvmCursor]:
+        """The first start: from a block on, and an older one in case that is replaced."""
+        start = self._network.start_block
+        first = head.number if start is None else max(0, start - 1)
+        numbers = sorted({first, max(0, first - self._network.tracked_blocks)}, reverse=True)
+        cursors = []
+        for number in numbers:
+            block = await self._link.client.block(number)
+            if block is None:
+                raise Refused(
+                    f"the node of {self._network.name} has no block {number} to begin at; its"
+                    f" newest is {head.number}"
+                )
+            cursors.append(EvmCursor(number, block.hash))
+        await self._ledger.begin(self._network.name, cursors)
+        return cursors
+
+    @property
+    def overlap(self) -> int:
+        """How many blocks are read again: those that a late node may lack."""
+        return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))

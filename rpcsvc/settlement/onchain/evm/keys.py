@@ -1,0 +1,263 @@
+"""The keys of the EVM side: a mnemonic in a file, the accounts derived from it, and signatures.
+
+BIP-39 words, BIP-32 derivation at m/44'/60'/0'/0/i (BIP-44), EIP-1559 transactions and bare
+EIP-712 digests. A signed transaction is bytes and an id; nothing is sent from here. Secrets show
+in no ``repr`` and in no message.
+What does not live here: which index belongs to what; Monero's keys, which its wallet keeps.
+Needs the extra ``rpcsvc[onchain]``; eth-account is imported when a key is first needed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from rpcsvc.durable_files import sync_directory, write_new
+from rpcsvc.ids import RandomBytes
+from rpcsvc.settlement.onchain.evm.usdc import Signature, keccak256
+
+LARGEST_INDEX: Final = 2**31 - 1
+
+_ENTROPY_BYTES: Final = 32
+_MOST_FILE_BYTES: Final = 4096
+_WORD_COUNTS: Final = (12, 15, 18, 21, 24)
+_GROUP_AND_OTHERS: Final = 0o077
+
+
+class KeyFileRefused(Exception):
+    """The mnemonic's file can't or must not be used. The message says what to do."""
+
+
+class OnchainExtraMissing(ImportError):
+    """The packages of the extra ``onchain`` are not installed."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"The onchain engine needs the package {missing}:"
+            " install the service with pip install 'rpcsvc[onchain]'."
+        )
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def read_mnemonic(path: Path) -> str:
+    """The words of a file that belongs to this user alone. Raises KeyFileRefused.
+
+    Words may be separated by any white space. Their checksum (BIP-39) has to hold.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeyFileRefused(f"The key file {path} can't be opened: {error.strerror}.") from error
+    try:
+        _require_private(path, os.fstat(fd))
+        content = os.read(fd, _MOST_FILE_BYTES + 1)
+    finally:
+        os.close(fd)
+    return _checked_words(path, content)
+
+
+def create_mnemonic(path: Path, random: RandomBytes) -> str:
+    """Make a file with 24 new words, on disk before this returns. Raises KeyFileRefused.
+
+    A file that is there is never touched.
+    """
+    words = _words_of(random(_ENTROPY_BYTES))
+    fresh = path.with_name(f".{path.name}.{random(8).hex()}")
+    try:
+        write_new(fresh, f"{words}\n".encode())
+        # A link is made whole or not at all, and never over a file that is there.
+        os.link(fresh, path)
+        sync_directory(path.parent)
+    except FileExistsError:
+        raise KeyFileRefused(f"The key file {path} exists already; it is left as it is.") from None
+    except OSError as error:
+        problem = f"The key file {path} can't be made: {error.strerror}."
+        raise KeyFileRefused(problem) from error
+    finally:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+    return words
+
+
+def _require_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise KeyFileRefused(f"The key file {path} is not a regular file.")
+    if status.st_uid != os.geteuid():
+        raise KeyFileRefused(
+            f"The key file {path} belongs to user {status.st_uid}, and the service runs as user"
+            f" {os.geteuid()}. Run: chown {os.geteuid()} {path}"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & _GROUP_AND_OTHERS:
+        raise KeyFileRefused(
+            f"The key file {path} has mode {mode:04o}: others on this machine may have read the"
+            f" keys. If that can't be, run: chmod 600 {path}. If it can, move the funds to new keys"
+            " first."
+        )
+
+
+def _checked_words(path: Path, content: bytes) -> str:
+    if len(content) > _MOST_FILE_BYTES:
+        raise KeyFileRefused(f"The key file {path} has over {_MOST_FILE_BYTES} bytes.")
+    try:
+        words = content.decode("ascii").split()
+    except UnicodeDecodeError:
+        raise KeyFileRefused(f"The key file {path} holds other than English words.") from None
+    if len(words) not in _WORD_COUNTS:
+        raise KeyFileRefused(
+            f"The key file {path} holds {len(words)} words; a BIP-39 mnemonic has 12, 15, 18, 21"
+            " or 24."
+        )
+    mnemonic = " ".join(words)
+    if not _english().is_mnemonic_valid(mnemonic):
+        raise KeyFileRefused(
+            f"The words in the key file {path} fail their checksum (BIP-39, English): one of them"
+            " is wrong, or two have changed places."
+        )
+    return mnemonic
+
+
+# --- accounts --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPlan:
+    """A transaction to be signed (EIP-1559). Amounts are wei; ``max_fee`` and ``tip`` per gas.
+
+    ``max_fee`` bounds base fee and ``tip`` together.
+    """
+
+    chain_id: int
+    nonce: int
+    to: str
+    gas: int
+    max_fee: int
+    tip: int
+    data: bytes = b""
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTransaction:
+    """Bytes that a node takes, and the id that the transaction has on the chain (0x and hex)."""
+
+    txid: str
+    raw: bytes
+
+
+class EvmSigner:
+    """One account: its address (EIP-55) and its signatures."""
+
+    def __init__(self, key: bytes) -> None:
+        self._account = _eth_account().Account.from_key(key)
+        self.address = str(self._account.address)
+
+    def __repr__(self) -> str:
+        return f"EvmSigner({self.address})"
+
+    def sign(self, plan: TransactionPlan) -> SignedTransaction:
+        """Sign without sending. The same plan gives the same bytes (RFC 6979).
+
+        Raises ValueError when a field can't be right.
+        """
+        _require_sane(plan)
+        signed = self._account.sign_transaction(
+            {
+                "type": 2,
+                "chainId": plan.chain_id,
+                "nonce": plan.nonce,
+                "to": plan.to,
+                "gas": plan.gas,
+                "maxFeePerGas": plan.max_fee,
+                "maxPriorityFeePerGas": plan.tip,
+                "data": plan.data,
+                "value": plan.value,
+            }
+        )
+        raw = bytes(signed.raw_transaction)
+        return SignedTransaction("0x" + keccak256(raw).hex(), raw)
+
+    def sign_digest(self, digest: bytes) -> Signature:
+        """Sign 32 bytes as they are: a digest of typed data (EIP-712) that was made here."""
+        if len(digest) != 32:
+            raise ValueError(f"a digest has 32 bytes, not {len(digest)}")
+        signed = self._account.unsafe_sign_hash(digest)
+        return Signature(signed.v, signed.r, signed.s)
+
+
+class HdKeys:
+    """The accounts of one mnemonic. Deriving one takes well under a millisecond (coincurve)."""
+
+    def __init__(self, mnemonic: str, passphrase: str = "") -> None:
+        self._seed: bytes = _hd().seed_from_mnemonic(mnemonic, passphrase)
+
+    def __repr__(self) -> str:
+        return "HdKeys(...)"
+
+    def signer(self, index: int) -> EvmSigner:
+        """The account at m/44'/60'/0'/0/``index``. Raises ValueError."""
+        if isinstance(index, bool) or not 0 <= index <= LARGEST_INDEX:
+            raise ValueError(f"an index is 0 to {LARGEST_INDEX}, not {index}")
+        return EvmSigner(_hd().key_from_seed(self._seed, f"m/44'/60'/0'/0/{index}"))
+
+    def address(self, index: int) -> str:
+        """The address of that account (EIP-55). Raises ValueError."""
+        return self.signer(index).address
+
+
+def _require_sane(plan: TransactionPlan) -> None:
+    if plan.chain_id < 1:
+        raise ValueError(f"chain_id is {plan.chain_id}: without one, other networks take it too")
+    if plan.max_fee < 1 or not 0 <= plan.tip <= plan.max_fee:
+        raise ValueError(f"max_fee {plan.max_fee} must be above 0, tip {plan.tip} not above it")
+    if plan.nonce < 0 or plan.gas < 1 or plan.value < 0:
+        raise ValueError("nonce and value must not be negative, and gas must be above 0")
+
+
+# --- eth-account, when it is needed ----------------------------------------------------------
+
+
+@contextmanager
+def _same_recursion_limit() -> Iterator[None]:
+    """Undo what a dependency of eth-account does when it is imported.
+
+    It raises the limit to 100,000, and deep JSON then ends the process instead of an exception.
+    """
+    limit = sys.getrecursionlimit()
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _eth_account() -> Any:
+    return _load("eth_account")
+
+
+def _hd() -> Any:
+    return _load("eth_account.hdaccount")
+
+
+def _english() -> Any:
+    return _load("eth_account.hdaccount.mnemonic").Mnemonic()
+
+
+def _words_of(entropy: bytes) -> str:
+    return str(_english().to_mnemonic(entropy))
+
+
+def _load(name: str) -> Any:
+    try:
+        with _same_recursion_limit():
+            return import_module(name)
+    except ModuleNotFoundError as error:
+        raise OnchainExtraMissing(error.name or name) from error

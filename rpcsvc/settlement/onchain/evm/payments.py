@@ -1,0 +1,294 @@
+"""Paying USDC from the hot wallet of one network, exactly once.
+
+A payment is a nonce. It is signed and committed with its bytes before it may be published, and
+the nonce is never given to anything else; so whatever happens, one transaction at most is mined
+of all that were ever signed for it. A payment that waits too long is replaced at the same nonce
+by one that differs in its fees only. What became of it is read off the network (presence.py),
+never from an error. A payment that was taken back before it was published leaves its nonce to a
+transaction that moves nothing, since those after it could not be mined otherwise.
+
+What does not live here: which transfers are due (orders/payouts.py), whether one can be paid
+(checks.py), which nonce is next (nonces.py), sweeps (sweeps.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.evm.checks import EvmChecks
+from rpcsvc.settlement.onchain.evm.fees import GasPrice
+from rpcsvc.settlement.onchain.evm.gas import EvmGas, HotBalances
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    EvmPayment,
+    EvmPaymentLedger,
+    EvmReceipt,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Sweep,
+)
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.evm.upkeep import Conditions, EvmUpkeep
+
+log = structlog.get_logger(__name__)
+
+_LONG_MS: Final = 10 * 60 * 1000
+
+
+class EvmPayments:
+    """Prepares, publishes and follows payments. All may raise RpcFailure and evm_link.Refused.
+
+    ``is_ours`` tells whether an address (EIP-55) belongs to the service; ``hot_wallet`` is the one
+    that pays (EIP-55).
+    """
+
+    def __init__(
+        self,
+        link: EvmLink,
+        signer: EvmSigner,
+        ledger: EvmPaymentLedger,
+        clock: Clock,
+        is_ours: Callable[[str], bool],
+        nonces: EvmNonces,
+    ) -> None:
+        self._link = link
+        self._network = link.network
+        self._ledger = ledger
+        self._clock = clock
+        self.hot_wallet = signer.address
+        self._gas = EvmGas(link, signer.address)
+        self._checks = EvmChecks(link, self._gas, signer.address, is_ours)
+        self._writer = asyncio.Lock()
+        self._nonces = nonces
+        self._payouts_waiting = 0
+        self._conditions = Conditions(link.network.name)
+        self._publisher = EvmPublisher(link, signer, ledger, clock)
+        self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
+
+    # --- prepare -------------------------------------------------------------------------------
+
+    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
+        """Sign and commit, or give back what was signed and committed before.
+
+        Raises TransferRejected for a destination that can't be paid; Unavailable while an earlier
+        payout is unpublished, while the wallet has sent what is not on record, for want of USDC or
+        ether, or if the gas would cost too much.
+        """
+        async with self._payout_turn():
+            known = self._ledger.payment(transfer.transfer_id)
+            if known is None:
+                known = await self._sign(await self._checks.order_of(transfer, self._owed()))
+            _require_same(known, transfer)
+            first = known.attempts[0]
+            if known.state.is_over:
+                raise TransferRejected(f"its payment {first.txid} is {known.state}")
+            return PreparedTransfer(first.txid, first.raw)
+
+    @asynccontextmanager
+    async def _payout_turn(self) -> AsyncIterator[None]:
+        """The one writer, for a payout: sweeps see that it waits, and let it go first."""
+        self._payouts_waiting += 1
+        try:
+            async with self._writer:
+                yield
+        finally:
+            self._payouts_waiting -= 1
+
+    def _owed(self) -> int:
+        """USDC units of payouts that wait to be mined: the chain's balance has them still."""
+        return sum(item.order.units for item in self._publisher.unmined() if _is_payout(item))
+
+    async def estimate(self, data: bytes) -> int:
+        """The gas limit for the hot wallet's call of the token. Raises Reverted."""
+        return await self._gas.estimate(self._network.token, data)
+
+    async def _sign(self, order: PaymentOrder, sweep: Sweep | None = None) -> EvmPayment:
+        if waiting := await self._finish_earlier():
+            raise Unavailable(
+                f"An earlier payment on {self._network.name} is signed and not on the network yet."
+                " Nothing new is signed before it is.",
+                details={"transferId": waiting},
+            )
+        price = await self._gas.first_price(order)
+        await self._require_ether(order, price)
+        nonce = await self._nonces.next()
+        payment = self._signed(order, nonce, price)
+        await self._ledger.add_payment(payment, sweep)
+        return payment
+
+    async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
+        """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
+        needed = await self._gas.needed(order, price, self._publisher.unmined())
+        if order.purpose is Purpose.SWEEP:
+            needed += self._network.gas_reserve
+        if await self._link.client.ether(self.hot_wallet) < needed:
+            raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
+
+    def _signed(self, order: PaymentOrder, nonce: int, price: GasPrice) -> EvmPayment:
+        attempt = self._publisher.attempt(order, nonce, price)
+        return EvmPayment(
+            self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
+        )
+
+    # --- what was signed earlier ---------------------------------------------------------------
+
+    async def _finish_earlier(self) -> str | None:
+        """Bring what is signed and unpublished to the network; a payout that is not there yet.
+
+        A payout is published by the order layer alone, once it has committed its id.
+        """
+        for earlier in self._publisher.own(PaymentState.PREPARED):
+            if not _is_payout(earlier):
+                await self._publisher.advance(earlier.payment_id)
+                continue
+            verdict = await self._publisher.verdict(earlier)
+            if verdict.outcome is not Outcome.ABSENT:
+                continue
+            if not self._was_taken_back(earlier):
+                return earlier.payment_id
+            await self._fill(earlier)
+        return None
+
+    def _was_taken_back(self, payment: EvmPayment) -> bool:
+        """Whether the order layer gave it up before anything was published."""
+        return self._ledger.transfer_state(payment.payment_id) is TransferState.CANCELLED
+
+    async def _fill(self, payment: EvmPayment) -> None:
+        """Give a nonce that nothing will use to a transaction of the hot wallet to itself."""
+        name = f"fill-{self._network.name}-{payment.nonce}"
+        gas = await self._gas.estimate(self.hot_wallet, b"")
+        order = PaymentOrder(name, Purpose.FILL, self.hot_wallet, 0, self.hot_wallet, b"", gas)
+        price = await self._gas.first_price(order)
+        await self._ledger.withdraw(payment, self._signed(order, payment.nonce, price))
+        log.info("evm_nonce_filled", network=self._network.name, nonce=payment.nonce)
+        await self._publisher.advance(name)
+
+    # --- publish -------------------------------------------------------------------------------
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the payment to the network, unless it has it already; then what it says of it."""
+        payment = self._known(transfer)
+        async with self._payout_turn():
+            return await self._publisher.advance(payment.payment_id)
+
+    async def send(self, order: PaymentOrder, sweep: Sweep) -> Verdict:
+        """Sign, commit and publish a call of the service's own. Raises as prepare does."""
+        async with self._writer:
+            payment = await self._sign(order, sweep)
+            return await self._publisher.advance(payment.payment_id)
+
+    # --- look up -------------------------------------------------------------------------------
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of a transfer's payment."""
+        return await self._publisher.verdict(self._known(transfer))
+
+    def _known(self, transfer: Transfer) -> EvmPayment:
+        payment = self._ledger.payment(transfer.transfer_id)
+        first = None if payment is None else payment.attempts[0]
+        signed = None if first is None else (first.txid, first.raw)
+        if payment is None or signed != (transfer.txid, transfer.raw):
+            # Only a database put together from two could bring this about: touch nothing.
+            raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
+        return payment
+
+    # --- afterwards ----------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Finish, publish again and replace what needs it. To be called every few seconds."""
+        top = await self._link.check()
+        async with self._writer:
+            await self._finish_what_can_be()
+        published = self._publisher.own(PaymentState.PUBLISHED)
+        self._upkeep.forget_all_but({payment.payment_id for payment in published})
+        for payment in published:
+            # One at a time: a payout does not wait for all of them.
+            async with self._writer:
+                await self._upkeep.follow(payment.payment_id)
+        async with self._writer:
+            await self._upkeep.watch_settled(top)
+
+    async def _finish_what_can_be(self) -> None:
+        problem = None
+        try:
+            await self._finish_earlier()
+        except Unavailable as error:
+            problem = f"a nonce on {self._network.name} can't be filled yet: {error.message}"
+        self._conditions.set("earlier", problem)
+
+    # --- what is told --------------------------------------------------------------------------
+
+    def conditions(self) -> list[str]:
+        """What the operator should know, in words."""
+        return self._conditions.texts() + self._nonces.conditions()
+
+    def stuck(self) -> str | None:
+        """The payment that is signed and has long not been mined."""
+        since = self._clock.now_ms() - _LONG_MS
+        late = [item for item in self._publisher.unmined() if item.prepared_at < since]
+        return late[0].payment_id if late else None
+
+    def payouts_first(self) -> bool:
+        """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
+        return self._payouts_waiting > 0 or any(map(_is_payout, self._publisher.unmined()))
+
+    async def first_look(self) -> None:
+        """Find out once after a start whether the hot wallet has sent what is not on record."""
+        async with self._writer:
+            await self._nonces.first_look()
+
+    async def look_at_gas(self) -> None:
+        """Look at fees and at the hot wallet's balances. To be called every few seconds."""
+        await self._gas.look()
+
+    def gas_fee(self) -> int:
+        """Wei that a payout costs at the last look, with margin. Raises Unavailable before one."""
+        return self._gas.payout_cost()
+
+    def gas_problem(self) -> str | None:
+        """Why it is not known what a payout costs, for the operator; None: it is, or no look."""
+        return self._gas.problem
+
+    def hot(self) -> HotBalances | None:
+        """The hot wallet's balances at the last look; None before one."""
+        return self._gas.hot
+
+    def receipt(self, transfer: Transfer) -> EvmReceipt:
+        """The proof of a settled payout. Raises Unavailable before that."""
+        payment = self._known(transfer)
+        mined = payment.inclusion
+        if (
+            payment.state is not PaymentState.SETTLED
+            or mined is None
+            or mined.log_position is None
+            or mined.log_index is None
+        ):
+            raise Unavailable("The payment is not settled yet: there is no receipt for it.")
+        return EvmReceipt(
+            transfer.transfer_id, self._network.name, self._network.chain_id, self._network.token,
+            mined.txid, mined.log_position, mined.log_index, payment.order.recipient,
+            payment.order.units, mined.block.number, mined.gas_used * mined.gas_price,
+        )  # fmt: skip
+
+
+def _is_payout(payment: EvmPayment) -> bool:
+    return payment.order.purpose is Purpose.TRANSFER
+
+
+def _require_same(payment: EvmPayment, transfer: Transfer) -> None:
+    paid = (payment.order.recipient.lower(), payment.order.units)
+    if paid != (transfer.address.lower(), transfer.units):
+        raise LookupError(f"the payment of {transfer.transfer_id} has another recipient or amount")

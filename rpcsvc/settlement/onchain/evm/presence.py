@@ -1,0 +1,169 @@
+"""What the network says of a payment: mined, waiting, nowhere, or its nonce spent by another.
+
+Everything is read off blocks, receipts and the account's nonce, never off an error. What does not
+live here: recording it, and what follows from it (payments.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    BlockPoint,
+    EvmPayment,
+    Inclusion,
+    PaymentState,
+    Purpose,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict, and the payment as it is to be recorded after it."""
+
+    verdict: Verdict
+    payment: EvmPayment
+
+
+class EvmPresence:
+    """Looks payments up on one network. Everything raises RpcFailure and evm_link.Refused."""
+
+    def __init__(self, link: EvmLink) -> None:
+        self._link = link
+        self._network = link.network
+
+    async def judge(self, payment: EvmPayment) -> Judgement:
+        """What the network says of a payment now."""
+        top = await self._link.check()
+        receipt = await self._receipt(payment)
+        if receipt is not None:
+            return await self._mined(payment, receipt, top)
+        if await self._is_known(payment):
+            return _judged(payment, Outcome.PENDING, "waits to be mined")
+        return await self._absent(payment)
+
+    async def _receipt(self, payment: EvmPayment) -> Receipt | None:
+        for attempt in reversed(payment.attempts):
+            receipt = await self._link.client.receipt(attempt.txid)
+            if receipt is not None:
+                return receipt
+        return None
+
+    async def _is_known(self, payment: EvmPayment) -> bool:
+        for attempt in reversed(payment.attempts):
+            if await self._link.client.transaction(attempt.txid) is not None:
+                return True
+        return False
+
+    # --- mined ---------------------------------------------------------------------------------
+
+    async def _mined(self, payment: EvmPayment, receipt: Receipt, top: Block) -> Judgement:
+        block = BlockPoint(receipt.block_number, receipt.block_hash)
+        if not await self._link.has(block):
+            return _judged(payment, Outcome.PENDING, "its block is being replaced")
+        depth = max(top.number - block.number + 1, 0)
+        if not receipt.ok:
+            return self._mined_in_vain(payment, receipt, depth)
+        event = self._event(payment, receipt)
+        mined = _inclusion(receipt, event)
+        if event is None and payment.order.purpose is Purpose.TRANSFER:
+            reason = f"{receipt.txid} was mined, yet the token shows no such transfer in it"
+            return _judged(payment, Outcome.UNKNOWN, reason, mined)
+        needed = self._network.settled_after
+        if depth < needed:
+            reason = f"{depth} of {needed} confirmations"
+            return _judged(payment, Outcome.PENDING, reason, mined)
+        after = _seen(payment, mined)
+        return Judgement(Verdict(Outcome.SETTLED), replace(after, state=PaymentState.SETTLED))
+
+    def _mined_in_vain(self, payment: EvmPayment, receipt: Receipt, depth: int) -> Judgement:
+        """The nonce is spent and nothing was moved; in this chain, so it has to be deep."""
+        needed = self._network.failed_after
+        mined = _inclusion(receipt, None)
+        why = f"the token refused it in {receipt.txid}"
+        if payment.state is PaymentState.SETTLED:
+            return _judged(payment, Outcome.UNKNOWN, why)
+        if depth < needed:
+            reason = f"{why}, {depth} of {needed} confirmations ago"
+            return _judged(payment, Outcome.PENDING, reason, mined)
+        after = replace(_seen(payment, mined), state=PaymentState.FAILED)
+        return Judgement(Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago"), after)
+
+    def _event(self, payment: EvmPayment, receipt: Receipt) -> Log | None:
+        """The token's event of what was to be moved from the hot wallet; None without one."""
+        wanted = usdc.TransferEvent(payment.sender, payment.order.recipient, payment.order.units)
+        token = self._network.token.lower()
+        for log in receipt.logs:
+            if log.address.lower() == token and _transfer_in(log) == wanted:
+                return log
+        return None
+
+    # --- not mined -----------------------------------------------------------------------------
+
+    async def _absent(self, payment: EvmPayment) -> Judgement:
+        """Nobody knows it; the nonce tells whether something else was mined in its place."""
+        top = await self._link.check()
+        spent = await self._link.client.nonce(payment.sender, top.number) > payment.nonce
+        if not spent:
+            return _judged(payment, Outcome.ABSENT, "")
+        known = payment.conflict
+        since = BlockPoint(top.number, top.hash)
+        if known is not None and await self._link.has(known):
+            since = known
+        # Looked for after the nonce was read: it may have been mined between two questions.
+        receipt = await self._receipt(payment)
+        if receipt is not None:
+            return await self._mined(payment, receipt, top)
+        if not await self._link.has(since):
+            return _judged(payment, Outcome.UNKNOWN, "the chain is being reorganised")
+        return self._displaced(payment, since, top.number - since.number + 1)
+
+    def _displaced(self, payment: EvmPayment, since: BlockPoint, depth: int) -> Judgement:
+        """Another transaction has its nonce: at ``since`` already, and there still.
+
+        Nodes don't say which, or in which block. The top at the first sight of it bounds that
+        from above: once that block is deep, so is the one in question.
+        """
+        needed = self._network.failed_after
+        why = f"another transaction of the hot wallet has used nonce {payment.nonce}"
+        after = replace(_seen(payment, None), conflict=since)
+        if depth < needed or payment.state is PaymentState.SETTLED:
+            verdict = Verdict(Outcome.UNKNOWN, f"{why}, at least {depth} of {needed} blocks ago")
+            return Judgement(verdict, after)
+        verdict = Verdict(Outcome.FAILED, f"{why}, {depth} blocks ago")
+        return Judgement(verdict, replace(after, state=PaymentState.FAILED))
+
+
+def _judged(
+    payment: EvmPayment, outcome: Outcome, reason: str, mined: Inclusion | None = None
+) -> Judgement:
+    after = _seen(payment, mined)
+    if outcome is Outcome.PENDING and after.state is PaymentState.PREPARED:
+        after = replace(after, state=PaymentState.PUBLISHED)
+    return Judgement(Verdict(outcome, reason), after)
+
+
+def _seen(payment: EvmPayment, mined: Inclusion | None) -> EvmPayment:
+    return replace(payment, inclusion=mined, conflict=None)
+
+
+def _inclusion(receipt: Receipt, event: Log | None) -> Inclusion:
+    return Inclusion(
+        receipt.txid,
+        BlockPoint(receipt.block_number, receipt.block_hash),
+        receipt.gas_used,
+        receipt.gas_price,
+        None if event is None else receipt.position_of(event.log_index),
+        None if event is None else event.log_index,
+    )
+
+
+def _transfer_in(log: Log) -> usdc.TransferEvent | None:
+    try:
+        return usdc.read_transfer(log.topics, log.data)
+    except ValueError:
+        return None

@@ -1,0 +1,153 @@
+"""One network's signed payments on their way: signing attempts, publishing them, looking them up.
+
+An attempt is committed before it is published; what a node answers proves nothing, so that what
+became of a payment is read off the network after each step. What does not live here: which nonce
+and price a payment gets (payments.py), when it gets another attempt (upkeep.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.evm.fees import GasPrice
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    Attempt,
+    EvmPayment,
+    EvmPaymentLedger,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.evm.presence import EvmPresence
+
+log = structlog.get_logger(__name__)
+
+_LIVE: Final = (PaymentState.PREPARED, PaymentState.PUBLISHED)
+_TAKEN: Final = (Submission.ACCEPTED, Submission.KNOWN)
+# Answers that a higher fee may change. KNOWN: the node has it, and yet nobody mines it. REFUSED
+# is in words that say nothing to us, and some nodes have their own for fees.
+_MORE_MAY_HELP: Final = (
+    Submission.KNOWN,
+    Submission.REPLACEMENT_UNDERPRICED,
+    Submission.UNDERPRICED,
+    Submission.REFUSED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a node said to a transaction; it proves nothing. ``submission`` None: no answer came."""
+
+    text: str
+    submission: Submission | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the node says that it has it."""
+        return self.submission in _TAKEN
+
+    @property
+    def more_may_help(self) -> bool:
+        """Whether the node may take, or mine, the same for a higher fee."""
+        return self.submission in _MORE_MAY_HELP
+
+
+class EvmPublisher:
+    """Publishes and looks up. What asks a node may raise RpcFailure and evm_link.Refused."""
+
+    def __init__(
+        self, link: EvmLink, signer: EvmSigner, ledger: EvmPaymentLedger, clock: Clock
+    ) -> None:
+        self._link = link
+        self._network = link.network
+        self._signer = signer
+        self._ledger = ledger
+        self._clock = clock
+        self._presence = EvmPresence(link)
+
+    def attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
+        """Sign; nothing is recorded or sent."""
+        plan = TransactionPlan(
+            chain_id=self._network.chain_id, nonce=nonce, to=order.contract, gas=order.gas,
+            max_fee=price.max_fee, tip=price.tip, data=order.data,
+        )  # fmt: skip
+        signed = self._signer.sign(plan)
+        now = self._clock.now_ms()
+        return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
+
+    def recorded(self, payment_id: str) -> EvmPayment:
+        """The payment as last committed. Raises LookupError."""
+        payment = self._ledger.payment(payment_id)
+        if payment is None:
+            raise LookupError(f"no payment is recorded for {payment_id}")
+        return payment
+
+    def own(self, *states: PaymentState) -> list[EvmPayment]:
+        """This hot wallet's payments in these states, lowest nonce first."""
+        found = self._ledger.payments_in(self._network.name, *states)
+        return [item for item in found if item.sender == self._signer.address]
+
+    def unmined(self) -> list[EvmPayment]:
+        """Payments that are signed and not mined as of the last look."""
+        return [item for item in self.own(*_LIVE) if item.inclusion is None]
+
+    async def verdict(self, payment: EvmPayment) -> Verdict:
+        """Ask the node, record how far the payment is, and say it."""
+        judged = await self._presence.judge(payment)
+        if judged.payment == payment or payment.state.is_over:
+            return judged.verdict
+        if self._ledger.payment(payment.payment_id) == payment:
+            await self._ledger.put_payment(judged.payment)
+            return judged.verdict
+        # Something else was found out, and recorded, while the node was asked.
+        if judged.verdict.outcome is Outcome.FAILED:
+            return Verdict(Outcome.UNKNOWN, "the payment changed while it was looked up")
+        return judged.verdict
+
+    async def advance(self, payment_id: str) -> Verdict:
+        """Look the payment up; publish the same bytes when it is absent; look again.
+
+        Only for who holds the network's one writer.
+        """
+        verdict = await self.verdict(self.recorded(payment_id))
+        if verdict.outcome is not Outcome.ABSENT:
+            return verdict
+        payment = self.recorded(payment_id)
+        if payment.state.is_over:
+            return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
+        if self._is_held_back(payment):
+            return Verdict(Outcome.UNKNOWN, "the token is paused: published when it moves again")
+        said = await self.hand_over(payment)
+        verdict = await self.verdict(self.recorded(payment_id))
+        if verdict.outcome is Outcome.ABSENT:
+            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said.text}")
+        return verdict
+
+    def _is_held_back(self, payment: EvmPayment) -> bool:
+        """Mined while the token is paused, it would fail for good."""
+        calls_token = payment.order.purpose is not Purpose.FILL
+        return self._link.paused and calls_token and payment.state is PaymentState.PREPARED
+
+    async def hand_over(self, payment: EvmPayment) -> Said:
+        """Submit the latest attempt; what the node said."""
+        if payment.state is PaymentState.PREPARED:
+            now = self._clock.now_ms()
+            marked = replace(payment, state=PaymentState.PUBLISHED, published_at=now)
+            await self._ledger.put_payment(marked)
+        try:
+            answer = await self._link.client.submit(bytes.fromhex(payment.latest.raw))
+        except RpcFailure as failure:
+            log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
+            return Said(str(failure))
+        said = f"{answer.submission.value} {answer.text}".strip()
+        log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=said)
+        return Said(said, answer.submission)

@@ -1,0 +1,129 @@
+"""The signed bytes of a transaction that a node tells the fields of.
+
+They are put together again and have to give the transaction's id: what the service would publish
+again is what was mined. Who signed is the node's word. What does not live here: signing (keys.py).
+Source: EIP-1559 and EIP-2718; the Yellow Paper, appendix B (RLP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rpcsvc.settlement.onchain.evm.usdc import keccak256
+
+_LEGACY, _FEE_MARKET = 0, 2
+_SHORT: Final = 55
+_STRING, _LIST = 0x80, 0xC0
+
+Item = bytes | Sequence["Item"]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFields:
+    """A signed transaction. ``raw`` are its bytes; gas is a limit, fees are wei per gas."""
+
+    txid: str
+    raw: bytes
+    sender: str
+    to: str
+    nonce: int
+    value: int
+    data: bytes
+    gas: int
+    max_fee: int
+    tip: int
+
+
+def signed_fields(told: Mapping[str, Any]) -> SignedFields:
+    """The transaction of a node's answer to eth_getTransactionByHash.
+
+    Raises ValueError when its bytes do not give its id: the node tells something else than was
+    signed, or the transaction is of another type than 0 (legacy) and 2 (EIP-1559).
+    """
+    try:
+        kind = _number(told.get("type", "0x0"))
+        fields = {_LEGACY: _legacy, _FEE_MARKET: _fee_market}[kind](told)
+        prefix = bytes([kind]) if kind else b""
+        raw = prefix + rlp(fields)
+        txid = str(told["hash"]).lower()
+        if "0x" + keccak256(raw).hex() != txid:
+            raise ValueError("its bytes do not give its id")
+        return _read(told, txid, raw, kind)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a field is missing, or of an unknown kind: {error}") from error
+
+
+def _read(told: Mapping[str, Any], txid: str, raw: bytes, kind: int) -> SignedFields:
+    dynamic = kind == _FEE_MARKET
+    return SignedFields(
+        txid=txid,
+        raw=raw,
+        sender=str(told["from"]).lower(),
+        to=str(told["to"]).lower(),
+        nonce=_number(told["nonce"]),
+        value=_number(told["value"]),
+        data=_bytes(told["input"]),
+        gas=_number(told["gas"]),
+        max_fee=_number(told["maxFeePerGas" if dynamic else "gasPrice"]),
+        tip=_number(told["maxPriorityFeePerGas" if dynamic else "gasPrice"]),
+    )
+
+
+def _legacy(told: Mapping[str, Any]) -> list[Item]:
+    names = ("nonce", "gasPrice", "gas")
+    return [
+        *(_quantity(told[name]) for name in names),
+        _bytes(told["to"]),
+        _quantity(told["value"]),
+        _bytes(told["input"]),
+        *(_quantity(told[name]) for name in ("v", "r", "s")),
+    ]
+
+
+def _fee_market(told: Mapping[str, Any]) -> list[Item]:
+    names = ("chainId", "nonce", "maxPriorityFeePerGas", "maxFeePerGas", "gas")
+    listed: list[Item] = [
+        [_bytes(entry["address"]), [_bytes(key) for key in entry["storageKeys"]]]
+        for entry in told.get("accessList") or []
+    ]
+    parity = told.get("yParity", told.get("v"))
+    return [
+        *(_quantity(told[name]) for name in names),
+        _bytes(told["to"]),
+        _quantity(told["value"]),
+        _bytes(told["input"]),
+        listed,
+        *(_quantity(each) for each in (parity, told["r"], told["s"])),
+    ]
+
+
+def _number(text: Any) -> int:
+    return int(text, 16)
+
+
+def _quantity(text: Any) -> bytes:
+    number = _number(text)
+    return number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+def _bytes(text: Any) -> bytes:
+    return bytes.fromhex(text.removeprefix("0x"))
+
+
+def rlp(item: Item) -> bytes:
+    """Recursive length prefix encoding of bytes, and lists of them."""
+    if isinstance(item, bytes):
+        if len(item) == 1 and item[0] < _STRING:
+            return item
+        return _prefix(len(item), _STRING) + item
+    body = b"".join(rlp(each) for each in item)
+    return _prefix(len(body), _LIST) + body
+
+
+def _prefix(length: int, offset: int) -> bytes:
+    if length <= _SHORT:
+        return bytes([offset + length])
+    size = length.to_bytes((length.bit_length() + 7) // 8, "big")
+    return bytes([offset + _SHORT + len(size)]) + size

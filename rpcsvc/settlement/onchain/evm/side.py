@@ -1,0 +1,389 @@
+"""The USDC side of the on-chain engine: EVM nodes, one hot wallet, deposit addresses of one seed.
+
+Each network stands by itself: one whose node is down takes no orders, and the others go on. What
+does not live here: the parts that it puts together for each network (link.py, deposits.py,
+payments.py, sweeps.py) and for all (addresses.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Health,
+    Holdings,
+    NetworkNames,
+    PreparedTransfer,
+    Verdict,
+)
+from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.gas import HotBalances
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
+from rpcsvc.settlement.onchain.evm.opening import EvmOpening, OpeningLedger
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
+from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.receipts import evm_receipt
+from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
+from rpcsvc.settlement.onchain.foreign import ForeignLedger
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+
+log = structlog.get_logger(__name__)
+
+_WEI: Final = 10**18
+# How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.
+_BLOCKS_TO_FINAL: Final = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """The database as this side uses it."""
+
+    deposits: EvmDepositLedger
+    payments: EvmPaymentLedger
+    foreign: ForeignLedger
+    openings: OpeningLedger
+
+
+@dataclass(frozen=True, slots=True)
+class EvmNode:
+    """A network to serve. ``coin_price``: USDC units for a whole coin of what gas is paid in."""
+
+    network: EvmNetwork
+    client: EvmClient
+    coin_price: int
+
+
+class _Branch:
+    """Everything about one network."""
+
+    def __init__(
+        self, node: EvmNode, keys: HdKeys, ledgers: Ledgers, clock: Clock, switch: PauseSwitch
+    ) -> None:
+        self.network = node.network
+        self.client = node.client
+        self._coin_price = node.coin_price
+        self.link = EvmLink(node.client, node.network)
+        self.deposits = EvmDepositScanner(self.link, ledgers.deposits, clock)
+        signer = keys.signer(HOT_WALLET_INDEX)
+        nonces = EvmNonces(self.link, signer.address, ledgers.payments, ledgers.foreign, switch)
+        self.payments = EvmPayments(
+            self.link,
+            signer,
+            ledgers.payments,
+            clock,
+            lambda a: bool(ledgers.deposits.ours([a])),
+            nonces,
+        )
+        self.opening = EvmOpening(self.link, signer.address, ledgers.openings)
+        self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the node, or with what it tells; None: nothing."""
+        return self.link.problem or self.deposits.problem
+
+    def require_up(self) -> None:
+        """Raise errors.Unavailable when the node can't be relied on, or moves no token."""
+        if self.problem is not None or self.link.paused:
+            raise Unavailable(
+                f"USDC on {self.network.name} can't be settled right now. Try again later."
+            )
+
+    def fee(self) -> int:
+        """What a transfer costs, in USDC units, rounded up. Raises Unavailable if none is sent."""
+        if (why := self._why_nothing_is_sent()) is not None:
+            log.debug("evm_fee_refused", network=self.network.name, reason=why)
+            raise Unavailable(
+                f"USDC on {self.network.name} can't be sent right now. Try again later."
+            )
+        return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
+
+    def _why_nothing_is_sent(self) -> str | None:
+        """Gas at no known price or one that nobody would pay, or too little ether; None: neither.
+
+        An order taken now would wait for its payout, or for its refund.
+        """
+        if (unknown := self.payments.gas_problem()) is not None:
+            return unknown
+        hot = self.payments.hot()
+        if hot is None:
+            return None
+        cost, name = self.payments.gas_fee(), self.network.name
+        if cost > self.network.highest_fee:
+            return (
+                f"gas on {name} is too dear: a transfer may cost {cost} wei, and highest_gas_usd"
+                f" allows {self.network.highest_fee}"
+            )
+        if hot.ether < cost:
+            return f"the hot wallet on {name} has {hot.ether} wei, and a transfer may cost {cost}"
+        return None
+
+    async def look(self) -> None:
+        """Check the node, then note fees and balances."""
+        try:
+            with self.link.watched():
+                head = await self.link.check()
+                await self.payments.look_at_gas()
+                await self.payments.first_look()
+                await self.opening.look(head)
+        except Unavailable as reason:
+            log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
+
+    async def maintain(self) -> None:
+        """Look, follow payments, sweep; what fails is in health and tried again."""
+        await self.look()
+        try:
+            with self.link.watched():
+                await self.payments.maintain()
+                await self.sweeps.maintain()
+        except Unavailable as reason:
+            log.info("evm_upkeep_put_off", network=self.network.name, reason=reason.message)
+
+    def problems(self) -> list[str]:
+        """What is wrong, in words for the operator."""
+        name, found = self.network.name, []
+        if self.problem is not None:
+            found.append(self.problem)
+        if self.link.paused:
+            found.append(f"USDC on {name} is paused by its issuer")
+        hot = self.payments.hot()
+        if hot is None and self.link.problem is None:
+            found.append(f"what the hot wallet on {name} holds is not known yet")
+        if hot is not None and hot.ether < self.network.gas_reserve:
+            found.append(f"the hot wallet on {name} is short of ether for gas")
+        if (why := self._why_nothing_is_sent()) is not None:
+            found.append(why)
+        if stuck := self.payments.stuck():
+            found.append(f"payment {stuck} on {name} is signed and not mined for long")
+        return found + self.payments.conditions()
+
+    def notes(self) -> list[str]:
+        """What the operator should see to; no order has to wait for it."""
+        return self.sweeps.conditions()
+
+
+class EvmSide:
+    """Implements Side (side.py) for USDC. It owns the clients from ``start`` to ``close``.
+
+    ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
+    """
+
+    asset: Asset = USDC
+
+    def __init__(
+        self,
+        nodes: Sequence[EvmNode],
+        chains: ChainRegistry,
+        keys: HdKeys,
+        ledgers: Ledgers,
+        clock: Clock,
+        options: EvmOptions,
+        switch: PauseSwitch,
+    ) -> None:
+        self._chains = chains
+        self._foreign = ledgers.foreign
+        self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
+        self._branches: Mapping[str, _Branch] = {
+            node.network.name: _Branch(node, keys, ledgers, clock, switch) for node in nodes
+        }
+
+    @property
+    def hot_wallet(self) -> str:
+        """The address that pays, on every network (EIP-55)."""
+        return next(iter(self._branches.values())).payments.hot_wallet
+
+    def serves(self, network: str) -> bool:
+        """Whether this is one of the configured networks."""
+        return network in self._branches
+
+    async def start(self) -> None:
+        """Take up the addresses, connect, look. A node that is not right is a matter of health.
+
+        Raises evm_addresses.Refused for the mnemonic of another service.
+        """
+        await self._addresses.load()
+        await self._addresses.refill()
+        for branch in self._branches.values():
+            branch.client.rpc.open()
+        await self._each(_Branch.look)
+
+    async def close(self) -> None:
+        """Give unused addresses back and let go of the connections."""
+        try:
+            await self._addresses.close()
+        finally:
+            for branch in self._branches.values():
+                await branch.client.rpc.close()
+
+    # --- taking orders -------------------------------------------------------------------------
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when no order can be taken on any network."""
+        if all(branch.problem is not None for branch in self._branches.values()):
+            raise Unavailable("USDC can't be settled right now. Try again later.")
+        if self._addresses.ready == 0:
+            raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
+
+    def deposit_address(self) -> str:
+        """An address that no order has or will have. Raises errors.Unavailable."""
+        self.require_ready()
+        return self._addresses.take()
+
+    def fee(self, chain: str) -> int:
+        """What a transfer costs, in USDC units. Raises errors.Unavailable while not known."""
+        branch = self._branches[chain]
+        branch.require_up()
+        return branch.fee()
+
+    def holdings(self, network: str) -> Holdings:
+        """What the hot wallet can pay. Raises errors.Unavailable while it is not known."""
+        branch = self._branches[network]
+        branch.require_up()
+        hot = branch.payments.hot()
+        if hot is None:
+            raise Unavailable(f"What can be paid on {network} is not known yet.")
+        return Holdings(hot.usdc, 0, 0)
+
+    def total(self) -> int:
+        """What the hot wallet holds on all networks. Raises errors.Unavailable before a look."""
+        found = [branch.payments.hot() for branch in self._branches.values()]
+        if all(hot is None for hot in found):
+            raise Unavailable("What the hot wallet holds is not known yet.")
+        return sum(hot.usdc for hot in found if hot is not None)
+
+    def hot(self, network: str) -> HotBalances | None:
+        """The hot wallet's balances at the last look; None before one."""
+        return self._branches[network].payments.hot()
+
+    def names(self, chain: str) -> NetworkNames:
+        """The chain by its name and number, and its token; of any chain in the table.
+
+        Orders are shown for longer than their chain may have a node.
+        """
+        known = self._chains.resolve(chain)
+        return NetworkNames(known.name, known.chain_id, known.usdc_contract)
+
+    def seconds(self, chain: str) -> int:
+        """How long a deposit takes to be confirmed, typically."""
+        network = self._branches[chain].network
+        return math.ceil(_depth(network) * network.block_seconds)
+
+    def block_seconds(self, chain: str) -> int:
+        """How long a block takes, typically, rounded up."""
+        return max(1, round(self._branches[chain].network.block_seconds))
+
+    # --- deposits ------------------------------------------------------------------------------
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits that changed; none of a network whose node is out."""
+        found = await asyncio.gather(*(_observed(item) for item in self._branches.values()))
+        return [sighting for part in found for sighting in part]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: the cursors may move."""
+        for branch in self._branches.values():
+            await branch.deposits.acknowledge(sightings)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How deep a deposit was at the last look; 0 when it is gone."""
+        return self._branches[key.network].deposits.confirmations(key)
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations a deposit needs."""
+        return _depth(self._branches[network].network)
+
+    # --- payouts -------------------------------------------------------------------------------
+
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - the same on each
+        """Each transfer is a transaction of its own."""
+        return 1
+
+    async def prepare(
+        self,
+        transfer: Transfer,
+        companions: Sequence[Transfer] = (),  # noqa: ARG002 - never any
+    ) -> PreparedTransfer:
+        """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.prepare(transfer)
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.publish(transfer)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer. Raises errors.Unavailable."""
+        branch = self._branches[transfer.network]
+        with branch.link.watched():
+            return await branch.payments.look_up(transfer)
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """Proof of a settled transfer. Raises errors.Unavailable."""
+        return evm_receipt(self._branches[transfer.network].payments.receipt(transfer))
+
+    # --- between passes ------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
+        await self._addresses.refill()
+        await self._each(_Branch.maintain)
+
+    async def _each(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
+        await asyncio.gather(*(work(branch) for branch in self._branches.values()))
+
+    def health(self) -> Health:
+        """Whether USDC can be settled on every network, and if not, what is wrong."""
+        problems = [text for branch in self._branches.values() for text in branch.problems()]
+        return Health(not problems, "; ".join(problems) or None)
+
+    def notes(self) -> list[str]:
+        """What the operator should see to in time: what can't be swept, what is of no order."""
+        unswept = [text for branch in self._branches.values() for text in branch.notes()]
+        return unswept + self._of_no_order()
+
+    def _of_no_order(self) -> list[str]:
+        try:
+            strays = [item for item in self._foreign.strays() if self.serves(item.network)]
+        except Unavailable:
+            return []  # the database's own health tells
+        if not strays:
+            return []
+        units, first = sum(item.units for item in strays), strays[0]
+        whose = f"order {first.order_id}" if first.order_id else "no order"
+        return [
+            f"{len(strays)} deposits of {format_units(units, USDC)} USDC in all are of no order:"
+            f" {first.txid} on {first.network} came to the address of {whose}; rpcsvc treasury"
+            " lists them"
+        ]
+
+
+async def _observed(branch: _Branch) -> Sequence[DepositSighting]:
+    try:
+        return await branch.deposits.observe()
+    except Unavailable:
+        return ()  # why is in health; what was not seen now is seen by a later pass
+
+
+def _depth(network: EvmNetwork) -> int:
+    return _BLOCKS_TO_FINAL if network.confirmations is None else network.confirmations

@@ -1,0 +1,293 @@
+"""Bringing confirmed deposits from their addresses to the hot wallet of one network.
+
+Deposit addresses never hold ether: their key signs an authorization (EIP-3009), and the hot wallet
+sends it as a payment like any other, one for each address. A token that refuses that for good is
+asked by permit and transferFrom (EIP-2612). What a sweep took is judged by its payment, and where
+that failed by the authorization's state and the address's balance. What can't be swept is reported
+as a condition and tried again after an hour. Payouts go first.
+
+What does not live here: nonces, fees, replacement (payments.py), deposits (deposits.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import Call, Reverted
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    EvmPaymentLedger,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Sweep,
+    SweepMethod,
+    SweepState,
+    Unswept,
+)
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.upkeep import Conditions
+
+log = structlog.get_logger(__name__)
+
+_RARELY_MS: Final = 60 * 60 * 1000
+_ALLOWANCE: Final = usdc.selector("allowance(address,address)")
+# The hot wallet alone can use what is signed here, so that it need not run out.
+_NEVER: Final = usdc.LARGEST_WORD
+_ALL: Final = "all addresses"
+_GAS: Final = "gas"
+
+
+class _PutOff(Exception):
+    """An address can't be swept for now. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A call of the token that brings an address's deposits nearer."""
+
+    method: SweepMethod
+    units: int
+    data: bytes
+    gas: int
+    authorization: str | None = None
+
+
+class EvmSweeps:
+    """Sweeps one network. All may raise RpcFailure and evm_link.Refused."""
+
+    def __init__(
+        self,
+        link: EvmLink,
+        payments: EvmPayments,
+        ledger: EvmPaymentLedger,
+        keys: HdKeys,
+        clock: Clock,
+    ) -> None:
+        self._link = link
+        self._network = link.network
+        self._payments = payments
+        self._ledger = ledger
+        self._keys = keys
+        self._clock = clock
+        self._conditions = Conditions(link.network.name)
+        self._not_before: dict[str, int] = {}
+
+    def conditions(self) -> list[str]:
+        """What keeps deposits from being swept, in words for the operator."""
+        return self._conditions.texts()
+
+    async def maintain(self) -> None:
+        """Record what has ended, and begin what is due. To be called now and then."""
+        await self._link.check()
+        under_way = self._ledger.sweeps_under_way(self._network.name)
+        ended = [await self._end(sweep) for sweep in under_way]
+        if await self._can_move():
+            await self._begin(self._network.sweep_batch - ended.count(False))
+
+    async def _can_move(self) -> bool:
+        """Whether the token moves anything to the hot wallet just now."""
+        problem = None
+        if self._link.paused:
+            problem = f"USDC on {self._network.name} is paused by its issuer: nothing is swept"
+        elif await self._link.is_blacklisted(self._payments.hot_wallet):
+            problem = f"the hot wallet is on the blacklist of USDC on {self._network.name}"
+        self._conditions.set(_ALL, problem)
+        return problem is None
+
+    async def _begin(self, room: int) -> None:
+        now = self._clock.now_ms()
+        unswept = self._ledger.unswept(self._network.name, self._network.sweep_units)
+        self._forget_all_but({due.address for due in unswept})
+        for due in unswept:
+            if room <= 0 or self._payments.payouts_first():
+                return
+            if self._not_before.get(due.address, 0) > now:
+                continue
+            try:
+                step = await self._step(due)
+            except _PutOff as reason:
+                self._put_off(due.address, str(reason))
+                continue
+            if step is None:
+                continue
+            if not await self._send(due, step):
+                return
+            room -= 1
+
+    async def _send(self, due: Unswept, step: _Step) -> bool:
+        """Commit and publish; False when the hot wallet can't pay the gas now."""
+        name = f"sweep-{self._network.name}-{due.address_index}-{due.serial}"
+        order = PaymentOrder(
+            name, Purpose.SWEEP, self._payments.hot_wallet, step.units, self._network.token,
+            step.data, step.gas,
+        )  # fmt: skip
+        sweep = Sweep(
+            self._network.name, due.address_index, due.serial, due.address, step.method,
+            step.units, step.authorization, name,
+        )  # fmt: skip
+        try:
+            verdict = await self._payments.send(order, sweep)
+        except Unavailable as error:
+            self._conditions.set(_GAS, f"nothing is swept on {self._network.name}: {error.message}")
+            return False
+        self._conditions.set(_GAS, None)
+        self._forget(due.address)
+        log.info("evm_sweep_sent", payment_id=name, method=step.method.value, units=step.units,
+                 outcome=verdict.outcome.value)  # fmt: skip
+        return True
+
+    # --- what to send --------------------------------------------------------------------------
+
+    async def _step(self, due: Unswept) -> _Step | None:
+        """The next call for an address; None when there is none to make. Raises _PutOff."""
+        signer = self._keys.signer(due.address_index)
+        if signer.address != due.address:
+            raise _PutOff(f"{due.address} is not of this mnemonic: it can't be swept")
+        if await self._link.is_blacklisted(due.address):
+            raise _PutOff(f"{due.address} is on the token's blacklist: not swept")
+        held = await self._link.balance(due.address)
+        units = min(due.units, held)
+        if units >= self._network.sweep_units:
+            return await self._receive(due, units, held, signer)
+        if not await self._is_used(due.address, self._authorization_nonce(due)):
+            raise _PutOff(
+                f"{due.address} holds {held} USDC units where {due.units} were deposited and not"
+                " swept: something else takes from it"
+            )
+        await self._already(due, held)
+        return None
+
+    async def _receive(
+        self, due: Unswept, units: int, held: int, signer: EvmSigner
+    ) -> _Step | None:
+        nonce = self._authorization_nonce(due)
+        authorization = usdc.Authorization(
+            due.address, self._payments.hot_wallet, units, 0, _NEVER, nonce
+        )
+        signature = signer.sign_digest(usdc.receive_digest(self._link.domain, authorization))
+        data = usdc.receive_with_authorization(authorization, signature)
+        try:
+            gas = await self._payments.estimate(data)
+        except Reverted as refusal:
+            if await self._is_used(due.address, nonce):
+                await self._already(due, held)
+                return None
+            log.info("evm_sweep_refused", address=due.address, reason=str(refusal))
+            return await self._second_choice(due, units, signer)
+        return _Step(SweepMethod.RECEIVE, units, data, gas, nonce.hex())
+
+    async def _second_choice(self, due: Unswept, units: int, signer: EvmSigner) -> _Step | None:
+        """Neither paused, nor blacklisted, nor used: the token does not take the first choice."""
+        if not await self._can_move():
+            return None
+        method = SweepMethod.TAKE
+        data = usdc.transfer_from(due.address, self._payments.hot_wallet, units)
+        if await self._allowance(due.address) < units:
+            method, data = SweepMethod.PERMIT, await self._permit(due, units, signer)
+        try:
+            gas = await self._payments.estimate(data)
+        except Reverted as refusal:
+            raise _PutOff(
+                f"the token lets {due.address} be swept neither way: {refusal.text}"
+            ) from refusal
+        return _Step(method, units, data, gas)
+
+    async def _permit(self, due: Unswept, units: int, signer: EvmSigner) -> bytes:
+        nonce = usdc.read_uint(await self._ask(usdc.nonces(due.address)))
+        permit = usdc.Permit(due.address, self._payments.hot_wallet, units, nonce, _NEVER)
+        signature = signer.sign_digest(usdc.permit_digest(self._link.domain, permit))
+        return usdc.permit_call(permit, signature)
+
+    async def _allowance(self, owner: str) -> int:
+        words = usdc.address_word(owner) + usdc.address_word(self._payments.hot_wallet)
+        return usdc.read_uint(await self._ask(_ALLOWANCE + words))
+
+    async def _is_used(self, address: str, nonce: bytes) -> bool:
+        return usdc.read_bool(await self._ask(usdc.authorization_state(address, nonce)))
+
+    async def _ask(self, data: bytes) -> bytes:
+        return await self._link.client.call(Call(self._network.token, data))
+
+    def _authorization_nonce(self, due: Unswept) -> bytes:
+        """The same again for the same sweep: a database from a backup finds it used."""
+        return usdc.keccak256(
+            b"sweep"
+            + usdc.uint_word(self._network.chain_id)
+            + usdc.address_word(self._network.token)
+            + usdc.address_word(due.address)
+            + usdc.uint_word(due.serial)
+        )
+
+    # --- how it ended --------------------------------------------------------------------------
+
+    async def _already(self, due: Unswept, held: int) -> None:
+        """The authorization was used by a payment that is not on record: the balance says of what.
+
+        So after a restored backup, or when the same keys are used elsewhere.
+        """
+        taken = max(due.units - held, 0)
+        log.warning("evm_sweep_found_done", address=due.address, units=taken)
+        await self._ledger.add_sweep(
+            Sweep(
+                self._network.name, due.address_index, due.serial, due.address,
+                SweepMethod.RECEIVE, due.units, self._authorization_nonce(due).hex(), None,
+                SweepState.DONE, taken,
+            )
+        )  # fmt: skip
+
+    async def _end(self, sweep: Sweep) -> bool:
+        """Record how a sweep ended; False while it has not."""
+        payment = self._ledger.payment(sweep.payment_id or "")
+        if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
+            return False
+        settled = payment.state is PaymentState.SETTLED
+        taken = await (self._taken(sweep) if settled else self._taken_all_the_same(sweep))
+        is_done = taken > 0 or (settled and sweep.method is SweepMethod.PERMIT)
+        state = SweepState.DONE if is_done else SweepState.VOID
+        await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
+        if not is_done:
+            # Whatever it was, trying again at once would cost gas each time.
+            self._put_off(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
+        return True
+
+    async def _taken(self, sweep: Sweep) -> int:
+        """What a sweep took whose payment is settled."""
+        if sweep.method is SweepMethod.PERMIT:
+            return 0
+        if sweep.authorization is None:
+            return sweep.units
+        is_used = await self._is_used(sweep.address, bytes.fromhex(sweep.authorization))
+        return sweep.units if is_used else 0
+
+    async def _taken_all_the_same(self, sweep: Sweep) -> int:
+        """What left the address though the payment failed: the same keys may be used elsewhere."""
+        if sweep.authorization is not None:
+            nonce = bytes.fromhex(sweep.authorization)
+            if not await self._is_used(sweep.address, nonce):
+                return 0
+        left = self._ledger.unswept_of(self._network.name, sweep.address_index)
+        held = await self._link.balance(sweep.address)
+        return min(max(left - held, 0), sweep.units)
+
+    # --- what is told --------------------------------------------------------------------------
+
+    def _put_off(self, address: str, text: str) -> None:
+        self._not_before[address] = self._clock.now_ms() + _RARELY_MS
+        self._conditions.set(address, f"{self._network.name}: {text}")
+
+    def _forget(self, address: str) -> None:
+        self._not_before.pop(address, None)
+        self._conditions.set(address, None)
+
+    def _forget_all_but(self, unswept: set[str]) -> None:
+        """What was noted of addresses that have nothing to sweep any more."""
+        for address in set(self._not_before) - unswept:
+            self._forget(address)

@@ -1,0 +1,1 @@
+"""The XMR side: monerod, monero-wallet-rpc, the operator's own XMR."""

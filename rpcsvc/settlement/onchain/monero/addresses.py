@@ -1,0 +1,235 @@
+"""Deposit addresses, made ahead, each handed out at most once.
+
+An address is made by the wallet, stored in its file, recorded in the database, reserved there,
+and only then handed out, in this order. "Reserved up to index N" is committed before any address
+up to N is handed out, so that after a crash the service goes on above N: a few addresses are
+skipped, none is given out twice. A stop in order gives the unused ones back.
+
+A wallet that lacks more addresses than it looks ahead has to scan the chain anew once it has them.
+That this is due is committed before the first of them is made, and stays so until the scan is over
+and stored: whatever is killed in between, it is made up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import structlog
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.monero.link import Refused
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
+
+log = structlog.get_logger(__name__)
+
+# A wallet finds money on this many addresses, counted from the newest that it knows.
+_LOOKAHEAD: Final = 200
+# Nobody is kept waiting for a scan, which may take hours, for longer than this.
+_PATIENCE_SECONDS: Final = 2.0
+# How often in one go the wallet makes addresses: it does nothing else meanwhile.
+_CALLS_PER_REFILL: Final = 4
+
+
+class AddressPool:
+    """The addresses that orders may still get."""
+
+    def __init__(
+        self,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        options: MoneroOptions,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
+        self._wallet = wallet
+        self._ledger = ledger
+        self._options = options
+        self._patience = patience
+        self._pooled: deque[Subaddress] = deque()  # committed
+        self._free: deque[Subaddress] = deque()  # committed and reserved
+        self._reserving: asyncio.Task[None] | None = None
+        self._making: asyncio.Task[None] | None = None
+        self._rescan: asyncio.Task[None] | None = None
+        self._loaded = False
+        # Batches are committed and handed out in the order of their indices.
+        self._turn = asyncio.Lock()
+
+    @property
+    def left(self) -> int:
+        """How many addresses are made and not handed out."""
+        return len(self._pooled) + len(self._free)
+
+    @property
+    def ready(self) -> int:
+        """How many can be handed out at once."""
+        return len(self._free)
+
+    def require_scanned(self) -> None:
+        """Raise Refused while the wallet scans the chain anew: it answers nothing meanwhile."""
+        if self._rescan is not None and not self._rescan.done():
+            raise Refused("rescanning: the wallet looks for deposits that it missed")
+
+    def take(self) -> str:
+        """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
+        if not self._free:
+            raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
+        address = self._free.popleft().address
+        if len(self._free) < self._options.reserve // 2 and self._pooled:
+            self._reserve_soon()
+        return address
+
+    async def reconcile(self) -> None:
+        """Make wallet and database agree on what addresses there are. Raises Refused.
+
+        A wallet restored from an older file makes again, in order, those that it lost. Where it
+        has to scan the chain for them, Refused is raised until that is over, and it goes on when
+        the caller is cancelled.
+        """
+        highest = self._ledger.highest_address()
+        if highest is not None:
+            await self._bring_up(highest)
+        if not self._loaded:
+            await self._load(highest.index.minor if highest else 0)
+            self._loaded = True
+
+    async def refill(self) -> None:
+        """Make more when few are left, and reserve some."""
+        if self.left < self._options.pool_low:
+            for _ in range(_CALLS_PER_REFILL):
+                missing = self._options.pool_target - self.left
+                if missing > 0:
+                    await self._make(min(missing, self._options.addresses_per_call))
+        await self._reserve()
+
+    async def close(self) -> None:
+        """Give back what was reserved and not handed out."""
+        if self._rescan is not None:
+            self._rescan.cancel()  # it stays due
+            await asyncio.wait({self._rescan})
+        under_way = [task for task in (self._making, self._reserving) if task is not None]
+        await asyncio.gather(*under_way, return_exceptions=True)
+        async with self._turn:
+            if self._free:
+                unused = min(item.index.minor for item in self._free)
+                self._pooled, self._free = deque(), deque()
+                await self._ledger.reserve_addresses(unused - 1)
+
+    async def _bring_up(self, highest: Subaddress) -> None:
+        missing = await self._missing(highest)
+        if missing:
+            log.warning("monero_wallet_lacks_addresses", missing=missing)
+            if missing >= _LOOKAHEAD:
+                await self._ledger.note_rescan_due()
+            for made in range(0, missing, self._options.addresses_per_call):
+                await self._make(min(missing - made, self._options.addresses_per_call), load=False)
+        (found,) = await self._wallet.addresses([highest.index.minor])
+        if found.address != highest.address:
+            raise Refused(
+                f"another wallet: its address {highest.index.minor} is not the one that was"
+                " recorded"
+            )
+        if self._ledger.rescan_due():
+            await self._scan()
+
+    async def _scan(self) -> None:
+        """Have the wallet scan the chain anew, or wait for the scan that is under way."""
+        if self._rescan is None or self._rescan.done():
+            self._rescan = asyncio.create_task(self._scanned(), name="rescan")
+            self._rescan.add_done_callback(_note_end)
+        await asyncio.wait({self._rescan}, timeout=self._patience)
+        self.require_scanned()
+        self._rescan.result()
+
+    async def _scanned(self) -> None:
+        log.warning("monero_wallet_rescans")
+        await self._wallet.rescan_blockchain()
+        await self._wallet.store()
+        await self._ledger.note_rescanned()
+
+    async def _missing(self, highest: Subaddress) -> int:
+        """How many addresses the wallet lacks below the newest recorded one."""
+        low, high = 0, highest.index.minor
+        if await self._has(high):
+            return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if await self._has(middle) else (low, middle)
+        return highest.index.minor - low
+
+    async def _has(self, minor: int) -> bool:
+        try:
+            return bool(await self._wallet.addresses([minor]))
+        except NodeError as error:
+            if error.code != WalletCode.NO_SUCH_ADDRESS:
+                raise
+            return False
+
+    async def _load(self, highest: int) -> None:
+        wallet = self._ledger.wallet()
+        if wallet is None:
+            raise Refused("the wallet is not recorded yet")
+        reserved_to = wallet.reserved_to
+        if highest and await self._has(highest + 1):
+            # The wallet knows more than the database, which may be an older copy: what the
+            # difference was handed out to is not known here, so none of it is used.
+            reserved_to = highest
+            await self._ledger.reserve_addresses(highest)
+        self._pooled.extend(self._ledger.addresses_above(reserved_to))
+        await self._reserve()
+
+    async def _make(self, count: int, *, load: bool = True) -> None:
+        """Make some more. It goes on when the caller is cancelled: addresses that the wallet has
+        and the database does not know are never used.
+        """
+        self._making = asyncio.create_task(self._made(count, load=load), name="make-addresses")
+        await asyncio.shield(self._making)
+
+    async def _made(self, count: int, *, load: bool) -> None:
+        made = await self._wallet.create_addresses(count)
+        await self._wallet.store()
+        await self._ledger.add_addresses(made)
+        if load:
+            self._pooled.extend(made)
+
+    def _reserve_soon(self) -> None:
+        if self._reserving is None or self._reserving.done():
+            self._reserving = asyncio.create_task(self._reserve_quietly(), name="reserve-addresses")
+
+    async def _reserve_quietly(self) -> None:
+        try:
+            await self._reserve()
+        except Unavailable:
+            log.warning("monero_addresses_not_reserved", exc_info=True)
+
+    async def _reserve(self) -> None:
+        """Commit that the next few may be handed out, then let them be."""
+        async with self._turn:
+            await self._reserve_batch()
+
+    async def _reserve_batch(self) -> None:
+        count = min(self._options.reserve - len(self._free), len(self._pooled))
+        if count <= 0:
+            return
+        batch = [self._pooled.popleft() for _ in range(count)]
+        try:
+            await self._ledger.reserve_addresses(batch[-1].index.minor)
+        except BaseException:
+            self._pooled.extendleft(reversed(batch))
+            raise
+        self._free.extend(batch)
+
+
+def _note_end(rescan: asyncio.Task[None]) -> None:
+    """Whoever began it may have stopped waiting."""
+    if rescan.cancelled():
+        return
+    failure = rescan.exception()
+    if failure is None:
+        log.info("monero_wallet_rescanned")
+    else:
+        log.warning("monero_rescan_not_finished", reason=str(failure))

@@ -1,0 +1,262 @@
+"""Deposits of XMR: the wallet finds them, the node says whether they are still there.
+
+One pass costs a refresh and one list of transfers from the cursor on, whatever the number of open
+orders. The wallet says what a transaction paid to which of our addresses, which its id vouches
+for; where the transaction is now, pool, block or nowhere, only the node is asked, since a wallet
+keeps what it saw in blocks that are gone. What it last said, and since when a deposit is known,
+is in the database.
+
+A deposit is one transaction and one subaddress (``output_index`` is the subaddress's index): the
+wallet gives the sum of its outputs there, and they are credited or removed together.
+What does not live here: whether the wallet can spend what it shows (deposit_proofs.py), what
+a deposit means for its order (orders/deposits.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.monero.deposit_proofs import (
+    DepositProofs,
+    Proof,
+    View,
+    key_of,
+    was_confirmed,
+)
+from rpcsvc.settlement.onchain.monero.ledger import (
+    NETWORK,
+    Cursor,
+    DepositRecord,
+    MoneroLedger,
+    MoneroOptions,
+)
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransfer
+
+log = structlog.get_logger(__name__)
+
+# An unlock time below this is a height, otherwise seconds since the epoch (Monero's rule).
+_FIRST_TIME: Final = 500_000_000
+# A node drops a transaction from its pool after seven days at the latest.
+_POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
+
+
+def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
+    """Whether the sender has locked the money beyond the chain's ``height`` or now."""
+    if unlock_time < _FIRST_TIME:
+        return height < unlock_time
+    return now_ms // 1000 < unlock_time
+
+
+class DepositScanner:
+    """Looks for deposits, pass by pass."""
+
+    def __init__(
+        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._clock = clock
+        self._options = options
+        self._height = 0
+        self._fork = -1
+        self._next: Cursor | None = None
+        self._proofs = DepositProofs(link, ledger)
+
+    async def observe(self) -> list[DepositSighting]:
+        """Deposits whose state is not the one acknowledged last. Raises RpcFailure and Refused."""
+        self._next = None
+        before = await self._link.check_node()
+        self._fork = await self._find_fork()
+        await self._link.wallet.refresh()
+        listed = await self._link.wallet.transfers(self._fork + 1)
+        records = self._records(listed)
+        view = await self._view(before, listed, records)
+        # What another wallet has not received says nothing; the cursor must not move by it.
+        await self._link.require_wallet()
+        records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
+        states = await self._judge(records, listed, view)
+        kept = {key_of(item) for item in records if self._may_be_confirmed(item, view)}
+        await self._remember(records, view, states)
+        self._height = view.info.height
+        if view.agreed:
+            self._next = Cursor(view.info.height - 1, view.info.top_hash)
+        return [
+            _sighting(item, state)
+            for item, state in zip(records, states, strict=True)
+            if state is not item.acknowledged and key_of(item) not in kept
+        ]
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """Record what is committed, and move the cursor to the block that was looked at.
+
+        Deposits that were not acknowledged are in the database all the same and are shown again.
+        """
+        states = [(item.key.txid, item.key.output_index, item.state) for item in sightings]
+        cursor, self._next = self._next, None
+        if cursor is not None and cursor in self._ledger.cursors()[:1]:
+            cursor = None
+        await self._ledger.acknowledge(states, cursor, self._fork)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How deep the deposit was at the last look; 0 in the pool or gone."""
+        found = self._ledger.deposit(key.txid, key.output_index)
+        if found is None or found.height is None:
+            return 0
+        return max(0, self._height - found.height)
+
+    async def _find_fork(self) -> int:
+        """The newest block that was looked at and is still on the chain; -1 when none is."""
+        for cursor in self._ledger.cursors():
+            header = await self._link.node.header_at(cursor.height)
+            if header is not None and header.hash == cursor.hash:
+                return cursor.height
+            log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
+        return -1
+
+    def _records(self, listed: Sequence[WalletTransfer]) -> list[DepositRecord]:
+        """Those watched already, and those that the wallet has found."""
+        records = {
+            (item.txid, item.minor): item for item in self._ledger.deposits_to_watch(self._fork)
+        }
+        now = self._clock.now_ms()
+        for item in listed:
+            key = (item.txid, item.index.minor)
+            if key not in records and self._is_ours(item):
+                known = self._ledger.deposit(*key)
+                records[key] = known or DepositRecord(
+                    item.txid, item.index.minor, item.address, item.amount, item.unlock_time, now,
+                    None, None,
+                )  # fmt: skip
+        return list(records.values())
+
+    def _is_on_record(self, item: DepositRecord) -> bool:
+        return self._ledger.deposit(item.txid, item.minor) is not None
+
+    def _may_be_confirmed(self, item: DepositRecord, view: View) -> bool:
+        """Whether the order layer may have it as confirmed, and the wallet can't be asked now.
+
+        It was shown, and nobody lived to acknowledge it. To show it as seen could take it back.
+        """
+        unasked = not view.agreed and view.height(item) is not None
+        return unasked and item.acknowledged is None and self._is_on_record(item)
+
+    def _is_ours(self, item: WalletTransfer) -> bool:
+        """Whether it pays an address made for orders; the wallet has others."""
+        ours = self._ledger.address_minor(item.address) == item.index.minor
+        return ours and item.amount > 0 and item.index.minor > 0
+
+    async def _view(
+        self,
+        before: NodeInfo,
+        listed: Sequence[WalletTransfer],
+        records: Sequence[DepositRecord],
+    ) -> View:
+        chain = await self._link.node.transactions(sorted({item.txid for item in records}))
+        scanned, after = await self._link.wallet.height(), await self._link.check_node()
+        stale = any(
+            item.height is not None
+            and self._is_ours(item)
+            and (item.txid not in chain or chain[item.txid].height != item.height)
+            for item in listed
+        )
+        agreed = before.top_hash == after.top_hash and scanned == after.height and not stale
+        return View(after, agreed, self._clock.now_ms(), chain, self._fork)
+
+    async def _judge(
+        self, records: Sequence[DepositRecord], listed: Sequence[WalletTransfer], view: View
+    ) -> list[DepositState]:
+        totals: dict[int, int] = {}
+        for item in records:
+            if item.txid in view.chain:
+                totals[item.minor] = totals.get(item.minor, 0) + item.units
+        deep = {key_of(item) for item in records if self._is_deep(item, totals, view)}
+        # While wallet and node disagree nothing that the wallet says of a block is relied on.
+        proofs = await self._proofs.look(records, listed, view, deep) if view.agreed else {}
+        return [
+            _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
+            for item in records
+        ]
+
+    def _is_deep(self, item: DepositRecord, totals: Mapping[int, int], view: View) -> bool:
+        """Whether it is as deep as what its address received in all asks for, and not locked."""
+        found = view.chain.get(item.txid)
+        if found is None or found.height is None:
+            return False
+        # What comes to the same address later asks no more of a deposit that is confirmed.
+        total = item.units if was_confirmed(item) else totals[item.minor]
+        needed = self._options.required_confirmations(total)
+        deep = view.info.height - found.height >= needed
+        return deep and not is_timelocked(item.unlock_time, view.info.height, view.now_ms)
+
+    # --- what is on record ---------------------------------------------------------------------
+
+    async def _remember(
+        self, records: Sequence[DepositRecord], view: View, states: Sequence[DepositState]
+    ) -> None:
+        """Commit what is new before it is shown: the time of first sight must outlive a crash.
+
+        What is shown is unacknowledged from here on: whoever crashes between committing it and
+        acknowledging it is shown what the chain says then, even if that is what it was before.
+        """
+        changed = []
+        for item, state in zip(records, states, strict=True):
+            height = view.height(item)
+            now = replace(
+                item,
+                height=height,
+                acknowledged=state if item.acknowledged is state else None,
+                watched=self._is_watched(item, state, height, view),
+            )
+            if now != item or self._ledger.deposit(item.txid, item.minor) is None:
+                changed.append(now)
+        if changed:
+            await self._ledger.put_deposits(changed)
+
+    def _is_watched(
+        self, item: DepositRecord, state: DepositState, height: int | None, view: View
+    ) -> bool:
+        """Over when it is deep enough, or gone for longer than any pool would keep it.
+
+        The wallet would not do: a transaction that comes back into the pool it doesn't look at.
+        """
+        if item.acknowledged is not state:
+            return True
+        if state is DepositState.REMOVED:
+            return view.now_ms - item.first_seen_at < _POOL_KEEPS_MS
+        if state is DepositState.SEEN or height is None:
+            return True
+        return view.info.height - height < self._options.tracked_blocks
+
+
+def _state(
+    item: DepositRecord, found: NodeTransaction | None, proof: Proof | None, deep: bool
+) -> DepositState:
+    """What node and wallet say of a deposit together."""
+    if found is None or (found.height is None and found.double_spend_seen):
+        return DepositState.REMOVED
+    if found.height is None:
+        return DepositState.SEEN
+    # One that was void, or gone, stays so until the wallet could be asked.
+    is_back = proof is not None or item.acknowledged is not DepositState.REMOVED
+    if proof is Proof.VOID or not is_back:
+        return DepositState.REMOVED
+    # Nothing is confirmed without the wallet; nor is anything taken back because it wasn't asked.
+    kept = was_confirmed(item) and proof is None
+    return (
+        DepositState.CONFIRMED if deep and (proof is Proof.COVERED or kept) else DepositState.SEEN
+    )
+
+
+def _sighting(item: DepositRecord, state: DepositState) -> DepositSighting:
+    key = DepositKey(NETWORK, item.txid, item.minor)
+    return DepositSighting(key, item.address, item.units, None, item.first_seen_at, state)

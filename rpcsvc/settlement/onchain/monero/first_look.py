@@ -1,0 +1,149 @@
+"""The look at what left the Monero wallet, before anything is signed with it after a start.
+
+A database that was put back from an older copy does not know what was paid since, and recovered
+payouts go out at once. So first the wallet is asked, by one bounded question, for what it sent
+since the newest block on record; anything that is not on record pauses payouts (foreign.py). A
+whole audit (audit/) would ask for each payment and address that there ever was, and hold payouts
+for minutes. What does not live here: the same for hot wallets, which their nonces tell at each
+signature (evm/nonces.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Health
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+
+log = structlog.get_logger(__name__)
+
+# A reorganisation may have brought what was sent after the copy into a block before it.
+_MARGIN: Final = 20
+_SENT: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
+_WALLET: Final = "the Monero wallet"
+PATIENCE_MS: Final = 10 * 60_000
+
+
+class Outgoing(Protocol):
+    """A wallet that tells what it has sent and nobody knows of."""
+
+    async def unknown(self) -> list[str]:
+        """The ids of such transactions. Raises RpcFailure and errors.Unavailable."""
+        ...
+
+
+class MoneroOutgoing:
+    """What the operator's Monero wallet has sent since the newest block on record."""
+
+    def __init__(
+        self,
+        node: MonerodClient,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        foreign: ForeignLedger,
+    ) -> None:
+        self._node = node
+        self._wallet = wallet
+        self._ledger = ledger
+        self._foreign = foreign
+
+    async def unknown(self) -> list[str]:
+        """Empty before the service's first look at the chain: nothing can be owed by then.
+
+        Raises RpcFailure; errors.Unavailable while the wallet is not the service's, or has not
+        scanned all that its node has.
+        """
+        since = self._foreign.monero_cursor()
+        if since is None:
+            return []
+        await self._require_ready()
+        sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
+        return self._foreign.not_on_record({item.txid for item in sent})
+
+    async def _require_ready(self) -> None:
+        known = self._ledger.wallet()
+        if known is None or await self._wallet.primary_address() != known.primary_address:
+            raise Unavailable("The wallet that is open is not the service's.")
+        await self._wallet.refresh()
+        scanned, top = await self._wallet.height(), (await self._node.info()).height
+        if scanned < top:
+            raise Unavailable(f"The wallet is at height {scanned}, the node at {top}.")
+
+
+class FirstLook:
+    """Holds signatures until what left the wallet was compared with the records, once.
+
+    A wallet that is not fit to be asked is not fit to sign either, so holding costs nothing. Should
+    one sign and yet fail to answer this, payouts go on after ``PATIENCE_MS``, and health says so;
+    it is asked again before each signature all the same.
+    """
+
+    def __init__(
+        self, outgoing: Outgoing, foreign: ForeignLedger, switch: PauseSwitch, clock: Clock
+    ) -> None:
+        self._outgoing = outgoing
+        self._foreign = foreign
+        self._switch = switch
+        self._clock = clock
+        self._is_done = False
+        self._problem: str | None = None
+        self._failing_since: int | None = None
+        self._one = asyncio.Lock()
+
+    async def require_done(self) -> None:
+        """Look, unless it is done. Raises errors.Unavailable when nothing may be signed yet."""
+        if self._is_done:
+            return
+        async with self._one:
+            if not self._is_done:
+                await self._look()
+
+    def health(self) -> Health:
+        """Not ok while something is not on record, or nothing could be looked at for long."""
+        return Health(self._problem is None, self._problem)
+
+    async def _look(self) -> None:
+        try:
+            strangers = await self._outgoing.unknown()
+        except RpcFailure as failure:
+            self._failed(failure)
+            return
+        self._failing_since = None
+        if strangers:
+            await self._stop(strangers)
+        self._is_done, self._problem = True, None
+
+    async def _stop(self, strangers: list[str]) -> None:
+        """Pause payouts, and note that the operator was told: once he resumes they go on."""
+        if pause_for(self._switch, _WALLET):
+            await self._foreign.tell_transactions(NETWORK, strangers, self._clock.now_ms())
+        self._problem = f"{reason_of(_WALLET)} ({strangers[0]}, {len(strangers)} in all)"
+        raise Unavailable(
+            "The Monero wallet has sent what is not on record. Nothing is signed with it before"
+            " the operator has looked."
+        )
+
+    def _failed(self, failure: RpcFailure) -> None:
+        """Raises errors.Unavailable, unless it has gone on for too long."""
+        now = self._clock.now_ms()
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since < PATIENCE_MS:
+            raise Unavailable("What left the XMR wallet is not known yet. Try again later.")
+        if self._problem is None:
+            log.error("first_look_not_made", reason=str(failure))
+        self._problem = (
+            f"what left the Monero wallet before the start can't be looked at ({failure}), and"
+            " payouts go on without it"
+        )

@@ -1,0 +1,174 @@
+"""The wallet's own XMR: what can be paid now, what a payment costs, and keeping it spendable.
+
+A payment locks the change of every output that it spends for ten blocks. The wallet is therefore
+kept in many outputs, by payments to itself that go the same way as all others. Many small ones
+are put together, since each costs a fee to spend.
+What does not live here: what open orders still need of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.wallet_types import Output
+
+log = structlog.get_logger(__name__)
+
+_MOST_PARTS: Final = 14  # and the change
+_MOST_INPUTS: Final = 40
+_INPUT_WEIGHT: Final = 800
+_BASE_WEIGHT: Final = 2000
+_UNLOCK_BLOCKS: Final = 10
+_BLOCK_SECONDS: Final = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """What the wallet holds at a height. ``max_now`` can be paid now, after the fee.
+
+    ``locked`` units unlock within ``seconds_to_unlock``; ``outputs`` counts the unlocked ones.
+    """
+
+    height: int
+    unlocked: int
+    locked: int
+    max_now: int
+    outputs: int
+    seconds_to_unlock: int
+
+
+class MoneroInventory:
+    """Looks after the outputs of the wallet."""
+
+    def __init__(
+        self, link: MoneroLink, payments: MoneroPayments, clock: Clock, options: MoneroOptions
+    ) -> None:
+        self._link = link
+        self._payments = payments
+        self._clock = clock
+        self._options = options
+        self._per_byte: int | None = None
+        self._available: Available | None = None
+        self._outputs: list[Output] = []
+        self._large = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was a look: before it nothing can be promised."""
+        return self._available is not None
+
+    @property
+    def available(self) -> Available:
+        """What could be paid at the last look. Raises errors.Unavailable before the first."""
+        if self._available is None:
+            raise Unavailable("What the XMR wallet holds is not known yet. Try again in a moment.")
+        return self._available
+
+    def fee(self) -> int:
+        """What a payment costs, with a margin. Raises errors.Unavailable before it is known."""
+        return self._fee_of(self._options.typical_weight)
+
+    def _fee_of(self, weight: int) -> int:
+        if self._per_byte is None:
+            raise Unavailable("The Monero network's fee is not known yet. Try again in a moment.")
+        return -(-self._per_byte * weight * (100 + self._options.fee_margin_percent) // 100)
+
+    async def refresh_fee(self) -> None:
+        """Ask the node for the fee of the moment. Raises RpcFailure."""
+        fees = (await self._link.node.fees()).per_byte
+        self._per_byte = fees[min(self._options.priority, len(fees)) - 1]
+
+    async def look(self, info: NodeInfo) -> None:
+        """Count the outputs anew. Raises RpcFailure."""
+        outputs = [
+            item for item in await self._link.wallet.outputs() if not item.spent and not item.frozen
+        ]
+        self._outputs = [item for item in outputs if item.unlocked]
+        self._large = sum(item.amount >= self._options.output_units for item in outputs)
+        unlocked = sum(item.amount for item in self._outputs)
+        ages = [info.height - item.height for item in outputs if not item.unlocked and item.height]
+        blocks = max((_UNLOCK_BLOCKS - age for age in ages), default=0)
+        self._available = Available(
+            height=info.height,
+            unlocked=unlocked,
+            locked=sum(item.amount for item in outputs) - unlocked,
+            max_now=max(0, self._spendable() - self.fee()),
+            outputs=len(self._outputs),
+            seconds_to_unlock=max(0, blocks) * _BLOCK_SECONDS,
+        )
+
+    def _spendable(self) -> int:
+        """What one transaction of a size that the network takes can spend."""
+        return sum(sorted((item.amount for item in self._outputs), reverse=True)[:_MOST_INPUTS])
+
+    async def keep_up(self) -> bool:
+        """Split or put together what is needed; whether something was published.
+
+        Raises RpcFailure, and errors.Unavailable when the wallet can't just now.
+        """
+        if await self._payments.finish_upkeep() or self._payments.is_busy():
+            return False
+        order = self._consolidation() or self._split()
+        if order is None:
+            return False
+        payment = await self._payments.prepare_upkeep(order)
+        log.info("monero_upkeep", txid=payment.txid, parts=order.parts, fee=payment.fee)
+        await self._payments.finish_upkeep()
+        return True
+
+    def _split(self) -> PaymentOrder | None:
+        """Cut the largest output into as many as are missing, none under the configured size.
+
+        Locked outputs count: they come back by themselves. A few missing are not worth a fee.
+        """
+        options = self._options
+        missing = options.outputs_target - self._large
+        if missing <= options.outputs_target // 4 or not self._outputs:
+            return None
+        largest = max(self._outputs, key=lambda item: item.amount)
+        room = largest.amount - self._fee_of(options.typical_weight * 2)
+        parts = min(missing, _MOST_PARTS, room // options.output_units - 1)
+        if parts < 1:
+            return None
+        share = room // (parts + 1)
+        return self._order(share * parts, parts, (largest.index.minor,))
+
+    def _consolidation(self) -> PaymentOrder | None:
+        """Put the smallest together when there are too many."""
+        options = self._options
+        # Only where an address has nothing large: there the wallet can't choose that instead.
+        large_at = {item.index for item in self._outputs if item.amount >= options.output_units}
+        small = sorted(
+            (item for item in self._outputs if item.index not in large_at),
+            key=lambda item: item.amount,
+        )
+        if options.outputs_target == 0 or len(small) <= options.dusty_outputs:
+            return None
+        indices = sorted({item.index.minor for item in small[:_MOST_INPUTS]})
+        inputs = small[:_MOST_INPUTS]
+        units = _sum(inputs) - self._fee_of(_BASE_WEIGHT + _INPUT_WEIGHT * len(inputs))
+        return self._order(units, 1, tuple(indices)) if units > 0 else None
+
+    def _order(self, units: int, parts: int, indices: tuple[int, ...]) -> PaymentOrder:
+        return PaymentOrder(
+            payment_id=f"upkeep-{self._clock.now_ms()}",
+            purpose=Purpose.UPKEEP,
+            address=self._link.primary_address,
+            units=units,
+            parts=parts,
+            from_indices=indices,
+        )
+
+
+def _sum(outputs: Sequence[Output]) -> int:
+    return sum(item.amount for item in outputs)

@@ -1,0 +1,359 @@
+"""What the XMR side remembers: its records, its port to the database, and its options.
+
+Units are piconero, heights count from 0, times are ms since the epoch unless said otherwise.
+What does not live here: the rows (store/onchain_monero.py), and what is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from rpcsvc.domain.states import DepositState, TransferState
+from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress
+
+NETWORK: Final = "monero"
+_XMR: Final = 10**12
+_NETTYPES: Final = ("mainnet", "stagenet", "testnet", "fakechain")
+
+
+class Threshold(NamedTuple):
+    """Deposits of ``units`` and more need so many confirmations."""
+
+    units: int
+    confirmations: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoneroOptions:
+    """How the XMR side works. Raises ValueError for values that can't be meant.
+
+    ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest). ``wallet_file`` is opened when
+    the wallet daemon has none open; without it, that is a reported condition. ``thresholds`` rise;
+    all that an address received counts as one deposit. ``settled_after`` and ``failed_after`` are
+    confirmations: of a payout, and of what took a payout's inputs. ``tracked_blocks``: how long a
+    confirmed deposit or settled payout is still compared with the chain.
+    ``pool_target`` addresses are made ahead, again when fewer than ``pool_low`` are left;
+    ``reserve`` of them at a time may be handed out, and are skipped after a crash.
+    ``priority`` 1 to 4 sets the fee; ``typical_weight`` is in bytes; a payment that would cost
+    more than ``highest_fee`` for each transfer is not made. Outputs of at least ``output_units``
+    count towards ``outputs_target`` (0: the wallet is left as it is); more than ``dusty_outputs``
+    smaller ones are put together.
+    """
+
+    nettype: str = "mainnet"
+    wallet_file: str | None = None
+    wallet_password: str = field(default="", repr=False)
+    thresholds: tuple[Threshold, ...] = (Threshold(0, 10), Threshold(50 * _XMR, 20))
+    settled_after: int = 10
+    failed_after: int = 30
+    tracked_blocks: int = 100
+    pool_target: int = 1024
+    pool_low: int = 768
+    reserve: int = 128
+    priority: int = 2
+    typical_weight: int = 2400
+    fee_margin_percent: int = 50
+    highest_fee: int = _XMR // 50
+    outputs_target: int = 16
+    output_units: int = _XMR // 2
+    dusty_outputs: int = 40
+
+    def __post_init__(self) -> None:
+        if self.nettype not in _NETTYPES:
+            raise ValueError(f"nettype must be one of {', '.join(_NETTYPES)}, not {self.nettype}")
+        if not self.thresholds or self.thresholds[0].units != 0:
+            raise ValueError("thresholds must begin with one for 0 units")
+        if list(self.thresholds) != sorted(self.thresholds) or not self._thresholds_rise():
+            raise ValueError("thresholds must rise, in units and in confirmations")
+        least = {"settled_after": 1, "failed_after": 1, "tracked_blocks": 1, "reserve": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}")
+        if not 0 < self.pool_low <= self.pool_target:
+            raise ValueError("pool_low must be above 0 and not above pool_target")
+        if self.priority not in (1, 2, 3, 4):
+            raise ValueError("priority must be 1, 2, 3 or 4")
+
+    def _thresholds_rise(self) -> bool:
+        counts = [threshold.confirmations for threshold in self.thresholds]
+        return counts == sorted(counts) and counts[0] >= 1
+
+    @property
+    def address_nettype(self) -> str:
+        """What the wallet calls addresses of this network: regtest uses those of mainnet."""
+        return "mainnet" if self.nettype == "fakechain" else self.nettype
+
+    def required_confirmations(self, units: int) -> int:
+        """How deep a deposit of so many units must be."""
+        return max(item.confirmations for item in self.thresholds if item.units <= units)
+
+    @property
+    def addresses_per_call(self) -> int:
+        """How many the wallet makes in one call."""
+        return MOST_ADDRESSES_PER_CALL
+
+
+# --- records ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WalletRecord:
+    """The wallet that the service started with; addresses up to ``reserved_to`` may be in use."""
+
+    nettype: str
+    primary_address: str
+    reserved_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A block up to which every deposit is committed."""
+
+    height: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class DepositRecord:
+    """What one transaction paid to one subaddress (``minor``), summed over its outputs.
+
+    ``acknowledged``: the state that the order layer committed last; None while another one is
+    shown and not acknowledged. ``watched``: the chain may
+    still change what it says. ``unlock_time`` as the transaction has it: a height or seconds.
+    """
+
+    txid: str
+    minor: int
+    address: str
+    units: int
+    unlock_time: int
+    first_seen_at: int
+    height: int | None
+    acknowledged: DepositState | None
+    watched: bool = True
+
+
+class PaymentState(StrEnum):
+    """How far a payment is.
+
+    PREPARED: signed and committed, nothing published. RELAYING: the wallet was told, or may have
+    been. PUBLISHED: the network had it once. SETTLED: deep enough. FAILED: can never be made.
+    WITHDRAWN: never published, and never will be.
+    """
+
+    PREPARED = "prepared"
+    RELAYING = "relaying"
+    PUBLISHED = "published"
+    SETTLED = "settled"
+    FAILED = "failed"
+    WITHDRAWN = "withdrawn"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its bytes must not be published."""
+        return self in (PaymentState.FAILED, PaymentState.WITHDRAWN)
+
+
+class Purpose(StrEnum):
+    """TRANSFER: of an order. UPKEEP: from the wallet to itself."""
+
+    TRANSFER = "transfer"
+    UPKEEP = "upkeep"
+
+
+@dataclass(frozen=True, slots=True)
+class Payee:
+    """What a payment pays for one transfer; ``proof`` once it was made."""
+
+    transfer_id: str
+    address: str
+    units: int
+    proof: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """A signed payment. ``units`` is what the recipients get, ``fee`` what the network takes.
+
+    ``height`` is its block, ``conflict`` a block by which an input was spent by something else.
+    ``payment_id`` is the id of the transfer that it pays. One that pays several names them in
+    ``batch``: it then has a name of its own, as upkeep has, and ``address`` is the first one's.
+    """
+
+    payment_id: str
+    purpose: Purpose
+    address: str
+    units: int
+    fee: int
+    txid: str
+    raw: str = field(repr=False)
+    metadata: str = field(repr=False)
+    tx_key: str = field(repr=False)
+    key_images: tuple[str, ...]
+    prepared_at: int
+    state: PaymentState = PaymentState.PREPARED
+    relayed_at: int | None = None
+    height: int | None = None
+    conflict: Cursor | None = None
+    proof: str | None = None
+    batch: tuple[Payee, ...] = ()
+
+    @property
+    def payees(self) -> tuple[Payee, ...]:
+        """The transfers that it pays, or itself."""
+        alone = Payee(self.payment_id, self.address, self.units, self.proof)
+        return self.batch or (alone,)
+
+    def payee(self, transfer_id: str) -> Payee:
+        """What it pays for a transfer. Raises LookupError when that is none of its own."""
+        for item in self.payees:
+            if item.transfer_id == transfer_id:
+                return item
+        raise LookupError(f"the payment {self.payment_id} does not pay {transfer_id}")
+
+
+@dataclass(frozen=True, slots=True)
+class PaymentOrder:
+    """What is to be paid. ``from_indices``: spend what these subaddresses received, nothing else.
+
+    ``parts`` splits ``units`` into equal outputs. With ``batch`` it is for several transfers.
+    """
+
+    payment_id: str
+    purpose: Purpose
+    address: str
+    units: int
+    parts: int = 1
+    from_indices: tuple[int, ...] = ()
+    batch: tuple[Payee, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
+
+    ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs
+    for one, where the key does as well. ``fee`` is what the network took for the transaction.
+    """
+
+    transfer_id: str
+    txid: str
+    address: str
+    units: int
+    fee: int
+    height: int
+    tx_key: str
+    proof: str | None
+
+
+class MoneroLedger(Protocol):
+    """The database as the XMR side uses it. Everything may raise errors.Unavailable."""
+
+    def wallet(self) -> WalletRecord | None:
+        """The wallet of the first start."""
+        ...
+
+    async def adopt_wallet(self, record: WalletRecord) -> None:
+        """Record the wallet; refused when there is one already."""
+        ...
+
+    def addresses_above(self, minor: int) -> list[Subaddress]:
+        """The addresses with a higher index, in order."""
+        ...
+
+    def highest_address(self) -> Subaddress | None:
+        """The newest address."""
+        ...
+
+    def address_minor(self, address: str) -> int | None:
+        """The index of an address of ours."""
+        ...
+
+    async def add_addresses(self, made: Sequence[Subaddress]) -> None:
+        """Record addresses; those that are there already must be the same."""
+        ...
+
+    async def reserve_addresses(self, minor: int) -> None:
+        """Addresses up to this index may be handed out from now on."""
+        ...
+
+    def rescan_due(self) -> bool:
+        """Whether the wallet has to scan the chain anew."""
+        ...
+
+    async def note_rescan_due(self) -> None:
+        """It has to, from now on until ``note_rescanned``."""
+        ...
+
+    async def note_rescanned(self) -> None:
+        """It has, and has stored what it found."""
+        ...
+
+    def cursors(self) -> list[Cursor]:
+        """Blocks up to which deposits are committed, newest first."""
+        ...
+
+    def deposit(self, txid: str, minor: int) -> DepositRecord | None:
+        """One deposit."""
+        ...
+
+    def deposits_to(self, minor: int) -> list[DepositRecord]:
+        """All deposits to one address."""
+        ...
+
+    def deposits_to_watch(self, above: int) -> list[DepositRecord]:
+        """Deposits that are watched, and all in blocks above a height."""
+        ...
+
+    async def put_deposits(self, records: Sequence[DepositRecord]) -> None:
+        """Add deposits, or change height, watch and acknowledgement of known ones."""
+        ...
+
+    async def acknowledge(
+        self,
+        states: Sequence[tuple[str, int, DepositState]],
+        cursor: Cursor | None,
+        fork: int,
+    ) -> None:
+        """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
+        ...
+
+    def payment(self, transfer_id: str) -> Payment | None:
+        """The payment of a transfer, alone or with others; not one withdrawn with others."""
+        ...
+
+    def payments_in(self, *states: PaymentState) -> list[Payment]:
+        """All payments in these states, oldest first."""
+        ...
+
+    def settled_above(self, height: int) -> list[Payment]:
+        """Settled payments in blocks above a height."""
+        ...
+
+    def live_key_images(self, images: Sequence[str]) -> set[str]:
+        """Those that a payment spends which was, or may yet be, made."""
+        ...
+
+    def free_key_images(self) -> set[str]:
+        """Those of payments that can never be made, and of no other payment."""
+        ...
+
+    async def add_payment(self, payment: Payment) -> None:
+        """Commit a signed payment and its key images."""
+        ...
+
+    async def put_payment(self, payment: Payment) -> None:
+        """Change how far a payment is."""
+        ...
+
+    async def put_proof(self, payment: Payment, payee: Payee) -> None:
+        """Keep the proof of what a payment paid for one transfer."""
+        ...
+
+    def transfer_state(self, transfer_id: str) -> TransferState | None:
+        """What the order layer has committed of a transfer."""
+        ...

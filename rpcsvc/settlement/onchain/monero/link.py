@@ -1,0 +1,169 @@
+"""Whether node and wallet are there, on the right network, in step, and the same wallet as ever.
+
+Nothing is asked of either, for an order, before this module has found them right; what it found
+is thrown away at the first sign of trouble. What does not live here: what they are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import structlog
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
+
+log = structlog.get_logger(__name__)
+
+# Blocks come every two minutes; a node may be this many behind what its peers say.
+_MOST_BEHIND: Final = 2
+# A block may come while the wallet refreshes.
+_TRIES: Final = 3
+
+
+class Refused(Exception):
+    """Node or wallet is not what it should be. The text is for the operator."""
+
+
+class MoneroLink:
+    """Node and wallet, checked. ``problem`` says what is wrong, for the operator; None: nothing.
+
+    ``lag``: how far the wallet was from its node when that last mattered; None: in step.
+    ``primary_address`` is the wallet's own, where change goes; empty before the first check.
+    """
+
+    def __init__(
+        self,
+        node: MonerodClient,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        options: MoneroOptions,
+    ) -> None:
+        self.node = node
+        self.wallet = wallet
+        self._ledger = ledger
+        self._options = options
+        self._wallet_checked = False
+        self.primary_address = ""
+        self.lag: str | None = None
+        self.problem: str | None = "not started"
+
+    @property
+    def wallet_checked(self) -> bool:
+        """False until the wallet was found to be the right one, and again after each failure."""
+        return self._wallet_checked
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Turn failures of node and wallet into errors.Unavailable, and remember the reason."""
+        try:
+            yield
+        except RpcFailure as failure:
+            self._note(self._reason(failure))
+            raise Unavailable("XMR can't be settled right now. Try again later.") from failure
+        except Refused as refused:
+            self._note(str(refused))
+            raise Unavailable("XMR can't be settled right now. Try again later.") from refused
+
+    async def check_node(self) -> NodeInfo:
+        """The node's state. Raises RpcFailure, or Refused when it can't be relied on."""
+        info = await self.node.info()
+        wanted = self._options.nettype
+        if info.nettype != wanted:
+            raise Refused(f"wrong network: the node is on {info.nettype}, not on {wanted}")
+        behind = info.target_height - info.height
+        if info.busy_syncing or not (info.synchronized or info.offline) or behind > _MOST_BEHIND:
+            raise Refused(f"the node is out of sync: at {info.height} of {info.target_height}")
+        return info
+
+    async def check_wallet(self) -> None:
+        """Find out whether this is the wallet of the first start. Raises RpcFailure and Refused."""
+        await self._open()
+        address = await self.wallet.primary_address()
+        check = await self.wallet.validate(address)
+        if check.nettype != self._options.address_nettype:
+            raise Refused(
+                f"wrong network: the wallet is of {check.nettype}, not of"
+                f" {self._options.address_nettype}"
+            )
+        await self._recognise(address)
+        self.primary_address = address
+
+    async def require_wallet(self) -> None:
+        """The wallet that was checked is still the one that is open. Raises RpcFailure and Refused.
+
+        Another may have been opened in its daemon without any call having failed.
+        """
+        await self._recognise(await self.wallet.primary_address())
+
+    async def prepare_wallet(self) -> None:
+        """Check the wallet anew and stop it from refreshing by itself."""
+        await self.check_wallet()
+        await self.wallet.auto_refresh(enabled=False)
+
+    def connected(self) -> None:
+        """All checks have passed."""
+        self._wallet_checked = True
+        if self.problem is not None:
+            log.info("monero_ready")
+        self.problem = None
+
+    async def in_step(self) -> NodeInfo:
+        """Refresh the wallet; it must have scanned exactly the node's chain.
+
+        After blocks were taken off the chain a wallet keeps what it saw in them until the first
+        block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
+        """
+        for _ in range(_TRIES):
+            before = await self.check_node()
+            await self.wallet.refresh()
+            scanned, info = await self.wallet.height(), await self.check_node()
+            if scanned == info.height and before.top_hash == info.top_hash:
+                self.lag = None
+                return info
+        self.lag = f"the wallet is at height {scanned}, the node at {info.height}"
+        raise Unavailable("The XMR wallet and its node are not at the same block. Try again later.")
+
+    async def _open(self) -> None:
+        try:
+            await self.wallet.primary_address()
+        except NodeError as error:
+            if error.code != WalletCode.NOT_OPEN or self._options.wallet_file is None:
+                raise
+            await self.wallet.open(self._options.wallet_file, self._options.wallet_password)
+
+    async def _recognise(self, address: str) -> None:
+        known = self._ledger.wallet()
+        if known is None:
+            await self._ledger.adopt_wallet(WalletRecord(self._options.nettype, address, 0))
+            log.info("monero_wallet_adopted", primary_address=address)
+        elif known.primary_address != address:
+            raise Refused(
+                f"another wallet: its primary address begins with {address[:12]}, that of the"
+                f" first start with {known.primary_address[:12]}"
+            )
+        elif known.nettype != self._options.nettype:
+            raise Refused(
+                f"wrong network: the service was first started on {known.nettype}, and is now"
+                f" set to {self._options.nettype}"
+            )
+
+    def _note(self, reason: str) -> None:
+        self._wallet_checked = False
+        if reason != self.problem:
+            log.warning("monero_not_ready", reason=reason)
+        self.problem = reason
+
+    def _reason(self, failure: RpcFailure) -> str:
+        which = "node" if failure.node == self.node.rpc.endpoint.name else "wallet"
+        if isinstance(failure, NodeError):
+            if failure.code == WalletCode.NOT_OPEN and which == "wallet":
+                return "the wallet is locked: the wallet daemon has no wallet open"
+            return f"the Monero {which} refuses: {failure}"
+        return f"the Monero {which} is down: {failure}"

@@ -1,0 +1,395 @@
+"""Paying XMR, exactly once.
+
+A payment is signed, committed with its bytes, key images and transaction key, and only then may
+be published. The wallet reserves nothing for a signed payment, so there is one unpublished at a
+time; its key images are unique among all that was, or may yet be, made. The wallet relays a
+payment at most once, since doing it again for a mined one inflates its balance for good; after
+that the same bytes go to the node. What became of a payment is read off the network, never from
+an error. It failed only if something else has spent an input of it in a block that is deep.
+
+What does not live here: which transfers are due (orders/payouts.py), where a payment is
+(presence.py), fees and outputs (inventory.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.monero.ledger import (
+    MoneroLedger,
+    MoneroOptions,
+    Payee,
+    Payment,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Receipt,
+)
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
+
+log = structlog.get_logger(__name__)
+
+_LONG_MS: Final = 10 * 60 * 1000
+_UNMINED_MS: Final = 60 * 60 * 1000
+_UNPUBLISHED = (PaymentState.PREPARED, PaymentState.RELAYING)
+_NOT_COMMITTED = {TransferState.PLANNED, TransferState.CANCELLED}
+# Not about this payment, but about the wallet as such.
+_NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
+_SHORT_OF_MONEY = (
+    WalletCode.NOT_ENOUGH_MONEY,
+    WalletCode.NOT_ENOUGH_UNLOCKED,
+    WalletCode.TX_NOT_POSSIBLE,
+)
+
+
+class MoneroPayments:
+    """Prepares, publishes and follows payments. All may raise RpcFailure and link.Refused."""
+
+    def __init__(
+        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._clock = clock
+        self._options = options
+        self._presence = MoneroPresence(link, ledger, options)
+        self._writer = asyncio.Lock()
+
+    # --- prepare -------------------------------------------------------------------------------
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
+        """Sign and commit, or give back what was signed and committed before.
+
+        ``companions`` that can be paid are paid by the same transaction: the answer names them.
+        Raises TransferRejected for an address that can't be paid; Unavailable while another
+        payment is unpublished, for want of unlocked money, or if it would cost too much.
+        """
+        async with self._writer:
+            known = await self._signed_before(transfer.transfer_id)
+            if known is None:
+                # Another wallet would judge the destination by what is its own: check that first.
+                await self._link.check_wallet()
+                await self._check_destination(transfer.address)
+                known = await self._sign_together([transfer, *await self._fit(companions)])
+            _require_same(known, transfer)
+            if known.state.is_over:
+                raise TransferRejected(f"its payment {known.txid} is {known.state}")
+            paid = tuple(item.transfer_id for item in known.payees)
+            return PreparedTransfer(known.txid, known.raw, paid)
+
+    async def prepare_upkeep(self, order: PaymentOrder) -> Payment:
+        """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
+        async with self._writer:
+            return await self._sign(order)
+
+    async def _signed_before(self, transfer_id: str) -> Payment | None:
+        """The transfer's payment. One that another transfer of it was taken back from is void."""
+        known = self._ledger.payment(transfer_id)
+        if known is None or not known.batch or not self._was_taken_back(known):
+            return known
+        await self._withdraw(known)
+        return None
+
+    async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
+        """Those that can be paid and have no payment yet."""
+        fit = []
+        for item in companions:
+            if self._ledger.payment(item.transfer_id) is not None:
+                continue
+            try:
+                await self._check_destination(item.address)
+            except TransferRejected:
+                continue  # it is told so when its own turn comes
+            fit.append(item)
+        return fit
+
+    async def _sign_together(self, transfers: Sequence[Transfer]) -> Payment:
+        """One payment for as many as it may have; for the first alone if that can't be made."""
+        first = transfers[0]
+        alone = PaymentOrder(first.transfer_id, Purpose.TRANSFER, first.address, first.units)
+        payees = _payees(transfers)
+        if len(payees) == 1:
+            return await self._sign(alone)
+        together = replace(alone, units=sum(item.units for item in payees), batch=payees)
+        return await self._sign(together, alone)
+
+    async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
+        """Sign and commit ``order``, or ``otherwise`` if the wallet can't make it."""
+        await self._finish_earlier()
+        await self._link.check_wallet()
+        await self._link.in_step()
+        try:
+            signed = await self._unspent(order)
+        except (Unavailable, TransferRejected) as reason:
+            if otherwise is None:
+                raise
+            log.info("monero_batch_not_made", transfers=len(order.batch), reason=str(reason))
+            order, signed = otherwise, await self._unspent(otherwise)
+        payment = _payment(order, signed, self._clock.now_ms())
+        await self._ledger.add_payment(payment)
+        return payment
+
+    async def _unspent(self, order: PaymentOrder) -> PreparedPayment:
+        """Have it signed with money that no other payment may spend."""
+        signed = await self._signed(order)
+        if taken := self._ledger.live_key_images(signed.key_images):
+            # The wallet has forgotten a payment (killed before it stored): keep it from
+            # offering those outputs again, and let it choose others.
+            await self._freeze(taken)
+            signed = await self._signed(order)
+        self._check(order, signed)
+        return signed
+
+    async def _finish_earlier(self) -> None:
+        """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
+        for earlier in self._ledger.payments_in(*_UNPUBLISHED):
+            if self._was_taken_back(earlier):
+                await self._withdraw(earlier)
+                continue
+            verdict = await self._presence.verdict(earlier)
+            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
+                raise Unavailable(
+                    "An earlier XMR payment is signed and not on the network yet. Nothing new is"
+                    " signed before it is.",
+                    details={"paymentId": earlier.payment_id},
+                )
+
+    def _was_taken_back(self, payment: Payment) -> bool:
+        """Whether the order layer gave it up before anything was published.
+
+        That commits to all transfers of a payment or to none, before the first is published.
+        """
+        if payment.state is not PaymentState.PREPARED or payment.purpose is not Purpose.TRANSFER:
+            return False
+        states = {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
+        return TransferState.CANCELLED in states and states <= _NOT_COMMITTED
+
+    async def _withdraw(self, payment: Payment) -> None:
+        log.info("monero_payment_withdrawn", txid=payment.txid, transfers=len(payment.payees))
+        await self._ledger.put_payment(replace(payment, state=PaymentState.WITHDRAWN))
+
+    async def _check_destination(self, address: str) -> None:
+        check = await self._link.wallet.validate(address)
+        if not check.valid:
+            raise TransferRejected("the destination is no Monero address")
+        if check.nettype != self._options.address_nettype:
+            raise TransferRejected(
+                f"the destination is an address of {check.nettype}, not of"
+                f" {self._options.address_nettype}"
+            )
+        if await self._is_ours(address):
+            raise TransferRejected("the destination is an address of the service itself")
+
+    async def _is_ours(self, address: str) -> bool:
+        if self._ledger.address_minor(address) is not None:
+            return True
+        return await self._link.wallet.index_of(address) is not None
+
+    async def _signed(self, order: PaymentOrder) -> PreparedPayment:
+        try:
+            return await self._link.wallet.prepare(
+                _destinations(order),
+                priority=self._options.priority,
+                from_indices=order.from_indices,
+            )
+        except NodeError as error:
+            if error.code == WalletCode.WRONG_ADDRESS:
+                raise TransferRejected("the wallet refuses the destination address") from error
+            if error.code in _SHORT_OF_MONEY:
+                raise Unavailable("Not enough XMR is unlocked for this payment.") from error
+            if error.code in _NO_WALLET:
+                raise
+            log.warning("monero_payment_not_made", reason=str(error))
+            raise Unavailable("The XMR wallet can't make this payment just now.") from error
+
+    async def _freeze(self, images: set[str]) -> None:
+        log.warning("monero_wallet_forgot_a_payment", outputs=len(images))
+        for image in sorted(images):
+            await self._link.wallet.freeze(image)
+
+    def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
+        """The last look before it is committed. Raises Unavailable: it was not published."""
+        if signed.amount != order.units:
+            raise Unavailable("The wallet signed another amount than asked for.")
+        highest = self._options.highest_fee * max(1, len(order.batch))
+        if signed.fee > highest:
+            log.warning("monero_fee_too_high", fee=signed.fee, highest=highest)
+            raise Unavailable("The Monero network's fee is too high for this payment right now.")
+        if self._ledger.live_key_images(signed.key_images):
+            raise Unavailable("The wallet offers money that an earlier payment has spent.")
+
+    # --- publish -------------------------------------------------------------------------------
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the payment to the network, unless it has it already; then what it says of it."""
+        payment = self._known(transfer)
+        async with self._writer:
+            return await self.advance(payment.payment_id)
+
+    async def advance(self, payment_id: str) -> Verdict:
+        """Look the payment up; publish the same bytes when it is absent; look again."""
+        payment = self._ledger.payment(payment_id)
+        if payment is None:
+            raise LookupError(f"no payment is recorded for {payment_id}")
+        verdict = await self._presence.verdict(payment)
+        if verdict.outcome is not Outcome.ABSENT:
+            return verdict
+        if payment.state.is_over:
+            return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
+        said = await self._hand_over(payment)
+        verdict = await self._presence.verdict(self._ledger.payment(payment_id) or payment)
+        if verdict.outcome is Outcome.ABSENT:
+            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
+        return verdict
+
+    async def _hand_over(self, payment: Payment) -> str:
+        """Through the wallet the first time, to the node ever after; what they said."""
+        if payment.state is PaymentState.PREPARED:
+            await self._link.check_wallet()
+            marked = replace(payment, state=PaymentState.RELAYING, relayed_at=self._clock.now_ms())
+            await self._ledger.put_payment(marked)
+            said = await self._relay(marked)
+            if said is None:
+                return "relayed"
+        answer = await self._link.node.submit(payment.raw)
+        log.info("monero_submitted", txid=payment.txid, answer=answer.submission.value)
+        return f"{answer.submission.value} {answer.reason}".strip()
+
+    async def _relay(self, payment: Payment) -> str | None:
+        """Have the wallet relay and note it; what went wrong. Neither proves anything."""
+        try:
+            # A wallet that was killed notes a payment only once it has seen its own money again.
+            await self._link.wallet.refresh()
+            await self._link.wallet.relay(payment.metadata)
+            await self._link.wallet.store()
+        except RpcFailure as failure:
+            log.warning("monero_relay_failed", txid=payment.txid, reason=str(failure))
+            return str(failure)
+        return None
+
+    # --- look up -------------------------------------------------------------------------------
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of a transfer's payment."""
+        return await self._presence.verdict(self._known(transfer))
+
+    def _known(self, transfer: Transfer) -> Payment:
+        payment = self._ledger.payment(transfer.transfer_id)
+        if payment is None or payment.txid != transfer.txid or payment.raw != transfer.raw:
+            # Only a database put together from two could bring this about: touch nothing.
+            raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
+        return payment
+
+    # --- afterwards ----------------------------------------------------------------------------
+
+    async def finish_upkeep(self) -> bool:
+        """Bring the wallet's payments to itself to their end; whether one is still under way.
+
+        What its order took back is withdrawn: it would keep others waiting.
+        """
+        live = (*_UNPUBLISHED, PaymentState.PUBLISHED)
+        async with self._writer:
+            for item in self._ledger.payments_in(PaymentState.PREPARED):
+                if self._was_taken_back(item):
+                    await self._withdraw(item)
+            outcomes = [
+                (await self.advance(item.payment_id)).outcome
+                for item in self._ledger.payments_in(*live)
+                if item.purpose is Purpose.UPKEEP
+            ]
+        return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
+
+    def stuck(self) -> str | None:
+        """What is wrong with a payment that has long not come further; None when none is late."""
+        now = self._clock.now_ms()
+        for item in self._ledger.payments_in(*_UNPUBLISHED):
+            if item.prepared_at < now - _LONG_MS:
+                return f"payment {item.payment_id} is signed and the network does not take it"
+        for item in self._ledger.payments_in(PaymentState.PUBLISHED):
+            if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
+                return f"payment {item.payment_id} was published and is not mined for long"
+        return None
+
+    def is_busy(self) -> bool:
+        """Whether a payment is signed and not known to be on the network."""
+        return bool(self._ledger.payments_in(*_UNPUBLISHED))
+
+    async def receipt(self, transfer: Transfer) -> Receipt:
+        """The proof of a settled payout; made once, then kept. Raises Unavailable before that."""
+        payment = self._known(transfer)
+        if payment.state is not PaymentState.SETTLED or payment.height is None:
+            raise Unavailable("The payment is not settled yet: there is no receipt for it.")
+        payee = payment.payee(transfer.transfer_id)
+        if payee.proof is None:
+            payee = replace(payee, proof=await self._prove(payment.txid, payee))
+            await self._ledger.put_proof(payment, payee)
+        return Receipt(
+            payee.transfer_id, payment.txid, payee.address, payee.units, payment.fee,
+            payment.height, payment.tx_key, payee.proof,
+        )  # fmt: skip
+
+    async def _prove(self, txid: str, payee: Payee) -> str | None:
+        try:
+            return await self._link.wallet.prove_payment(txid, payee.address, payee.transfer_id)
+        except NodeError as error:
+            log.warning("monero_no_proof", txid=txid, reason=str(error))
+            return None
+
+
+def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
+    """As many as one transaction takes, the first of them first.
+
+    It pays an address once: whose payout it was must be told from it.
+    """
+    by_address: dict[str, Payee] = {}
+    for item in transfers:
+        payee = Payee(item.transfer_id, item.address, item.units)
+        by_address.setdefault(item.address, payee)
+    return tuple(by_address.values())[:MOST_DESTINATIONS]
+
+
+def _destinations(order: PaymentOrder) -> list[Destination]:
+    if order.batch:
+        return [Destination(item.address, item.units) for item in order.batch]
+    share, rest = divmod(order.units, order.parts)
+    amounts = [share + rest] + [share] * (order.parts - 1)
+    return [Destination(order.address, amount) for amount in amounts]
+
+
+def _payment(order: PaymentOrder, signed: PreparedPayment, now: int) -> Payment:
+    return Payment(
+        payment_id=f"batch_{signed.txid[:32]}" if order.batch else order.payment_id,
+        purpose=order.purpose,
+        address=order.address,
+        units=order.units,
+        fee=signed.fee,
+        txid=signed.txid,
+        raw=signed.raw,
+        metadata=signed.metadata,
+        tx_key=signed.tx_key,
+        key_images=tuple(sorted(signed.key_images)),
+        prepared_at=now,
+        batch=order.batch,
+    )
+
+
+def _require_same(payment: Payment, transfer: Transfer) -> None:
+    payee = payment.payee(transfer.transfer_id)
+    if (payee.address, payee.units) != (transfer.address, transfer.units):
+        raise LookupError(f"the payment of {transfer.transfer_id} has another recipient or amount")

@@ -1,0 +1,243 @@
+"""The XMR side of the on-chain engine: monerod, monero-wallet-rpc, and the operator's own XMR.
+
+It never falls over: what is wrong with node or wallet is its health, orders are refused
+meanwhile, and each pass tries again. What does not live here: the parts that it puts together
+(link.py, addresses.py, deposits.py, payments.py, inventory.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Health,
+    Holdings,
+    NetworkNames,
+    PreparedTransfer,
+    Verdict,
+)
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
+from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
+from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.receipts import monero_receipt
+from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
+
+log = structlog.get_logger(__name__)
+
+_BLOCK_SECONDS = 120
+# What the daemons call a regtest chain is fakechain.
+_NAMES: Final = {
+    "mainnet": NETWORK,
+    "stagenet": "monero-stagenet",
+    "testnet": "monero-testnet",
+    "fakechain": "monero-regtest",
+}
+
+
+class MoneroSide:
+    """Implements Side (side.py) for XMR. It owns both clients from ``start`` to ``close``."""
+
+    asset: Asset = XMR
+
+    def __init__(
+        self,
+        node: MonerodClient,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        clock: Clock,
+        options: MoneroOptions,
+    ) -> None:
+        self._node = node
+        self._wallet = wallet
+        self._options = options
+        self._link = MoneroLink(node, wallet, ledger, options)
+        self._addresses = AddressPool(wallet, ledger, options)
+        self._deposits = DepositScanner(self._link, ledger, clock, options)
+        self._payments = MoneroPayments(self._link, ledger, clock, options)
+        self._rescue = MoneroRescue(self._link, ledger, options)
+        self._inventory = MoneroInventory(self._link, self._payments, clock, options)
+        self._connecting = asyncio.Lock()
+
+    def serves(self, network: str) -> bool:
+        """Whether the network is Monero's."""
+        return network == NETWORK
+
+    async def start(self) -> None:
+        """Connect and check. A node or wallet that is not right is a matter of ``health``."""
+        self._node.rpc.open()
+        self._wallet.rpc.open()
+        await self.maintain()
+
+    async def close(self) -> None:
+        """Give unused addresses back and let go of the connections."""
+        try:
+            await self._addresses.close()
+        finally:
+            await self._wallet.rpc.close()
+            await self._node.rpc.close()
+
+    # --- taking orders -------------------------------------------------------------------------
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when no order can be taken now."""
+        if self._link.problem is not None:
+            raise Unavailable("XMR can't be settled right now. Try again later.")
+        if self._addresses.ready == 0:
+            raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
+
+    def deposit_address(self) -> str:
+        """A subaddress that no order has or will have. Raises errors.Unavailable."""
+        self.require_ready()
+        return self._addresses.take()
+
+    def fee(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """What a payment costs, in piconero. Raises errors.Unavailable before it is known."""
+        return self._inventory.fee()
+
+    def holdings(self, network: str) -> Holdings:  # noqa: ARG002 - XMR is on one network
+        """What can be paid. Raises errors.Unavailable before it is known."""
+        held = self._inventory.available
+        spendable = held.max_now + self._inventory.fee() if held.max_now else 0
+        return Holdings(spendable, held.locked, held.seconds_to_unlock)
+
+    def total(self) -> int:
+        """All that the wallet holds. Raises errors.Unavailable before the first look."""
+        held = self._inventory.available
+        return held.unlocked + held.locked
+
+    def available(self) -> Available:
+        """What could be paid at the last look, open orders not counted."""
+        return self._inventory.available
+
+    def names(self, chain: str) -> NetworkNames:  # noqa: ARG002 - XMR is on one network
+        """Monero, and which of its networks when it is not the main one."""
+        nettype = self._options.nettype
+        return NetworkNames(_NAMES[nettype], 0, None)
+
+    def seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """How long a small deposit takes to be confirmed, typically."""
+        return self._options.required_confirmations(0) * _BLOCK_SECONDS
+
+    def block_seconds(self, chain: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """Monero's target."""
+        return _BLOCK_SECONDS
+
+    # --- deposits ------------------------------------------------------------------------------
+
+    async def observe(self) -> Sequence[DepositSighting]:
+        """Deposits that changed since they were acknowledged; none while node or wallet is out."""
+        try:
+            with self._link.watched():
+                await self._ready()
+                return await self._deposits.observe()
+        except Unavailable:
+            return ()  # why is in health; what was not seen now is seen by a later pass
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: the cursor may move."""
+        await self._deposits.acknowledge(sightings)
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How deep a deposit was at the last look; 0 in the pool or gone."""
+        return self._deposits.confirmations(key)
+
+    def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """How many confirmations a small deposit needs."""
+        return self._options.required_confirmations(0)
+
+    # --- payouts -------------------------------------------------------------------------------
+
+    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
+        """One transaction pays so many recipients, and the change."""
+        return MOST_DESTINATIONS
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> PreparedTransfer:
+        """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
+        with self._link.watched():
+            await self._ready()
+            return await self._payments.prepare(transfer, companions)
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
+        with self._link.watched():
+            self._addresses.require_scanned()
+            return await self._payments.publish(transfer)
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer. Raises errors.Unavailable."""
+        with self._link.watched():
+            return await self._payments.look_up(transfer)
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        """Proof of a settled transfer. Raises errors.Unavailable."""
+        with self._link.watched():
+            await self._ready()
+            proof = await self._payments.receipt(transfer)
+        return monero_receipt(proof, self.names("").network)
+
+    # --- between passes ------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Fees, addresses, outputs. What fails is in health and tried again by the next call."""
+        try:
+            with self._link.watched():
+                info = await self._ready()
+                await self._inventory.refresh_fee()
+                await self._addresses.refill()
+                await self._rescue.look(info)
+                await self._look_after_outputs()
+        except Unavailable as reason:
+            log.info("monero_upkeep_put_off", reason=reason.message)
+
+    async def _look_after_outputs(self) -> None:
+        info = await self._link.in_step()
+        await self._inventory.look(info)
+        if await self._inventory.keep_up():
+            await self._inventory.look(info)
+
+    async def _ready(self) -> NodeInfo:
+        """Check the node, which wallet is open, and all of the wallet anew after each failure."""
+        self._addresses.require_scanned()
+        info = await self._link.check_node()
+        async with self._connecting:
+            if self._link.wallet_checked:
+                await self._link.require_wallet()
+            else:
+                await self._link.prepare_wallet()
+                await self._addresses.reconcile()
+            self._link.connected()
+        return info
+
+    def health(self) -> Health:
+        """Whether XMR can be settled, and if not, what is wrong."""
+        if self._link.problem is not None:
+            return Health(False, self._link.problem)
+        if self._link.lag is not None:
+            return Health(False, f"out of sync: {self._link.lag}")
+        if self._addresses.left == 0:
+            return Health(False, "no deposit address is left")
+        if not self._inventory.is_known:
+            return Health(False, "what the wallet holds is not known yet")
+        if stuck := self._payments.stuck():
+            return Health(False, stuck)
+        return Health(True)
+
+    def notes(self) -> list[str]:
+        """What the operator should see to in time; no order has to wait for it."""
+        return [self._rescue.problem] if self._rescue.problem else []
