@@ -19,9 +19,9 @@ from rpcsvc.orders.promises import Promises
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.evm.link import Refused
 from rpcsvc.settlement.onchain.evm.side import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
@@ -73,5 +73,5 @@ async def onchain_backend(
                 promises=Promises(),
                 offered=served,
             )
-        except Refused as refused:
-            raise SettingsError([f"onchain: {refused}"]) from refused
+        except SideUnusable as found:
+            raise SettingsError([f"onchain: {found}"]) from found

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 # Questions under way at once.

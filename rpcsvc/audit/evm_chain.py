@@ -16,9 +16,10 @@ from typing import Any, Final
 from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
 from rpcsvc.audit.records import Books, Ether, EvmFacts, Move, Opening, PaymentEntry, Watched
 from rpcsvc.audit.unfit import ChainMoved, Unfit
-from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, TooLarge
+from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, TooLarge
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 _GET_LOGS: Final = "eth_getLogs"
@@ -175,7 +176,7 @@ class EvmReader:
         }
         items = await self._client.rpc.read(_GET_LOGS, [params])
         name = self._client.rpc.endpoint.name
-        answer = Answer(name, _GET_LOGS, {"logs": items})
+        answer = Fields(name, _GET_LOGS, {"logs": items})
         moves = (_move(item) for item in answer.each("logs") if not item.value.get("removed"))
         # Anyone can move nothing in anybody's name.
         return {key: move for key, move in moves if move.units > 0}
@@ -183,7 +184,7 @@ class EvmReader:
     # --- state ---------------------------------------------------------------------------------
 
     async def _balance(self, address: str, at: int) -> int:
-        call = Call(self.network.token, usdc.balance_of(address))
+        call = EvmCall(self.network.token, usdc.balance_of(address))
         result = await self._client.call(call, at)
         try:
             return usdc.read_uint(result)
@@ -308,7 +309,7 @@ def _costs(payment: PaymentEntry, opening: Opening | None) -> bool:
     return opening is not None and payment.nonce is not None and payment.nonce >= opening.nonce
 
 
-def _move(item: Answer) -> tuple[tuple[str, int], Move]:
+def _move(item: Fields) -> tuple[tuple[str, int], Move]:
     """A log as an event of the token. Raises BadAnswer."""
     try:
         topics = [bytes.fromhex(text[2:]) for text in item.texts("topics")]

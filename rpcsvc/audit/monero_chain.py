@@ -24,7 +24,7 @@ from rpcsvc.audit.records import (
     Watched,
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
-from rpcsvc.settlement.onchain.daemon_rpc import Answer, NodeError, parse_json
+from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, parse_json
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
@@ -148,7 +148,7 @@ class MoneroReader:
         )
         return [replace(_arrival(item), block=None) for item in answer.each("pool")]
 
-    async def _transfers(self, after: int, upto: int) -> Answer:
+    async def _transfers(self, after: int, upto: int) -> Fields:
         """What the wallet lists of the blocks above ``after`` and up to ``upto``."""
         params = {
             "in": True,
@@ -210,7 +210,7 @@ class MoneroReader:
         body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
         path = "/get_transactions"
         name = self._node.rpc.endpoint.name
-        answer = Answer(name, path, await self._node.rpc.read_path(path, body))
+        answer = Fields(name, path, await self._node.rpc.read_path(path, body))
         if answer.text("status") != "OK":
             raise answer.bad(f"has the status {answer.text('status')}")
         found = {}
@@ -306,12 +306,12 @@ class MoneroReader:
         if scanned != head.height + 1 or now is None or now.hash != head.hash:
             raise ChainMoved(f"the Monero chain went on from block {head.height}")
 
-    async def _ask_wallet(self, method: str, params: dict[str, Any]) -> Answer:
+    async def _ask_wallet(self, method: str, params: dict[str, Any]) -> Fields:
         name = self._wallet.rpc.endpoint.name
-        return Answer(name, method, await self._wallet.rpc.read(method, params))
+        return Fields(name, method, await self._wallet.rpc.read(method, params))
 
 
-def _arrival(item: Answer) -> Arrival:
+def _arrival(item: Fields) -> Arrival:
     return Arrival(
         txid=item.text("txid"),
         address=item.text("address"),
@@ -321,7 +321,7 @@ def _arrival(item: Answer) -> Arrival:
     )
 
 
-def _sent(item: Answer) -> _Sent:
+def _sent(item: Fields) -> _Sent:
     departure = Departure(
         item.text("txid"), item.whole("amount"), item.whole("fee"), item.whole("height")
     )
@@ -329,13 +329,13 @@ def _sent(item: Answer) -> _Sent:
     return _Sent(departure, paid)
 
 
-def _fee(item: Answer) -> int:
+def _fee(item: Fields) -> int:
     """The fee in a transaction's own bytes. Raises BadAnswer."""
     try:
         decoded = parse_json(item.text("as_json").encode())
     except ValueError as error:
         raise item.bad("has a transaction that is not JSON") from error
-    signatures = Answer(item.node, item.method, decoded).inner("rct_signatures")
+    signatures = Fields(item.node, item.method, decoded).inner("rct_signatures")
     return signatures.whole("txnFee")
 
 

@@ -16,7 +16,8 @@ from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Receipt
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState

@@ -13,15 +13,8 @@ import pytest
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent, TimedOut, TooLarge
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import (
-    Call,
-    EvmClient,
-    LogFilter,
-    Reverted,
-    Submission,
-    Tag,
-    _submission,
-)
+from rpcsvc.settlement.onchain.evm.node import EvmClient, _submission
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter, Reverted, Submission, Tag
 from rpcsvc.settlement.onchain.evm.usdc import Authorization, Permit
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token, deploy
@@ -155,9 +148,9 @@ async def test_fees_and_ether_are_wei(funded: Token) -> None:
 async def test_gas_is_estimated_and_what_would_fail_says_why(funded: Token) -> None:
     evm = funded.client
     data = usdc.transfer(USER.address, USDC)
-    gas = await evm.estimate_gas(Call(funded.address, data, HOT.address))
+    gas = await evm.estimate_gas(EvmCall(funded.address, data, HOT.address))
     assert 21_000 < gas < 200_000
-    poor = Call(funded.address, data, USER.address)
+    poor = EvmCall(funded.address, data, USER.address)
     for trying in (evm.estimate_gas, evm.call):
         with pytest.raises(Reverted) as raised:
             await trying(poor)

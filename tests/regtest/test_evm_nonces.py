@@ -13,7 +13,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.store.sqlite import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import ETHER, GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, Till, till

@@ -18,9 +18,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.link import Refused
-from rpcsvc.settlement.onchain.evm.node import Submission, SubmissionResult, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -206,7 +206,7 @@ async def test_nothing_is_signed_in_a_gas_spike(own: Till) -> None:
 
 async def test_a_node_of_another_network_is_not_asked_to_pay(own: Till) -> None:
     async with own.again(lambda network: replace(network, chain_id=1)) as wrong:
-        with pytest.raises(Refused, match="wrong network"):
+        with pytest.raises(SideUnusable, match="wrong network"):
             await wrong.payments.prepare(wrong.transfer(USER))
         assert wrong.live() == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome
-from rpcsvc.settlement.onchain.evm.node import FeeData, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node_types import FeeData, Submission, SubmissionResult
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (
     ETHER,

@@ -16,7 +16,7 @@ from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import Receipt, Submission
+from rpcsvc.settlement.onchain.evm.node_types import Receipt, Submission
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (

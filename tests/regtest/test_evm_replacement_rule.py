@@ -18,7 +18,7 @@ from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Submission, SubmissionResult
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt
 from tests.regtest.daemons import Anvil

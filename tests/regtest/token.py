@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import Call, EvmClient, LogFilter
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 
 SOURCE: Final = Path(__file__).parent / "contracts" / "FiatToken.vy"
@@ -65,7 +66,7 @@ class Token:
 
     async def ask(self, data: bytes) -> bytes:
         """A call's result, as of the latest block."""
-        return await self.client.call(Call(self.address, data))
+        return await self.client.call(EvmCall(self.address, data))
 
     async def balance(self, account: str) -> int:
         return usdc.read_uint(await self.ask(usdc.balance_of(account)))

@@ -17,7 +17,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 

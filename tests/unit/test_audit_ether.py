@@ -14,7 +14,8 @@ from rpcsvc.audit.check import check
 from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
 from rpcsvc.audit.records import Difference, Ether, EvmFacts, Explained, Explanation, Report
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
-from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, EvmTransaction, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Receipt
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from tests.unit.audit_world import ARBITRUM, HOT, OPERATOR, U2X, WEI, World
 

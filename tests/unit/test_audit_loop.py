@@ -22,7 +22,7 @@ from rpcsvc.audit.records import (
     Report,
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
-from rpcsvc.settlement.onchain.evm.node import Block
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
 from rpcsvc.store.books import BooksUnreadable

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.raw import signed_fields
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption

@@ -16,7 +16,8 @@ from rpcsvc.settlement.onchain.evm.gas import EvmGas
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.l1_fee import GET_L1_FEE, L1Fee, l1_fee_call, unsigned
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Call, EvmClient, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
@@ -33,7 +34,7 @@ TOKEN = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
 HOT = "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"
 NETWORK = EvmNetwork("optimism", 10, TOKEN, l1_fee_oracle=ORACLE)
 REFUSAL = NodeError("node", "eth_call", -32000, "header not found")
-REVERTED = Reverted(NodeError("node", "eth_call", 3, "execution reverted"), b"")
+REVERTED = Reverted(NodeError("node", "eth_call", 3, "execution reverted"))
 SILENCE = TimedOut("node", "eth_call", "no answer in time")
 
 
@@ -47,7 +48,7 @@ class Node(EvmClient):
         self.answer: bytes | None = None
         self.told: list[bytes] = []
 
-    async def call(self, call: Call, at: Any = Tag.LATEST) -> bytes:
+    async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
         if call.to != ORACLE:
             return usdc.uint_word(5)
         if self.problem is not None:
@@ -63,7 +64,7 @@ class Node(EvmClient):
     async def ether(self, address: str, at: Any = Tag.LATEST) -> int:
         return 10**18
 
-    async def estimate_gas(self, call: Call) -> int:
+    async def estimate_gas(self, call: EvmCall) -> int:
         return 40_000
 
 

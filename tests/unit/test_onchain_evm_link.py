@@ -11,7 +11,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Call, EvmClient, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 TOKEN = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
@@ -57,7 +58,7 @@ class Node(EvmClient):
         await self.answers.wait()
         return HEAD
 
-    async def call(self, call: Call, at: Any = Tag.LATEST) -> bytes:
+    async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
         assert at is Tag.LATEST
         return ANSWERS[call.data]
 

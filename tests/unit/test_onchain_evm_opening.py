@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Opening as Booked
-from rpcsvc.settlement.onchain.evm.node import Tag
+from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.opening import EvmOpening, Opening
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement

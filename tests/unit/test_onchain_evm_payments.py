@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.fees import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     LARGEST_STORED,
     Attempt,

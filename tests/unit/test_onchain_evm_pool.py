@@ -10,8 +10,8 @@ import pytest
 
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import (
-    Answer,
     BadAnswer,
+    Fields,
     HttpFailure,
     NodeError,
     OutcomeUnknown,
@@ -367,7 +367,7 @@ async def test_an_answer_that_is_no_block_is_no_failure_of_the_look(
 
 def test_strange_transactions_that_do_not_call_the_token_are_passed_over() -> None:
     strange = [{}, {"to": 7}, {"to": STRANGER, "hash": None}, {"to": None, "input": None}]
-    block = Answer(*NODE, {"transactions": [*strange, paying("a")]})
+    block = Fields(*NODE, {"transactions": [*strange, paying("a")]})
     assert [item.txid for item in pending_payments(block, TOKEN)] == [txid_of("a")]
     with pytest.raises(BadAnswer, match="whole transactions"):
-        list(pending_payments(Answer(*NODE, {"transactions": [7]}), TOKEN))
+        list(pending_payments(Fields(*NODE, {"transactions": [7]}), TOKEN))

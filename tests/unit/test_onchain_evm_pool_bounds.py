@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.settlement.onchain.daemon_rpc import Answer
+from rpcsvc.settlement.onchain.daemon_rpc import Fields
 from rpcsvc.settlement.onchain.evm import pool as evm_pool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.pool import MOST_PER_ADDRESS, pending_payments
@@ -65,7 +65,7 @@ async def test_no_more_calls_are_read_than_a_block_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(evm_pool, "_MOST_CALLS", 3)
-    block = Answer(*NODE, {"transactions": [paying(f"tx{n}") for n in range(5)]})
+    block = Fields(*NODE, {"transactions": [paying(f"tx{n}") for n in range(5)]})
     assert [item.txid for item in pending_payments(block, TOKEN)] == [
         txid_of(f"tx{n}") for n in range(3)
     ]

@@ -13,9 +13,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.link import Refused
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 
@@ -169,7 +169,7 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedg
     wallet = Wallet()
     await pool_of(wallet, ledger)
     wallet.spelling = "8z"
-    with pytest.raises(Refused, match="another wallet"):
+    with pytest.raises(SideUnusable, match="another wallet"):
         await pool_of(wallet, ledger)
 
 
@@ -249,7 +249,7 @@ async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoner
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    with pytest.raises(Refused, match="rescanning"):
+    with pytest.raises(SideUnusable, match="rescanning"):
         pool.require_scanned()
     wallet.may_end.set()
     await pool.reconcile()
@@ -265,7 +265,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
     wallet.may_end.clear()
     pool = unhurried(wallet, ledger, patience=0)
     for _ in range(3):
-        with pytest.raises(Refused, match="rescanning"):
+        with pytest.raises(SideUnusable, match="rescanning"):
             await pool.reconcile()
     await pool.close()
     assert ledger.rescan_due()
@@ -290,6 +290,6 @@ async def test_another_wallet_is_refused_before_it_scans(ledger: SqliteMoneroLed
     wallet = await restored(ledger, 150)
     await ledger.note_rescan_due()
     wallet.spelling, wallet.made = "8z", 1000
-    with pytest.raises(Refused, match="another wallet"):
+    with pytest.raises(SideUnusable, match="another wallet"):
         await unhurried(wallet, ledger).reconcile()
     assert wallet.rescans == 0

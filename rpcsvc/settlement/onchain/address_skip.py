@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.link import Refused as OtherMnemonic
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 _EVM_AT_ONCE = 500
 
@@ -35,7 +35,7 @@ async def skip_monero(
 
     Gives the last one's index. The wallet stores them before they are on record. ``rescan`` has
     it look for money that came to them when it did not know them. Raises RpcFailure and
-    monero_link.Refused.
+    SideUnusable.
     """
     await link.check_node()
     await link.check_wallet()
@@ -74,13 +74,13 @@ async def _record_known(
 async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
     """Leave out all addresses on record, and ``count`` after them; the last one's index.
 
-    Raises evm_link.Refused for another mnemonic than that of the first start.
+    Raises SideUnusable for another mnemonic than that of the first start.
     """
     wallet, newest = ledger.wallet(), ledger.highest_address()
     hot = await asyncio.to_thread(keys.address, HOT_WALLET_INDEX)
     if wallet is None or wallet.hot_address != hot:
         recorded = "none" if wallet is None else wallet.hot_address
-        raise OtherMnemonic(
+        raise SideUnusable(
             f"another mnemonic: its hot wallet is {hot}, and {recorded} is on record"
         )
     after = max(wallet.reserved_to, newest.index if newest else HOT_WALLET_INDEX)

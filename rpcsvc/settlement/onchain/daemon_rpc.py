@@ -305,7 +305,7 @@ class DaemonRpc:
         return answer["result"]
 
 
-class Answer:
+class Fields:
     """Reads the fields of an answer by type. Each method raises BadAnswer when it can't.
 
     ``default`` stands for a field that is left out, as Monero's daemons do with empty lists.
@@ -357,13 +357,13 @@ class Answer:
             raise self.bad(f"has no list of strings under {key}")
         return tuple(values)
 
-    def inner(self, key: str) -> Answer:
+    def inner(self, key: str) -> Fields:
         """An object within this one."""
-        return Answer(self.node, self.method, self.value.get(key))
+        return Fields(self.node, self.method, self.value.get(key))
 
-    def each(self, key: str) -> list[Answer]:
+    def each(self, key: str) -> list[Fields]:
         """A list of objects; empty when left out."""
-        return [Answer(self.node, self.method, value) for value in self.items(key)]
+        return [Fields(self.node, self.method, value) for value in self.items(key)]
 
 
 def parse_json(content: bytes) -> Any:

@@ -13,14 +13,13 @@ from typing import Final
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.link import Refused as TokenRefused
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
-from rpcsvc.settlement.onchain.monero.link import Refused as MoneroRefused
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, WalletCode
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 _UNLOCK_BLOCKS: Final = 10
 
@@ -89,7 +88,7 @@ class MoneroInspector:
         async with self.link.node, self.link.wallet:
             try:
                 info = await self.link.check_node()
-            except (RpcFailure, MoneroRefused) as error:
+            except (RpcFailure, SideUnusable) as error:
                 return MoneroFound(node_problem=str(error), wallet_problem="its node is not there")
             return await self._look_at_wallet(info.height)
 
@@ -174,7 +173,7 @@ async def look_at_network(
                 return NetworkFound(network, paused=link.paused)
             ether, units = await client.ether(hot_wallet), await link.balance(hot_wallet)
             blacklisted = await link.is_blacklisted(hot_wallet)
-        except (RpcFailure, TokenRefused) as error:
+        except (RpcFailure, SideUnusable) as error:
             return NetworkFound(network, problem=str(error))
     return NetworkFound(
         network, None, HotBalances(ether, units, top.number), link.paused, blacklisted

@@ -17,8 +17,8 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.link import Refused
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmOptions
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class EvmAddressPool:
     async def load(self) -> None:
         """Take up what an earlier run gave back.
 
-        Raises Refused when the recorded addresses are those of another mnemonic.
+        Raises SideUnusable when the recorded addresses are those of another mnemonic.
         """
         async with self._turn:
             if self._is_open:
@@ -132,8 +132,8 @@ class EvmAddressPool:
             log.warning("evm_addresses_not_made", left=self.left, exc_info=True)
 
 
-def _another_mnemonic(which: str, recorded: str, derived: str) -> Refused:
-    return Refused(
+def _another_mnemonic(which: str, recorded: str, derived: str) -> SideUnusable:
+    return SideUnusable(
         f"another mnemonic: its address of {which} is {derived}, and {recorded} was recorded at"
         " the first start. Put the first mnemonic back: the deposit addresses of all orders"
         " belong to it"

@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.adoption import (
 )
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     EvmPayment,
@@ -40,7 +40,7 @@ _BY_HASH = "eth_getTransactionByHash"
 class EvmAdoption:
     """Looks at one network; ``hot_wallet`` (EIP-55) is the one that pays.
 
-    Everything raises RpcFailure and evm_link.Refused.
+    Everything raises RpcFailure and SideUnusable.
     """
 
     def __init__(

@@ -16,14 +16,14 @@ from rpcsvc.orders.ports import TransferRejected
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.gas import EvmGas
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Reverted
+from rpcsvc.settlement.onchain.evm.node_types import Reverted
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, Purpose
 
 log = structlog.get_logger(__name__)
 
 
 class EvmChecks:
-    """Checks transfers of one network. Everything may raise RpcFailure and evm_link.Refused."""
+    """Checks transfers of one network. Everything may raise RpcFailure and SideUnusable."""
 
     def __init__(
         self, link: EvmLink, gas: EvmGas, hot_wallet: str, is_ours: Callable[[str], bool]

@@ -13,9 +13,10 @@ import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer
 from rpcsvc.settlement.onchain.evm.deposit_ledger import LARGEST_DEPOSIT, EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.link import EvmLink, Refused
-from rpcsvc.settlement.onchain.evm.node import Log, LogFilter, LogRange, Receipt
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node_types import Log, LogFilter, LogRange, Receipt
 from rpcsvc.settlement.onchain.evm.usdc import TRANSFER_TOPIC, TransferEvent, read_transfer
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class EventReader:
     def paying(self, piece: LogRange) -> list[Log]:
         """The events of some blocks that are deposits. All others are told by their bytes alone.
 
-        Raises BadAnswer; Refused when the address pool was not loaded.
+        Raises BadAnswer; SideUnusable when the address pool was not loaded.
         """
         recipients = [self._recipient(item, piece) for item in piece.logs]
         ours = {item.address.lower() for item in self._ledger.ours(set(recipients))}
@@ -54,7 +55,7 @@ class EventReader:
     def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
         """What a transaction pays to us, by the place of the event within it.
 
-        Raises BadAnswer; Refused when the address pool was not loaded.
+        Raises BadAnswer; SideUnusable when the address pool was not loaded.
         """
         indices = [item.log_index for item in receipt.logs]
         if indices != sorted(set(indices)):
@@ -110,7 +111,7 @@ class EventReader:
     def _hot_address(self) -> str:
         wallet = self._ledger.wallet()
         if wallet is None:
-            raise Refused("the mnemonic is not recorded yet: the address pool was not loaded")
+            raise SideUnusable("the mnemonic is not recorded yet: the address pool was not loaded")
         return wallet.hot_address
 
     def _bad(self, method: str, problem: str) -> BadAnswer:

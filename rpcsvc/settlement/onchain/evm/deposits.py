@@ -32,15 +32,11 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmDepositLedger,
 )
 from rpcsvc.settlement.onchain.evm.fork import ForkFinder
-from rpcsvc.settlement.onchain.evm.link import EvmLink, Refused
-from rpcsvc.settlement.onchain.evm.node import (
-    WIDEST_LOG_RANGE,
-    Block,
-    EvmClient,
-    LogRange,
-    Tag,
-)
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
 from rpcsvc.settlement.onchain.evm.pool import PoolWatch
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -286,7 +282,7 @@ class EvmDepositScanner:
         if self._network.confirmations is None and look.deposits:
             finalized = await self._client.block(Tag.FINALIZED)
             if finalized is None:
-                raise Refused(
+                raise SideUnusable(
                     f"the node of {self._network.name} names no finalized block: set how many"
                     " confirmations make a deposit final there"
                 )

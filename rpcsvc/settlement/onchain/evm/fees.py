@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rpcsvc.settlement.onchain.evm.node import FeeData
+from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.settlement.onchain.evm.payment_ledger import LARGEST_STORED
 
 USUAL_GAS: Final = 65_000

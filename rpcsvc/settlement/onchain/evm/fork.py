@@ -14,8 +14,9 @@ from typing import Final
 import structlog
 
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmCursor, EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.link import EvmLink, Refused
-from rpcsvc.settlement.onchain.evm.node import Block
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node_types import Block
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +37,7 @@ class ForkFinder:
     async def find(self, head: Block) -> EvmCursor | None:
         """The newest block that was looked at and is still on the chain.
 
-        None when this node is late and has not got there yet. Raises Refused when it is far
+        None when this node is late and has not got there yet. Raises SideUnusable when it is far
         behind, or has none of the blocks.
         """
         known = self._ledger.cursors(self._network.name) or await self._begin(head)
@@ -49,7 +50,7 @@ class ForkFinder:
             self._require_near(newest.number - head.number)
             return None
         if fork is None:
-            raise Refused(
+            raise SideUnusable(
                 f"the node of {self._network.name} is on another chain: it has none of the"
                 f" {len(known)} blocks that deposits were read up to, from {known[-1].number} to"
                 f" {newest.number}"
@@ -75,9 +76,9 @@ class ForkFinder:
         return known[low] if low < len(known) else None
 
     def _require_near(self, missing: int) -> None:
-        """A node may be a little late. Raises Refused when it is more."""
+        """A node may be a little late. Raises SideUnusable when it is more."""
         if missing > self.overlap:
-            raise Refused(
+            raise SideUnusable(
                 f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
                 " were read from: it is still synchronising, or was reset"
             )
@@ -92,7 +93,7 @@ class ForkFinder:
         for number in numbers:
             block = await self._link.client.block(number)
             if block is None:
-                raise Refused(
+                raise SideUnusable(
                     f"the node of {self._network.name} has no block {number} to begin at; its"
                     f" newest is {head.number}"
                 )

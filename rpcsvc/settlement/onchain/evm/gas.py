@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.fees import (
 )
 from rpcsvc.settlement.onchain.evm.l1_fee import L1Fee
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Call
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentOrder, Purpose
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ class HotBalances:
 
 
 class EvmGas:
-    """Gas of one network. Everything that asks may raise RpcFailure and evm_link.Refused.
+    """Gas of one network. Everything that asks may raise RpcFailure and SideUnusable.
 
     ``hot`` is the hot wallet's balances at the last look; None before one. ``problem``: why it is
     not known what a payout costs, for the operator; None: it is known, or nobody has looked.
@@ -66,7 +66,9 @@ class EvmGas:
 
     async def estimate(self, to: str, data: bytes) -> int:
         """The gas limit for a call of the hot wallet. Raises Reverted."""
-        return with_margin(await self._link.client.estimate_gas(Call(to, data, self._hot_wallet)))
+        return with_margin(
+            await self._link.client.estimate_gas(EvmCall(to, data, self._hot_wallet))
+        )
 
     async def first_price(self, order: PaymentOrder) -> GasPrice:
         """What a new transaction offers. Raises Unavailable when it would cost too much."""

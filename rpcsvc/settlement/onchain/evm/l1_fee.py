@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Call
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ class L1Fee:
             max_fee=_FEE, tip=_FEE, data=order.data,
         )  # fmt: skip
         try:
-            answer = await self._link.client.call(Call(oracle, l1_fee_call(unsigned(plan))))
+            answer = await self._link.client.call(EvmCall(oracle, l1_fee_call(unsigned(plan))))
             return with_l1_margin(usdc.read_uint(answer))
         except (NodeError, ValueError) as error:
             log.warning("evm_l1_fee_not_told", network=self._network.name, reason=str(error))

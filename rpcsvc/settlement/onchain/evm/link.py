@@ -16,19 +16,17 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import Block, Call, EvmClient, Reverted
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Reverted
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
 _DECIMALS: Final = 6
 
 T = TypeVar("T")
-
-
-class Refused(Exception):
-    """The node or its token is not what it should be. The text is for the operator."""
 
 
 class EvmLink:
@@ -67,12 +65,12 @@ class EvmLink:
             verb = "refuses" if isinstance(failure, NodeError) else "is down"
             self._note(f"the node of {self.network.name} {verb}: {failure}")
             raise self._unavailable() from failure
-        except Refused as refused:
-            self._note(str(refused))
-            raise self._unavailable() from refused
+        except SideUnusable as found:
+            self._note(str(found))
+            raise self._unavailable() from found
 
     async def check(self) -> Block:
-        """The newest block, of a node that was found right. Raises RpcFailure and Refused.
+        """The newest block, of a node that was found right. Raises RpcFailure and SideUnusable.
 
         Raises errors.Unavailable when another call failed meanwhile: the node that answers now
         may not be the one that was checked.
@@ -83,7 +81,7 @@ class EvmLink:
             self._domain = await self._checked_domain()
         block = await self.client.block()
         if block is None:
-            raise Refused(f"the node of {self.network.name} has no block")
+            raise SideUnusable(f"the node of {self.network.name} has no block")
         self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self._failures != failures:
             raise self._unavailable()
@@ -108,7 +106,7 @@ class EvmLink:
     async def _check_network(self) -> None:
         found = await self.client.chain_id()
         if found != self.network.chain_id:
-            raise Refused(
+            raise SideUnusable(
                 f"wrong network: the node of {self.network.name} is on chain {found}, not on"
                 f" {self.network.chain_id}"
             )
@@ -117,28 +115,32 @@ class EvmLink:
         """The domain as the contract has it; its name differs between chains."""
         token = self.network.token
         if not await self.client.code(token):
-            raise Refused(f"there is no contract at {token} on {self.network.name}")
+            raise SideUnusable(f"there is no contract at {token} on {self.network.name}")
         decimals = await self._ask(usdc.DECIMALS, usdc.read_uint)
         if decimals != _DECIMALS:
-            raise Refused(f"the token on {self.network.name} has {decimals} decimals, USDC has 6")
+            raise SideUnusable(
+                f"the token on {self.network.name} has {decimals} decimals, USDC has 6"
+            )
         name = await self._ask(usdc.NAME, usdc.read_string)
         version = await self._ask(usdc.VERSION, usdc.read_string)
         domain = usdc.Domain(name, version, self.network.chain_id, token)
         if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
-            raise Refused(
+            raise SideUnusable(
                 f"the token on {self.network.name} signs in another domain than its name, version,"
                 " chain and address say: it is not the USDC that is meant"
             )
         return domain
 
     async def _ask(self, data: bytes, read: Callable[[bytes], T]) -> T:
-        """A call of the token. Raises RpcFailure; Refused when it has no such function."""
+        """A call of the token. Raises RpcFailure; SideUnusable when it has no such function."""
         try:
-            return read(await self.client.call(Call(self.network.token, data)))
+            return read(await self.client.call(EvmCall(self.network.token, data)))
         except Reverted as error:
-            raise Refused(f"the token on {self.network.name} refuses a call of USDC") from error
+            raise SideUnusable(
+                f"the token on {self.network.name} refuses a call of USDC"
+            ) from error
         except ValueError as error:
-            raise Refused(
+            raise SideUnusable(
                 f"the token on {self.network.name} answers unlike USDC, or lacks a function of it"
             ) from error
 

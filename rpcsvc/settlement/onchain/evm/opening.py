@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block
+from rpcsvc.settlement.onchain.evm.node_types import Block
 
 log = structlog.get_logger(__name__)
 

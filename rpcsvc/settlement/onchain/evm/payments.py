@@ -49,7 +49,7 @@ _LONG_MS: Final = 10 * 60 * 1000
 
 
 class EvmPayments:
-    """Prepares, publishes and follows payments. All may raise RpcFailure and evm_link.Refused.
+    """Prepares, publishes and follows payments. All may raise RpcFailure and SideUnusable.
 
     ``is_ours`` tells whether an address (EIP-55) belongs to the service; ``hot_wallet`` is the one
     that pays (EIP-55).

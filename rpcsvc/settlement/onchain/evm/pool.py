@@ -18,14 +18,14 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.settlement.onchain.daemon_rpc import Answer, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import Fields, RpcFailure
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     LARGEST_DEPOSIT,
     EvmDepositLedger,
     PoolSighting,
 )
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block
+from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.usdc_calls import read_paying_call
 
 log = structlog.get_logger(__name__)
@@ -97,7 +97,7 @@ class PoolWatch:
         answer = await client.pending_block(seconds=_SECONDS)
         if answer is None:
             return {}
-        block = Answer(client.rpc.endpoint.name, _METHOD, answer)
+        block = Fields(client.rpc.endpoint.name, _METHOD, answer)
         if _is_mined(block, head):
             return {}
         return dict(pending_payments(block, self._network.token))
@@ -147,7 +147,7 @@ class PoolWatch:
             log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))
 
 
-def pending_payments(block: Answer, token: str) -> Iterator[PendingPayment]:
+def pending_payments(block: Fields, token: str) -> Iterator[PendingPayment]:
     """The calls of a token in a block with whole transactions that would pay somebody.
 
     Raises BadAnswer for what is no such block.
@@ -155,7 +155,7 @@ def pending_payments(block: Answer, token: str) -> Iterator[PendingPayment]:
     wanted = token.lower()
     calls = [item for item in block.items("transactions") if _target(item, block) == wanted]
     for item in calls[:_MOST_CALLS]:
-        call = Answer(block.node, block.method, item)
+        call = Fields(block.node, block.method, item)
         txid, data = call.text("hash"), call.text("input")
         if not _TXID.fullmatch(txid) or not _DATA.fullmatch(data):
             raise block.bad("has a transaction without hash or input")
@@ -165,7 +165,7 @@ def pending_payments(block: Answer, token: str) -> Iterator[PendingPayment]:
             yield PendingPayment(txid.lower(), paying.to)
 
 
-def _target(item: Any, block: Answer) -> str | None:
+def _target(item: Any, block: Fields) -> str | None:
     """Whom a transaction calls, in lower case; None when it makes a contract."""
     if not isinstance(item, dict):
         raise block.bad("has no whole transactions")
@@ -173,7 +173,7 @@ def _target(item: Any, block: Answer) -> str | None:
     return to.lower() if isinstance(to, str) else None
 
 
-def _is_mined(block: Answer, head: Block) -> bool:
+def _is_mined(block: Fields, head: Block) -> bool:
     """Whether it is a block that the node has already, as of a network without a pool to see."""
     number = block.value.get("number")
     if not isinstance(number, str) or not _QUANTITY.fullmatch(number):

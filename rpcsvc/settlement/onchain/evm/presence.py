@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     BlockPoint,
     EvmPayment,
@@ -30,7 +30,7 @@ class Judgement:
 
 
 class EvmPresence:
-    """Looks payments up on one network. Everything raises RpcFailure and evm_link.Refused."""
+    """Looks payments up on one network. Everything raises RpcFailure and SideUnusable."""
 
     def __init__(self, link: EvmLink) -> None:
         self._link = link

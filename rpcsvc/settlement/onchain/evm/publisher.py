@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Submission
+from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     EvmPayment,
@@ -62,7 +62,7 @@ class Said:
 
 
 class EvmPublisher:
-    """Publishes and looks up. What asks a node may raise RpcFailure and evm_link.Refused."""
+    """Publishes and looks up. What asks a node may raise RpcFailure and SideUnusable."""
 
     def __init__(
         self, link: EvmLink, signer: EvmSigner, ledger: EvmPaymentLedger, clock: Clock

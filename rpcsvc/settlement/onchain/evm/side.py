@@ -217,7 +217,7 @@ class EvmSide:
     async def start(self) -> None:
         """Take up the addresses, connect, look. A node that is not right is a matter of health.
 
-        Raises evm_addresses.Refused for the mnemonic of another service.
+        Raises SideUnusable for the mnemonic of another service.
         """
         await self._addresses.load()
         await self._addresses.refill()

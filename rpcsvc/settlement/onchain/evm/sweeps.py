@@ -21,7 +21,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Call, Reverted
+from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     EvmPaymentLedger,
     PaymentOrder,
@@ -61,7 +61,7 @@ class _Step:
 
 
 class EvmSweeps:
-    """Sweeps one network. All may raise RpcFailure and evm_link.Refused."""
+    """Sweeps one network. All may raise RpcFailure and SideUnusable."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class EvmSweeps:
         return usdc.read_bool(await self._ask(usdc.authorization_state(address, nonce)))
 
     async def _ask(self, data: bytes) -> bytes:
-        return await self._link.client.call(Call(self._network.token, data))
+        return await self._link.client.call(EvmCall(self._network.token, data))
 
     def _authorization_nonce(self, due: Unswept) -> bytes:
         """The same again for the same sweep: a database from a backup finds it used."""

@@ -12,7 +12,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm.gas import EvmGas
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node import Block, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     BlockPoint,
     EvmPayment,
@@ -46,7 +46,7 @@ class Conditions:
 
 
 class EvmUpkeep:
-    """Follows payments of one network. Everything may raise RpcFailure and evm_link.Refused.
+    """Follows payments of one network. Everything may raise RpcFailure and SideUnusable.
 
     Its methods are only for who holds the network's one writer.
     """

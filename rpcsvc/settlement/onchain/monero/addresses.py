@@ -21,9 +21,9 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
-from rpcsvc.settlement.onchain.monero.link import Refused
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -70,9 +70,9 @@ class AddressPool:
         return len(self._free)
 
     def require_scanned(self) -> None:
-        """Raise Refused while the wallet scans the chain anew: it answers nothing meanwhile."""
+        """Raise SideUnusable while the wallet scans the chain anew: it answers nothing."""
         if self._rescan is not None and not self._rescan.done():
-            raise Refused("rescanning: the wallet looks for deposits that it missed")
+            raise SideUnusable("rescanning: the wallet looks for deposits that it missed")
 
     def take(self) -> str:
         """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
@@ -84,10 +84,10 @@ class AddressPool:
         return address
 
     async def reconcile(self) -> None:
-        """Make wallet and database agree on what addresses there are. Raises Refused.
+        """Make wallet and database agree on what addresses there are. Raises SideUnusable.
 
         A wallet restored from an older file makes again, in order, those that it lost. Where it
-        has to scan the chain for them, Refused is raised until that is over, and it goes on when
+        has to scan the chain for them, that is raised until the scan is over, and it goes on when
         the caller is cancelled.
         """
         highest = self._ledger.highest_address()
@@ -129,7 +129,7 @@ class AddressPool:
                 await self._make(min(missing - made, self._options.addresses_per_call), load=False)
         (found,) = await self._wallet.addresses([highest.index.minor])
         if found.address != highest.address:
-            raise Refused(
+            raise SideUnusable(
                 f"another wallet: its address {highest.index.minor} is not the one that was"
                 " recorded"
             )
@@ -172,7 +172,7 @@ class AddressPool:
     async def _load(self, highest: int) -> None:
         wallet = self._ledger.wallet()
         if wallet is None:
-            raise Refused("the wallet is not recorded yet")
+            raise SideUnusable("the wallet is not recorded yet")
         reserved_to = wallet.reserved_to
         if highest and await self._has(highest + 1):
             # The wallet knows more than the database, which may be an older copy: what the

@@ -44,7 +44,7 @@ class _Found:
 
 
 class MoneroAdoption:
-    """Looks at one wallet and its node, both open. Everything raises RpcFailure, link.Refused."""
+    """Looks at one wallet and its node, both open. Everything raises RpcFailure, SideUnusable."""
 
     def __init__(self, link: MoneroLink, ledger: MoneroLedger) -> None:
         self._link = link

@@ -73,7 +73,10 @@ class DepositScanner:
         self._proofs = DepositProofs(link, ledger)
 
     async def observe(self) -> list[DepositSighting]:
-        """Deposits whose state is not the one acknowledged last. Raises RpcFailure and Refused."""
+        """Deposits whose state is not the one acknowledged last.
+
+        Raises RpcFailure and SideUnusable.
+        """
         self._next = None
         before = await self._link.check_node()
         self._fork = await self._find_fork()

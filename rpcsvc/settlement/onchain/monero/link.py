@@ -18,6 +18,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions,
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -25,10 +26,6 @@ log = structlog.get_logger(__name__)
 _MOST_BEHIND: Final = 2
 # A block may come while the wallet refreshes.
 _TRIES: Final = 3
-
-
-class Refused(Exception):
-    """Node or wallet is not what it should be. The text is for the operator."""
 
 
 class MoneroLink:
@@ -67,28 +64,28 @@ class MoneroLink:
         except RpcFailure as failure:
             self._note(self._reason(failure))
             raise Unavailable("XMR can't be settled right now. Try again later.") from failure
-        except Refused as refused:
-            self._note(str(refused))
-            raise Unavailable("XMR can't be settled right now. Try again later.") from refused
+        except SideUnusable as found:
+            self._note(str(found))
+            raise Unavailable("XMR can't be settled right now. Try again later.") from found
 
     async def check_node(self) -> NodeInfo:
-        """The node's state. Raises RpcFailure, or Refused when it can't be relied on."""
+        """The node's state. Raises RpcFailure, or SideUnusable when it can't be relied on."""
         info = await self.node.info()
         wanted = self._options.nettype
         if info.nettype != wanted:
-            raise Refused(f"wrong network: the node is on {info.nettype}, not on {wanted}")
+            raise SideUnusable(f"wrong network: the node is on {info.nettype}, not on {wanted}")
         behind = info.target_height - info.height
         if info.busy_syncing or not (info.synchronized or info.offline) or behind > _MOST_BEHIND:
-            raise Refused(f"the node is out of sync: at {info.height} of {info.target_height}")
+            raise SideUnusable(f"the node is out of sync: at {info.height} of {info.target_height}")
         return info
 
     async def check_wallet(self) -> None:
-        """Find out whether this is the wallet of the first start. Raises RpcFailure and Refused."""
+        """Whether this is the wallet of the first start. Raises RpcFailure and SideUnusable."""
         await self._open()
         address = await self.wallet.primary_address()
         check = await self.wallet.validate(address)
         if check.nettype != self._options.address_nettype:
-            raise Refused(
+            raise SideUnusable(
                 f"wrong network: the wallet is of {check.nettype}, not of"
                 f" {self._options.address_nettype}"
             )
@@ -96,9 +93,10 @@ class MoneroLink:
         self.primary_address = address
 
     async def require_wallet(self) -> None:
-        """The wallet that was checked is still the one that is open. Raises RpcFailure and Refused.
+        """The wallet that was checked is still the one that is open.
 
-        Another may have been opened in its daemon without any call having failed.
+        Another may have been opened in its daemon without any call having failed. Raises
+        RpcFailure and SideUnusable.
         """
         await self._recognise(await self.wallet.primary_address())
 
@@ -144,12 +142,12 @@ class MoneroLink:
             await self._ledger.adopt_wallet(WalletRecord(self._options.nettype, address, 0))
             log.info("monero_wallet_adopted", primary_address=address)
         elif known.primary_address != address:
-            raise Refused(
+            raise SideUnusable(
                 f"another wallet: its primary address begins with {address[:12]}, that of the"
                 f" first start with {known.primary_address[:12]}"
             )
         elif known.nettype != self._options.nettype:
-            raise Refused(
+            raise SideUnusable(
                 f"wrong network: the service was first started on {known.nettype}, and is now"
                 f" set to {self._options.nettype}"
             )

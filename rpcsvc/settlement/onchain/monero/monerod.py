@@ -16,9 +16,9 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final, Self
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
-    Answer,
     DaemonRpc,
     Endpoint,
+    Fields,
     JsonObject,
     NodeError,
     Pause,
@@ -262,7 +262,7 @@ class MonerodClient:
 
     async def submit(self, raw: str) -> SubmissionResult:
         """Hand a signed transaction to the network. The same bytes may be handed over again."""
-        answer = Answer(
+        answer = Fields(
             self.rpc.endpoint.name,
             "/send_raw_transaction",
             await self.rpc.act_path("/send_raw_transaction", {"tx_as_hex": raw}),
@@ -294,15 +294,15 @@ class MonerodClient:
 
     # --- plumbing ------------------------------------------------------------------------------
 
-    async def _read(self, method: str, params: JsonObject | None = None) -> Answer:
+    async def _read(self, method: str, params: JsonObject | None = None) -> Fields:
         return self._checked(method, await self.rpc.read(method, params))
 
-    async def _read_path(self, path: str, body: JsonObject) -> Answer:
+    async def _read_path(self, path: str, body: JsonObject) -> Fields:
         return self._checked(path, await self.rpc.read_path(path, body))
 
-    def _checked(self, method: str, value: Any) -> Answer:
+    def _checked(self, method: str, value: Any) -> Fields:
         """monerod reports some failures in a field ``status`` of a good answer."""
-        answer = Answer(self.rpc.endpoint.name, method, value)
+        answer = Fields(self.rpc.endpoint.name, method, value)
         status = answer.text("status")
         if status == "OK":
             return answer
@@ -323,7 +323,7 @@ def _submission(status: str, flags: tuple[str, ...]) -> Submission:
     return Submission.FEE_TOO_LOW if "fee_too_low" in flags else Submission.REFUSED
 
 
-def _header(item: Answer) -> BlockHeader:
+def _header(item: Fields) -> BlockHeader:
     return BlockHeader(
         height=item.whole("height"),
         hash=item.text("hash"),
@@ -334,7 +334,7 @@ def _header(item: Answer) -> BlockHeader:
     )
 
 
-def _node_transaction(item: Answer) -> NodeTransaction:
+def _node_transaction(item: Fields) -> NodeTransaction:
     return NodeTransaction(
         txid=item.text("tx_hash"),
         height=None if item.flag("in_pool") else item.whole("block_height"),
@@ -342,18 +342,18 @@ def _node_transaction(item: Answer) -> NodeTransaction:
     )
 
 
-def _node_bytes(item: Answer) -> NodeBytes:
+def _node_bytes(item: Fields) -> NodeBytes:
     try:
         decoded = parse_json(item.text("as_json").encode())
     except ValueError as error:
         raise item.bad("has a transaction that is not JSON") from error
-    inputs = Answer(item.node, item.method, decoded).each("vin")
+    inputs = Fields(item.node, item.method, decoded).each("vin")
     images = tuple(each.inner("key").text("k_image") for each in inputs)
     height = None if item.flag("in_pool") else item.whole("block_height")
     return NodeBytes(item.text("tx_hash"), item.text("as_hex"), images, height)
 
 
-def _pool_transaction(item: Answer) -> PoolTransaction:
+def _pool_transaction(item: Fields) -> PoolTransaction:
     return PoolTransaction(
         txid=item.text("id_hash"),
         fee=item.whole("fee"),

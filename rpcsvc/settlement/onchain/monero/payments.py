@@ -57,7 +57,7 @@ _SHORT_OF_MONEY = (
 
 
 class MoneroPayments:
-    """Prepares, publishes and follows payments. All may raise RpcFailure and link.Refused."""
+    """Prepares, publishes and follows payments. All may raise RpcFailure and SideUnusable."""
 
     def __init__(
         self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction, 
 
 
 class MoneroPresence:
-    """Looks payments up and records how far they are. May raise RpcFailure and link.Refused."""
+    """Looks payments up and records how far they are. May raise RpcFailure and SideUnusable."""
 
     def __init__(self, link: MoneroLink, ledger: MoneroLedger, options: MoneroOptions) -> None:
         self._link = link

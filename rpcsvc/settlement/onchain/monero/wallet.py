@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
-    Answer,
     DaemonRpc,
     Endpoint,
+    Fields,
     JsonObject,
     NodeError,
     Pause,
@@ -342,16 +342,16 @@ class WalletClient:
 
     # --- plumbing ------------------------------------------------------------------------------
 
-    async def _read(self, method: str, params: JsonObject | None = None) -> Answer:
+    async def _read(self, method: str, params: JsonObject | None = None) -> Fields:
         return self._answer(method, await self.rpc.read(method, params))
 
     async def _act(
         self, method: str, params: JsonObject | None = None, *, seconds: float | None = None
-    ) -> Answer:
+    ) -> Fields:
         return self._answer(method, await self.rpc.act(method, params, seconds=seconds))
 
-    def _answer(self, method: str, value: Any) -> Answer:
-        return Answer(self.rpc.endpoint.name, method, value)
+    def _answer(self, method: str, value: Any) -> Fields:
+        return Fields(self.rpc.endpoint.name, method, value)
 
 
 def _checked_destinations(destinations: Sequence[Destination]) -> list[JsonObject]:

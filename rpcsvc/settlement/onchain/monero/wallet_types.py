@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from rpcsvc.settlement.onchain.daemon_rpc import Answer
+from rpcsvc.settlement.onchain.daemon_rpc import Fields
 
 
 class WalletCode(IntEnum):
@@ -189,7 +189,7 @@ class PaymentCheck:
 # --- reading an answer; all raise BadAnswer -------------------------------------------------------
 
 
-def read_prepared(answer: Answer) -> PreparedPayment:
+def read_prepared(answer: Fields) -> PreparedPayment:
     """A payment that was signed and not published, with all that is needed to publish it."""
     images = answer.inner("spent_key_images").texts("key_images")
     fields = ("tx_hash", "tx_blob", "tx_metadata", "tx_key")
@@ -208,7 +208,7 @@ def read_prepared(answer: Answer) -> PreparedPayment:
     )
 
 
-def _kind(item: Answer) -> TransferKind:
+def _kind(item: Fields) -> TransferKind:
     name = item.text("type")
     if name == "block":
         return TransferKind.INCOMING
@@ -217,7 +217,7 @@ def _kind(item: Answer) -> TransferKind:
     return TransferKind(name)
 
 
-def read_transfer(kind: TransferKind, item: Answer) -> WalletTransfer:
+def read_transfer(kind: TransferKind, item: Fields) -> WalletTransfer:
     """One item of a list of transfers."""
     height = item.whole("height")
     return WalletTransfer(
@@ -237,12 +237,12 @@ def read_transfer(kind: TransferKind, item: Answer) -> WalletTransfer:
     )
 
 
-def _index(item: Answer) -> SubaddressIndex:
+def _index(item: Fields) -> SubaddressIndex:
     inner = item.inner("subaddr_index")
     return SubaddressIndex(inner.whole("major"), inner.whole("minor"))
 
 
-def read_subaddress_balance(item: Answer) -> SubaddressBalance:
+def read_subaddress_balance(item: Fields) -> SubaddressBalance:
     """What one address of the account holds."""
     return SubaddressBalance(
         index=SubaddressIndex(item.whole("account_index"), item.whole("address_index")),
@@ -254,7 +254,7 @@ def read_subaddress_balance(item: Answer) -> SubaddressBalance:
     )
 
 
-def read_output(item: Answer) -> Output:
+def read_output(item: Fields) -> Output:
     """One item of a list of outputs."""
     return Output(
         txid=item.text("tx_hash"),
@@ -269,7 +269,7 @@ def read_output(item: Answer) -> Output:
     )
 
 
-def read_payment_check(answer: Answer, *, valid: bool) -> PaymentCheck:
+def read_payment_check(answer: Fields, *, valid: bool) -> PaymentCheck:
     """What a proof or a key shows."""
     return PaymentCheck(
         valid=valid,
