@@ -14,14 +14,8 @@ from rpcsvc.settlement.upstream import bff, v1
 from rpcsvc.settlement.upstream.breaker import Breaker
 from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Dialect
-from rpcsvc.settlement.upstream.client import (
-    Answer,
-    Call,
-    ClientOptions,
-    Timing,
-    UpstreamClient,
-    system_timing,
-)
+from rpcsvc.settlement.upstream.client import UpstreamClient
+from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.models import (
     BreakerOpen,
     BudgetSpent,
@@ -32,14 +26,16 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamBroken,
     UpstreamError,
 )
+from rpcsvc.settlement.upstream.options import ClientOptions
+from rpcsvc.settlement.upstream.timing import Timing, system_timing
 from rpcsvc.transport import strict_json
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.logs import logs_of
 
 API_KEY = "rpk_live_Zm9vYmFyYmF6cXV4"
-READ = Call("chains", "GET", "/chains")
-CREATE = Call("create_order", "POST", "/orders", body={"fromAmount": "1"})
+READ = UpstreamCall("chains", "GET", "/chains")
+CREATE = UpstreamCall("create_order", "POST", "/orders", body={"fromAmount": "1"})
 OK = {"orderId": "up-1"}
 MONERO = (
     "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
@@ -107,7 +103,7 @@ class World:
             )
 
 
-def _value(answer: Answer) -> Any:
+def _value(answer: UpstreamAnswer) -> Any:
     return answer.value
 
 
@@ -304,7 +300,7 @@ async def test_a_creation_without_a_key_can_not_be_resumed(world: World) -> None
 async def test_a_created_order_with_an_answer_of_no_use_is_unknown_and_its_id_is_kept(
     world: World,
 ) -> None:
-    def broken(_answer: Answer) -> None:
+    def broken(_answer: UpstreamAnswer) -> None:
         raise UpstreamBroken("depositAddress is bad", field="depositAddress")
 
     world.server.script.append(does.answer(OK))

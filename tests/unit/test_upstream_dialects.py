@@ -24,13 +24,16 @@ from rpcsvc.settlement.upstream.bff import BFF
 from rpcsvc.settlement.upstream.breaker import Breaker
 from rpcsvc.settlement.upstream.budget import Budget
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
-from rpcsvc.settlement.upstream.client import Answer, ClientOptions, Timing, UpstreamClient
+from rpcsvc.settlement.upstream.client import UpstreamClient
+from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
+from rpcsvc.settlement.upstream.options import ClientOptions
 from rpcsvc.settlement.upstream.reading import Networks
 from rpcsvc.settlement.upstream.statuses import (
     UNKNOWN,
     bridge_status,
     order_status,
 )
+from rpcsvc.settlement.upstream.timing import Timing
 from rpcsvc.settlement.upstream.v1 import V1
 from rpcsvc.transport import strict_json
 from tests.contract import upstream_server as does
@@ -172,7 +175,7 @@ class Shape:
     """A good answer, how it is read, and which of its fields may be null or left out."""
 
     sample: dict[str, Any]
-    read: Callable[[Answer], Any]
+    read: Callable[[UpstreamAnswer], Any]
     nullable: frozenset[str] = frozenset()
 
 
@@ -250,7 +253,7 @@ field_by_field = pytest.mark.parametrize(
 
 
 def read(name: str, value: Any) -> Any:
-    return SHAPES[name].read(Answer(value, json.dumps(value).encode()))
+    return SHAPES[name].read(UpstreamAnswer(value, json.dumps(value).encode()))
 
 
 def original(name: str, path: Path) -> Any:
@@ -432,10 +435,10 @@ def test_a_deposit_address_of_the_wrong_form_or_network_is_never_returned(
         "depositAddress": address,
         "toAddress": request.to_address,
     }
-    body = Answer(answer, b"")
+    body = UpstreamAnswer(answer, b"")
     for reader in (
         lambda: reading.order(body, request, MAINNET_ONLY),
-        lambda: reading.status(Answer({**STATUS, **answer}, b""), ORDER_ID, MAINNET_ONLY),
+        lambda: reading.status(UpstreamAnswer({**STATUS, **answer}, b""), ORDER_ID, MAINNET_ONLY),
     ):
         with pytest.raises(m.UpstreamBroken) as caught:
             reader()
@@ -451,12 +454,14 @@ def test_an_evm_deposit_address_is_returned_with_its_checksum() -> None:
         "toAddress": MONERO,
     }
 
-    assert reading.order(Answer(answer, b""), U2X, MAINNET_ONLY).deposit_address == MIXED_EVM
+    assert (
+        reading.order(UpstreamAnswer(answer, b""), U2X, MAINNET_ONLY).deposit_address == MIXED_EVM
+    )
 
 
 def test_test_network_addresses_are_taken_where_the_upstream_is_a_sandbox() -> None:
     sandbox = Networks(monero=tuple(MoneroNetwork))
-    answer = Answer({**ORDER, "depositAddress": STAGENET}, b"")
+    answer = UpstreamAnswer({**ORDER, "depositAddress": STAGENET}, b"")
 
     assert reading.order(answer, X2U, sandbox).deposit_address == STAGENET
 
@@ -492,7 +497,7 @@ def test_a_number_goes_out_as_it_came_in(number: float) -> None:
 
 
 def test_what_is_kept_of_an_answer_is_bounded() -> None:
-    assert len(reading.ticket(Answer(TICKET, b"x" * 100_000)).raw) == m.RAW_LIMIT
+    assert len(reading.ticket(UpstreamAnswer(TICKET, b"x" * 100_000)).raw) == m.RAW_LIMIT
 
 
 @pytest.mark.parametrize("name", ["order", "status", "orders", "bridge deposit", "bridge withdraw"])

@@ -13,9 +13,9 @@ from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.client import Timing
 from rpcsvc.settlement.upstream.models import NeverSent, UpstreamChain, UpstreamChains
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains, Pace
+from rpcsvc.settlement.upstream.timing import Timing
 from tests.unit.test_chains import TOML
 from tests.unit.test_upstream_budget import VirtualTime
 

@@ -28,7 +28,8 @@ from rpcsvc.errors import (
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream import reading
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
-from rpcsvc.settlement.upstream.client import Answer, Call, Parse, UpstreamClient
+from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
+from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
 from rpcsvc.settlement.upstream.models import (
     NeverSent,
     NotAnId,
@@ -176,7 +177,7 @@ class Upstream:
         *,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-    ) -> Call:
+    ) -> UpstreamCall:
         path = self._dialect.paths.get(name)
         if path is None:
             raise NeverSent(
@@ -186,12 +187,12 @@ class Upstream:
             if not reading.is_id(order_id):
                 raise NotAnId("That is not an id that an upstream gives.", retryable=False)
             path = path.replace("{id}", order_id)
-        return Call(name, "GET" if body is None else "POST", path, query or {}, body)
+        return UpstreamCall(name, "GET" if body is None else "POST", path, query or {}, body)
 
-    async def _read(self, call: Call, parse: Parse[T], demand: Demand | None = None) -> T:
+    async def _read(self, call: UpstreamCall, parse: Parse[T], demand: Demand | None = None) -> T:
         return await self._client.read(call, parse, demand=demand or Demand())
 
-    async def _create(self, call: Call, parse: Parse[T], key: str, *, resumed: bool) -> T:
+    async def _create(self, call: UpstreamCall, parse: Parse[T], key: str, *, resumed: bool) -> T:
         return await self._client.create(
             call,
             parse,
@@ -201,7 +202,7 @@ class Upstream:
         )
 
     def _bridge_reader(self, to_address: str, *, pays_monero: bool) -> Parse[m.BridgeOrder]:
-        def read(answer: Answer) -> m.BridgeOrder:
+        def read(answer: UpstreamAnswer) -> m.BridgeOrder:
             return reading.bridge_order(answer, to_address, self._networks, pays_monero=pays_monero)
 
         return read

@@ -24,8 +24,8 @@ from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.client import Timing
 from rpcsvc.settlement.upstream.models import UpstreamChain, UpstreamError
+from rpcsvc.settlement.upstream.timing import Timing
 
 log = structlog.get_logger(__name__)
 

@@ -5,7 +5,7 @@ addresses. A deposit address must be good for the network on which the user pays
 address must be the one that was asked for. What is wrong raises UpstreamBroken, which names the
 field and never quotes its value. Fields that the specification does not have are passed over.
 
-What does not live here: which call gives which answer (calls.py), strict JSON (client.py's loader).
+What does not live here: which call gives which answer (calls.py), strict JSON (exchange.py's loader).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.settlement.upstream import models as m
-from rpcsvc.settlement.upstream.client import Answer
+from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
 from rpcsvc.settlement.upstream.models import UpstreamBroken
 from rpcsvc.settlement.upstream.statuses import bridge_status, order_status
 
@@ -222,13 +222,13 @@ _TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
 # --- swaps -----------------------------------------------------------------------------------
 
 
-def health(answer: Answer) -> m.UpstreamHealth:
+def health(answer: UpstreamAnswer) -> m.UpstreamHealth:
     """Health of spec 2.4."""
     f = Fields(answer.value)
     return m.UpstreamHealth(f.text("status"), f.text("version"), f.time("time"), answer.kept)
 
 
-def chains(answer: Answer) -> m.UpstreamChains:
+def chains(answer: UpstreamAnswer) -> m.UpstreamChains:
     """The list of chains."""
     found = tuple(_chain(f) for f in Fields(answer.value).items("chains"))
     return m.UpstreamChains(found, answer.kept)
@@ -243,7 +243,7 @@ def _chain(f: Fields) -> m.UpstreamChain:
     )
 
 
-def quote(answer: Answer, request: m.QuoteRequest) -> m.UpstreamQuote:
+def quote(answer: UpstreamAnswer, request: m.QuoteRequest) -> m.UpstreamQuote:
     """A quote; it must be for the amount that was asked."""
     f = Fields(answer.value)
     result = m.UpstreamQuote(
@@ -269,7 +269,7 @@ def _fee(f: Fields) -> m.IntegratorFee:
     return m.IntegratorFee(f.number("percent"), f.units("amount"), f.decimal("amountUsd"))
 
 
-def order(answer: Answer, request: m.OrderRequest, networks: Networks) -> m.UpstreamOrder:
+def order(answer: UpstreamAnswer, request: m.OrderRequest, networks: Networks) -> m.UpstreamOrder:
     """A new order; it must be for the network and the payout address that were asked."""
     f = Fields(answer.value)
     chain_id = f.whole("depositChainId")
@@ -293,7 +293,7 @@ def order(answer: Answer, request: m.OrderRequest, networks: Networks) -> m.Upst
     )
 
 
-def status(answer: Answer, order_id: str, networks: Networks) -> m.UpstreamStatus:
+def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> m.UpstreamStatus:
     """An order as it stands; it must be the one that was asked for."""
     f = Fields(answer.value)
     _require_same(f, "orderId", order_id)
@@ -352,7 +352,7 @@ def _twap(f: Fields) -> m.UpstreamTwap:
     )
 
 
-def order_list(answer: Answer) -> m.UpstreamOrderList:
+def order_list(answer: UpstreamAnswer) -> m.UpstreamOrderList:
     """The orders of a session."""
     found = tuple(_list_item(f) for f in Fields(answer.value).items("orders"))
     return m.UpstreamOrderList(found, answer.kept)
@@ -376,7 +376,7 @@ def _list_item(f: Fields) -> m.UpstreamListItem:
     )
 
 
-def ticket(answer: Answer) -> m.UpstreamTicket:
+def ticket(answer: UpstreamAnswer) -> m.UpstreamTicket:
     """A support ticket."""
     f = Fields(answer.value)
     return m.UpstreamTicket(f.identifier("ticketId"), f.time("createdAt"), answer.kept)
@@ -385,7 +385,7 @@ def ticket(answer: Answer) -> m.UpstreamTicket:
 # --- the bridge ------------------------------------------------------------------------------
 
 
-def bridge_rates(answer: Answer) -> m.BridgeRates:
+def bridge_rates(answer: UpstreamAnswer) -> m.BridgeRates:
     """The bridge's rates and its reference rate."""
     f = Fields(answer.value)
     reference = f.inner("wagyuRate")
@@ -402,7 +402,7 @@ def _bridge_rate(f: Fields) -> m.BridgeRate:
 
 
 def bridge_order(
-    answer: Answer, to_address: str, networks: Networks, *, pays_monero: bool
+    answer: UpstreamAnswer, to_address: str, networks: Networks, *, pays_monero: bool
 ) -> m.BridgeOrder:
     """A new bridge order. ``pays_monero``: the user pays XMR, as for a bridge deposit."""
     f = Fields(answer.value)
@@ -415,7 +415,7 @@ def bridge_order(
     )
 
 
-def bridge_status_of(answer: Answer, order_id: str) -> m.BridgeOrderStatus:
+def bridge_status_of(answer: UpstreamAnswer, order_id: str) -> m.BridgeOrderStatus:
     """A bridge order as it stands; it must be the one that was asked for."""
     f = Fields(answer.value)
     _require_same(f, "id", order_id)

@@ -20,14 +20,12 @@ from rpcsvc.settlement.upstream.budget import (
     Budget,
 )
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.client import (
-    ClientOptions,
-    UpstreamClient,
-    system_timing,
-)
+from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
+from rpcsvc.settlement.upstream.options import ClientOptions
 from rpcsvc.settlement.upstream.reading import Networks
+from rpcsvc.settlement.upstream.timing import system_timing
 
 # The default limits of another rpcsvc, less a fifth for others behind the same address.
 BFF_CALLS_PER_MINUTE = 240

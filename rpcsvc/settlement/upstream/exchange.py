@@ -1,0 +1,302 @@
+"""One HTTP exchange with an upstream: bounded, strict, and judged for what it proves.
+
+Every call has its own connection: the upstream may be closing a kept one at that moment, and then
+nobody could tell whether the call had arrived. A few calls a minute can afford it. Redirects are
+not followed, nor are proxies or netrc files of the environment used, so that the API key goes to
+the configured address and nowhere else.
+
+What does not live here: sending a call again, budgets and the breaker (client.py), paths and shapes
+(bff.py, v1.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Final
+
+import orjson
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientHandlerType,
+    ClientOSError,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ConnectionTimeoutError,
+    DummyCookieJar,
+    InvalidURL,
+    ServerDisconnectedError,
+    TCPConnector,
+)
+from yarl import URL
+
+from rpcsvc.errors import InvalidJson
+from rpcsvc.logs import MASK, shorten_addresses
+from rpcsvc.settlement.upstream.models import (
+    RAW_LIMIT,
+    NeverSent,
+    NoAnswer,
+    Refused,
+    RemoteError,
+    UpstreamBroken,
+    UpstreamError,
+)
+from rpcsvc.settlement.upstream.options import ClientOptions, base_url
+
+Loads = Callable[[bytes], Any]
+ReadError = Callable[[Any], RemoteError | None]
+
+_CHUNK: Final = 65_536
+_LONGEST_REASON: Final = 300
+_LONGEST_PAUSE_MS: Final = 600_000
+_JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
+# A proxy may answer these for a call that it has passed on.
+_NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamCall:
+    """One call. ``name`` is for logs; ``path`` begins with / and comes after the base address."""
+
+    name: str
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamAnswer:
+    """A successful answer: the JSON value and the bytes that it was read from."""
+
+    value: Any
+    raw: bytes
+
+    @property
+    def kept(self) -> bytes:
+        """The part of the bytes that is kept for audit."""
+        return self.raw[:RAW_LIMIT]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came over HTTP, unjudged."""
+
+    status: int
+    content_type: str
+    retry_after_ms: int | None
+    body: bytes
+
+
+class Exchange:
+    """Sends calls, each once, and judges the answers. Used as a context manager.
+
+    ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
+    dialect's error bodies.
+    """
+
+    def __init__(self, options: ClientOptions, *, loads: Loads, read_error: ReadError) -> None:
+        self._options = options
+        self._base = base_url(options)
+        self._loads = loads
+        self._read_error = read_error
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Exchange:
+        self._session = ClientSession(
+            connector=TCPConnector(force_close=True),
+            cookie_jar=DummyCookieJar(),
+            auto_decompress=False,
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+            middlewares=(_once,),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def send(self, call: UpstreamCall, key: str | None, *, creates: bool) -> Reply:
+        """Send the call and take its whole answer. Raises NeverSent, NoAnswer, UpstreamBroken."""
+        options = self._options
+        limit_ms = options.create_ms if creates else options.read_ms
+        if self._session is None:
+            raise NeverSent("The client is closed.", retryable=False)
+        try:
+            async with (
+                asyncio.timeout(limit_ms / 1000),
+                self._session.request(
+                    call.method,
+                    self._url(call),
+                    data=None if call.body is None else orjson.dumps(call.body),
+                    headers=self._headers(call, key),
+                    timeout=ClientTimeout(total=None, connect=options.connect_ms / 1000),
+                    allow_redirects=False,
+                    ssl=options.tls or True,
+                ) as response,
+            ):
+                return await self._reply(response)
+        except (ClientConnectorError, ConnectionTimeoutError, InvalidURL) as error:
+            raise NeverSent(f"No connection to the upstream: {_what(error)}.") from error
+        except TimeoutError as error:
+            raise NoAnswer(f"No whole answer within {limit_ms} ms.") from error
+        except (ClientError, OSError) as error:
+            raise NoAnswer(f"The connection was lost: {_what(error)}.") from error
+
+    def _url(self, call: UpstreamCall) -> URL:
+        return URL(self._base + call.path).with_query(dict(call.query))
+
+    def _headers(self, call: UpstreamCall, key: str | None) -> dict[str, str]:
+        headers = {}
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._options.api_key is not None:
+            headers["x-api-key"] = self._options.api_key
+        if key is not None:
+            headers["idempotency-key"] = key
+        return headers
+
+    async def _reply(self, response: ClientResponse) -> Reply:
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        if encoding != "identity":
+            response.close()
+            raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
+        body = await self._body(response)
+        kind = response.headers.get("Content-Type", "")
+        return Reply(response.status, kind, _retry_after_ms(response.headers), body)
+
+    async def _body(self, response: ClientResponse) -> bytes:
+        """The body, up to the limit. Raises UpstreamBroken without reading what is over it."""
+        limit = self._options.max_bytes
+        body = bytearray()
+        if (response.content_length or 0) <= limit:
+            async for chunk in response.content.iter_chunked(_CHUNK):
+                body += chunk
+                if len(body) > limit:
+                    break
+            else:
+                return bytes(body)
+        response.close()
+        raise UpstreamBroken(f"The answer is larger than {limit} bytes.", raw=bytes(body))
+
+    def judge(self, reply: Reply) -> UpstreamAnswer:
+        """The answer if it is a good one. Raises Refused, NoAnswer or UpstreamBroken."""
+        if reply.status >= 500:
+            raise NoAnswer(
+                self._http_words(reply), retry_after_ms=reply.retry_after_ms, raw=reply.body
+            )
+        if 300 <= reply.status < 400:
+            raise UpstreamBroken(
+                f"The upstream redirects (HTTP {reply.status}). Redirects are not followed:"
+                " configure the address that it redirects to.",
+                raw=reply.body,
+            )
+        if reply.status >= 400:
+            raise self._no(reply)
+        return UpstreamAnswer(self._json(reply), reply.body)
+
+    def _no(self, reply: Reply) -> UpstreamError:
+        """HTTP 4xx: a refusal if it is in the dialect's own form."""
+        remote = self._remote(reply)
+        if remote is not None and reply.status not in _NOT_A_REFUSAL:
+            return Refused(
+                reply.status, remote, retry_after_ms=reply.retry_after_ms, raw=reply.body
+            )
+        words = self._http_words(reply)
+        if reply.status == 429 or reply.status in _NOT_A_REFUSAL:
+            return NoAnswer(words, retry_after_ms=reply.retry_after_ms, raw=reply.body)
+        return UpstreamBroken(f"{words} Is the configured address right?", raw=reply.body)
+
+    def _http_words(self, reply: Reply) -> str:
+        remote = self._remote(reply)
+        words = f": {remote.message}" if remote else ", without an error that this dialect has."
+        return f"HTTP {reply.status}{words}"
+
+    def _remote(self, reply: Reply) -> RemoteError | None:
+        """The dialect's error in the body, made fit for logs, or None."""
+        try:
+            remote = self._read_error(self._json(reply))
+        except UpstreamBroken:
+            return None
+        if remote is None:
+            return None
+        details = {k: self._safe(v) if isinstance(v, str) else v for k, v in remote.details.items()}
+        code = None if remote.code is None else self._safe(remote.code)
+        return RemoteError(code, self._safe(remote.message), details)
+
+    def _json(self, reply: Reply) -> Any:
+        if not _JSON_TYPE.fullmatch(reply.content_type):
+            kind = self._safe(reply.content_type) or "nothing"
+            raise UpstreamBroken(
+                f"HTTP {reply.status} came as {kind}, not as application/json.",
+                retryable=True,
+                raw=reply.body,
+            )
+        try:
+            return self._loads(reply.body)
+        except InvalidJson as error:
+            raise UpstreamBroken(
+                f"HTTP {reply.status} came with a body that is not JSON:"
+                f" {self._safe(error.message)}",
+                retryable=True,
+                raw=reply.body,
+            ) from error
+
+    def _safe(self, text: str) -> str:
+        """An upstream's words, fit for a log: bounded, printable, no key, no whole address."""
+        text = text[: 4 * _LONGEST_REASON]
+        if self._options.api_key:
+            text = text.replace(self._options.api_key, MASK)
+        printable = "".join(c if c.isprintable() else " " for c in text)
+        return shorten_addresses(printable)[:_LONGEST_REASON]
+
+
+class _Lost(ClientError):
+    """The connection was lost after the call had been sent, or part of it."""
+
+
+async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+    """Keep aiohttp from sending a lost GET a second time by itself, past budget and breaker."""
+    try:
+        return await handler(request)
+    except ClientConnectorError:
+        raise
+    except (ClientOSError, ServerDisconnectedError) as error:
+        raise _Lost(_what(error)) from error
+
+
+def _what(error: Exception) -> str:
+    """What went wrong with a connection, without addresses of ours or theirs."""
+    if isinstance(error, _Lost):
+        return str(error)
+    number = getattr(error, "errno", None)
+    reason = f" ({os.strerror(number)})" if isinstance(number, int) and number > 0 else ""
+    return type(error).__name__ + reason
+
+
+def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
+    """Retry-After (RFC 9110, 10.2.3), bounded; a date counts from the answer's own Date."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        seconds = int(text[:9])
+    else:
+        try:
+            then, now = (parsedate_to_datetime(t) for t in (text, headers.get("Date", "")))
+            seconds = int((then - now).total_seconds())
+        except (ValueError, TypeError):
+            return None
+    return min(max(0, seconds) * 1000, _LONGEST_PAUSE_MS)
