@@ -13,8 +13,7 @@
 ``may_have_acted`` is the question that decides over money: only OutcomeUnknown says yes, and then
 the call must not be repeated without its idempotency key. Field names are those of spec 2.4.
 Reasons are fit for logs and for the operator: bounded, without keys or whole addresses. What does
-not live here: reading JSON into these types (reading.py), HTTP
-(client.py).
+not live here: reading JSON into these types (reading.py), HTTP (exchange.py).
 """
 
 from __future__ import annotations

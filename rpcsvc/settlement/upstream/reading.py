@@ -5,7 +5,8 @@ addresses. A deposit address must be good for the network on which the user pays
 address must be the one that was asked for. What is wrong raises UpstreamBroken, which names the
 field and never quotes its value. Fields that the specification does not have are passed over.
 
-What does not live here: which call gives which answer (calls.py), strict JSON (exchange.py's loader).
+What does not live here: which call gives which answer (calls.py), strict JSON (the loader that
+exchange.py is given).
 """
 
 from __future__ import annotations
