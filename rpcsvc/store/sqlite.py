@@ -42,8 +42,8 @@ BUSY_TIMEOUT_MS = 2_000
 PROBE_SECONDS = 0.5
 # How long what others wrote may stay unseen: a read that begins later sees it.
 SNAPSHOT_SECONDS = 1.0
-# Reads of so much of the file go through a mapping: a store that memory holds (docs/adr/0002).
-MAPPED_BYTES = 1 << 30
+# Reads of so much of the file go through a mapping (docs/adr/0002): as much as SQLite ever maps.
+MAPPED_BYTES = 0x7FFF_0000
 MAX_GROUP = 512
 MAX_ROWS = 64
 
