@@ -46,7 +46,9 @@ from rpcsvc.settings import SandboxSettings, Settings, SettingsError
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.upstream.wiring import upstream_engine
-from rpcsvc.signing import KEYS_DIR, KeyRing, ResponseSigner
+from rpcsvc.signing.key_files import KEYS_DIR
+from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock

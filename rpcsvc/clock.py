@@ -61,3 +61,8 @@ _EPOCH = date(1970, 1, 1).toordinal()
 def _date(days: int) -> str:
     """The date so many days after the epoch. strftime costs ten times the rest of iso8601."""
     return date.fromordinal(_EPOCH + days).isoformat()
+
+
+def iso8601_second(second: int) -> str:
+    """A second since the epoch, such as ``2026-01-02T03:04:05Z``."""
+    return iso8601(second * 1000).removesuffix(".000Z") + "Z"

@@ -1,8 +1,8 @@
 """Checking what the service signed: a response, or the terms of an order.
 
 Needs the standard library and PyNaCl only, so that a client can use it, or copy it, without the
-rest. The whole format is written here once; signing.py signs what these functions build. What does
-not live here: keys and signing (signing.py), files and addresses of a JWKS (the CLI).
+rest. The whole format is written here once; signing/ signs what these functions build. What does
+not live here: keys and signing (signing/), files and addresses of a JWKS (the CLI).
 
 Both checks raise a VerificationError for whatever does not hold, and nothing else:
 

@@ -1,6 +1,6 @@
 """Which terms of an order are attested (issue of funding terms: docs/signing.md).
 
-What does not live here: the signing (signing.py) and the form of an attestation (verify.py).
+What does not live here: the signing (signing/) and the form of an attestation (verify.py).
 """
 
 from __future__ import annotations

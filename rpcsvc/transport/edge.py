@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from rpcsvc.signing import ResponseSigner
+from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
 from rpcsvc.transport.sealing import Sealer

@@ -21,7 +21,7 @@ from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Health
 from rpcsvc.orders.worker import Worker
-from rpcsvc.signing import ResponseSigner
+from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.sqlite import Database
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.http import error_headers, respond

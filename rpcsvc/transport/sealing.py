@@ -3,7 +3,7 @@
 A signature reads 30 kB of tables, which drives everything else out of the processor's first
 cache. Made one after another instead of each between two handlers, 16 signatures cost a quarter
 less (measured with ``make bench``, row swap.status signed).
-What does not live here: keys, the signed bytes and the six headers (signing.py, verify.py).
+What does not live here: keys, the signed bytes and the six headers (signing/, verify.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
-from rpcsvc.signing import ResponseSigner
+from rpcsvc.signing.response_signer import ResponseSigner
 
 
 class _Waiting(NamedTuple):

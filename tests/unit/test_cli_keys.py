@@ -17,7 +17,8 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.operations.local import LocalService
 from rpcsvc.settings import Settings
-from rpcsvc.signing import KeyRing, ResponseSigner
+from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cli.main import run
 from rpcsvc.verify import OrderTerms
 

@@ -22,7 +22,9 @@ from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet, OKPKey
 
 from rpcsvc import verify
-from rpcsvc.signing import HANDOVER_SECONDS, KeyRing, ResponseSigner, SigningKeyError
+from rpcsvc.signing.key_ring import HANDOVER_SECONDS, KeyRing
+from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import Exchange, Expected, OrderTerms, verify_attestation, verify_response
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
 
 if TYPE_CHECKING:
-    from rpcsvc.signing import KeyRing
+    from rpcsvc.signing.key_ring import KeyRing
 
 Common = Callable[[argparse.ArgumentParser], None]
 
@@ -64,7 +64,7 @@ def _list(context: Context) -> int:
 
 def _rotate(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
-    from rpcsvc.signing import SigningKeyError  # noqa: PLC0415 - no other command needs keys
+    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415 - no other command needs keys
 
     configure_logging(context.settings().log.format, "warning")
     ring = _ring(context)
@@ -87,7 +87,9 @@ def _export_public(context: Context) -> int:
 
 
 def _ring(context: Context) -> KeyRing:
-    from rpcsvc.signing import KEYS_DIR, KeyRing, SigningKeyError  # noqa: PLC0415 - as above
+    from rpcsvc.signing.key_files import KEYS_DIR  # noqa: PLC0415 - as above
+    from rpcsvc.signing.key_ring import KeyRing  # noqa: PLC0415 - as above
+    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415 - as above
 
     directory = context.settings().data_dir / KEYS_DIR
     try:

@@ -231,7 +231,7 @@ def _serve(context: Context) -> int:
     from rpcsvc.errors import Unavailable  # noqa: PLC0415
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
     from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing  # noqa: PLC0415
-    from rpcsvc.signing import SigningKeyError  # noqa: PLC0415
+    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
     from rpcsvc.store.sqlite import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
 
