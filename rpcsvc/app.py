@@ -63,7 +63,7 @@ from rpcsvc.transport.edge import edge
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.health import HealthRoutes
 from rpcsvc.transport.http import Refusals
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.rpc_http import RpcHttp
 from rpcsvc.transport.site import Site, site_of

@@ -32,7 +32,7 @@ from rpcsvc.settings import load_settings
 from rpcsvc.transport.cli.main import build_parser
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.site import site_of
 

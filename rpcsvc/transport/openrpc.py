@@ -22,7 +22,8 @@ from rpcsvc.transport.documents import links
 from rpcsvc.transport.documents.advice import ERROR
 from rpcsvc.transport.documents.agent import description
 from rpcsvc.transport.documents.recording import Exchange
-from rpcsvc.transport.openapi import TAGS, VERSION, contact, effect_sentence, tag_of
+from rpcsvc.transport.openapi.document import TAGS, VERSION, contact
+from rpcsvc.transport.openapi.operations import effect_sentence, tag_of
 from rpcsvc.transport.schemas import ref
 from rpcsvc.transport.site import RPC_PATH, Site
 

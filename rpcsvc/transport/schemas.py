@@ -2,7 +2,7 @@
 
 The schemas are the operations' own models, lifted into ``#/components/schemas`` and put into the
 form that client generators read best. The examples are the table's own calls, and the answers of
-the recorded swaps. What does not live here: the two documents (openapi.py, openrpc.py).
+the recorded swaps. What does not live here: the two documents (openapi/, openrpc.py).
 """
 
 from __future__ import annotations

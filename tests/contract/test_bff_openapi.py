@@ -8,7 +8,7 @@ from typing import Any
 from openapi_spec_validator import validate
 
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled

@@ -21,7 +21,7 @@ from rpcsvc.operations import bff_models, bridge_models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
 from rpcsvc.store.books import integrator_fees
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.serving import EVM, Served, serving

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.orders.ports import Health
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import site_of
 from tests.contract.described import check_response
 from tests.contract.serving import Served, serving

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.settlement.sandbox.controls import FaultKind
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import site_of
 from tests.contract import bff
 from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC

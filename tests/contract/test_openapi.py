@@ -13,7 +13,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations import dispatch
 from rpcsvc.transport.documents import links
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.described import Json, check, check_response, filled
 from tests.contract.serving import EVM, JSON, SWAP, Answer, Served, serving

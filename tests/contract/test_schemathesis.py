@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import API_ROOT, BFF_ROOT, site_of
 from tests.contract.described import closed_document
 from tests.contract.serving import Served, serving

@@ -19,7 +19,7 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import RateLimitSettings
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents.advice import error_classes
-from rpcsvc.transport.openapi import openapi_document
+from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.site import BFF_ROOT, Site, site_of
 from tests.sandbox import sandbox

@@ -1,6 +1,6 @@
 """What both halves of the OpenAPI document are made of: headers, parameters, errors by status.
 
-What does not live here: the agent API's calls (openapi.py), the BFF's (openapi_bff.py).
+What does not live here: the agent API's calls (operations.py), the BFF's (bff.py).
 """
 
 from __future__ import annotations

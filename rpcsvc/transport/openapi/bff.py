@@ -1,7 +1,7 @@
 """The BFF's half of the OpenAPI document: a loop over its rows of the operation table.
 
 Its paths are written from the site root on, since the document's server is the agent API's.
-What does not live here: the document as a whole (openapi.py), the parts of both (openapi_parts.py).
+What does not live here: the document as a whole (document.py), the parts of both (parts.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS, BffOperation
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.table import Effect
 from rpcsvc.transport import schemas
-from rpcsvc.transport.openapi_parts import (
+from rpcsvc.transport.openapi.parts import (
     ANY_BODY,
     ANY_CALL,
     ANY_OPERATION,
