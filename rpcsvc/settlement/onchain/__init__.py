@@ -1,5 +1,16 @@
 """Settlement from the operator's own inventory: real daemons, real chains.
 
-This package's leaf modules speak to daemons (daemon_rpc, monero, evm), encode the token's calls
-(usdc) and hold the keys (keys). They decide nothing about orders.
+engine.py        the engine: two sides, and each call goes to the one that it is about
+side.py          what the engine asks of each of them
+evm/, monero/    the sides; neither knows of the other
+side_watch.py    looking for deposits, so that a node that hangs holds up nobody else
+guard.py         the switch and the caps before everything that is signed
+foreign.py       what moved in the wallets and is of no order
+daemon_rpc.py    JSON over HTTP to a daemon, and the tree of its failures
+unusable.py      what a side raises when what answers is not what it should be
+wiring.py        putting it all together from the settings
+
+For the operator, beside the service or before its start: readiness.py (is everything there),
+inspection.py (what is there, and what do the wallets hold), adoption.py (taking up a payment that
+only the chain has), address_skip.py (leaving addresses out), receipt_check.py (proving a payout).
 """

@@ -1,1 +1,15 @@
-"""The USDC side: EVM nodes, the hot wallet, deposit addresses of one seed."""
+"""The USDC side: EVM nodes, one hot wallet, deposit addresses of one seed.
+
+side.py         all networks together, and what the engine asks
+options.py      one EvmNetwork for each chain that is served
+node.py         what a node is asked; node_types.py: what it answers
+link.py         whether the node is there and the right one, and its token USDC
+usdc.py         the token's calls, events and typed data; usdc_calls.py: whom a call pays
+keys.py         the mnemonic, the accounts derived from it, signatures
+
+deposits:       addresses.py, deposits.py, deposit_events.py, fork.py, pool.py, deposit_ledger.py
+payments:       payments.py, checks.py, nonces.py, publisher.py, presence.py, upkeep.py, raw.py,
+                receipts.py, adoption.py, payment_ledger.py
+gas:            gas.py, fees.py, l1_fee.py, opening.py
+home again:     sweeps.py
+"""
