@@ -3,6 +3,7 @@
 docs/lifecycle.md         the diagram and the table, between their markers
 docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
+docs/generated/modules.md     what each module holds, from its docstring
 docs/generated/           the documents of a service with default settings
 rpcsvc/transport/documents/recording.json   real answers, for the documents that show some
 """
@@ -10,6 +11,7 @@ rpcsvc/transport/documents/recording.json   real answers, for the documents that
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import json
 import os
@@ -99,6 +101,25 @@ async def _recorded() -> str:
         return recording.dumps(await recording.record(local, clock))
 
 
+def module_map() -> str:
+    """Every module with the first sentence of its docstring, package by package."""
+    parts = ["# Modules", "", "Written by `make generate` from the modules themselves."]
+    for package in sorted(path.parent for path in (ROOT / "rpcsvc").rglob("__init__.py")):
+        modules = sorted(set(package.glob("*.py")) - {package / "__init__.py"})
+        about = _first_sentence(package / "__init__.py")
+        parts += ["", f"## `{package.relative_to(ROOT)}/`", "", about]
+        if modules:
+            parts += ["", "| module | what it holds |", "|---|---|"]
+        parts += [f"| `{module.name}` | {_first_sentence(module)} |" for module in modules]
+    return "\n".join([*parts, ""])
+
+
+def _first_sentence(module: Path) -> str:
+    said = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", paragraph, maxsplit=1)[0]
+
+
 # Documents that are the same for every start: no keys, no times, no fresh idempotency keys.
 _COMMITTED = (
     "agent.json", "ai-plugin.json", "api-catalog", "llms-full.txt", "llms.txt", "openapi.json",
@@ -159,6 +180,7 @@ def generated() -> dict[Path, str]:
         lifecycle: text,
         folder / "schemas.json": schemas(),
         folder / "cli.md": cli_reference(),
+        folder / "modules.md": module_map(),
     }
 
 

@@ -11,4 +11,8 @@ reading.py   an answer's JSON, checked and turned into those types
 calls.py     the calls, the same in both dialects
 bff.py       what is particular to another rpcsvc
 v1.py        what is particular to the public cross-chain API
+offered.py   which chains can be offered here
+engine.py    the settlement engine over all of it
+timing.py    time, waiting and chance
+wiring.py    putting it together from the settings
 """
