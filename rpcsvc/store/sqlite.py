@@ -4,9 +4,10 @@ Durability: WAL with ``synchronous=FULL``; ``write`` returns after the commit is
 that wait at the same time share one transaction and so one fsync. The writer is an aiosqlite
 connection with its own thread. Reads are point look-ups by index on a read-only connection in
 the caller's thread: in WAL mode they never wait for the writer, and a few microseconds of SQLite
-cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures). Between two
-commits reads share one read transaction. It lasts SNAPSHOT_SECONDS at the most, since the
-operator's explanations are written beside the service (operator_books.py): they are seen by then.
+cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures). From one
+commit to the next reads share one read transaction. It lasts SNAPSHOT_SECONDS at the most, since
+the operator's explanations are written beside the service (operator_books.py): they are seen by
+then.
 
 What does not live here: reading (reader.py), what the rows mean (orders.py, sandbox.py), the way of
 committed pages into the database file (checkpoints.py).
@@ -18,7 +19,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -170,7 +171,7 @@ class Database(Reader):
         self._writer = writer
         self._connection = connection
         self._checkpoints = checkpoints
-        self._is_writing = False
+        self._is_restarting = False
         self._loop = asyncio.get_running_loop()
         self._snapshot_end: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
@@ -224,8 +225,11 @@ class Database(Reader):
         await self._writer.close()
 
     def _hold_snapshot(self) -> None:
-        """Keep the read transaction open from one read to the next, until a commit or its end."""
-        if not self._is_writing and not self._reader.in_transaction:
+        """Keep the read transaction open from one read to the next, until a commit or its end.
+
+        While a commit is under way, too: what is read in one go is of one moment.
+        """
+        if not self._is_restarting and not self._reader.in_transaction:
             self._reader.execute("BEGIN")
             if self._snapshot_end is None:  # else it ends even sooner, by the timer of one before
                 self._snapshot_end = self._loop.call_later(SNAPSHOT_SECONDS, self._end_snapshot)
@@ -326,23 +330,25 @@ class Database(Reader):
         for sql, values, _ in sorted(statements, key=_comes_later):
             rows_of.setdefault(sql, []).append(values)
         self._connection.group = rows_of
-        await self._exclusively(self._writer.commit())
+        try:
+            await self._writer.commit()
+        finally:
+            self._release_snapshot()  # before anyone is told: who was told sees what was committed
         self._checkpoints.note(sum(map(len, rows_of.values())))
 
-    async def _exclusively(self, write: Awaitable[Any]) -> None:
-        """Run a write while no read holds on to what was there before it."""
-        self._release_snapshot()
-        self._is_writing = True
-        try:
-            await write
-        finally:
-            self._is_writing = False
-
     async def _restart_log(self) -> None:
-        """Begin the log anew. If that fails, it goes on growing, and the next move asks again."""
+        """Begin the log anew, while no read holds on to it.
+
+        If that fails, it goes on growing, and the next move asks again.
+        """
         self._checkpoints.wants_restart = False
-        with suppress(sqlite3.Error):
-            await self._exclusively(self._writer.execute_fetchall(RESTART))
+        self._release_snapshot()
+        self._is_restarting = True
+        try:
+            with suppress(sqlite3.Error):
+                await self._writer.execute_fetchall(RESTART)
+        finally:
+            self._is_restarting = False
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,78 @@
+"""What is read in one go is of one moment, whatever is committed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order
+from rpcsvc.orders.ports import StatusView
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import Database, GroupConnection
+from tests.sandbox import ManualClock
+from tests.unit.test_transition import NOW, terms
+
+
+class HeldCommit:
+    """Commits that wait until they are let go; then ``done`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.let_go, self.done = (threading.Event() for _ in range(3))
+        commit = GroupConnection.commit
+
+        def held(connection: GroupConnection) -> None:
+            self.begun.set()
+            assert self.let_go.wait(10)
+            commit(connection)
+            self.done.set()
+
+        monkeypatch.setattr(GroupConnection, "commit", held)
+
+
+async def test_an_order_is_read_whole_while_its_next_version_is_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await Database.open(tmp_path)
+    store = SqliteOrderStore(database, lambda: "key")
+    clock = ManualClock()
+    clock.now = NOW
+    processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
+    terms_of_a = replace(terms(Direction.USDC_TO_XMR), order_id="a", deposit_amount=10**9)
+    await processor.open(open_order(terms_of_a), None, None)
+
+    async def deposit(txid: str) -> None:
+        key = DepositKey("arbitrum", txid, 0)
+        await processor.apply("a", ev.DepositSeen(key, 1, "sender", NOW))
+
+    await deposit("first")
+    held = HeldCommit(monkeypatch)
+    second = asyncio.create_task(deposit("second"))
+    await asyncio.to_thread(held.begun.wait, 10)
+    read_one = database.read_one
+
+    def read_row_and_let_the_commit_end(sql: str, values: tuple[Any, ...] = ()) -> Any:
+        row = read_one(sql, values)
+        held.let_go.set()
+        assert held.done.wait(10)
+        return row
+
+    monkeypatch.setattr(database, "read_one", read_row_and_let_the_commit_end)
+    order = store.order("a")
+    monkeypatch.undo()
+    await second
+
+    assert order is not None
+    assert (order.version, len(order.deposits)) == (2, 1)
+    after = store.order("a")
+    assert after is not None
+    assert (after.version, len(after.deposits)) == (3, 2)
+    await database.close()
