@@ -74,11 +74,18 @@ class Quote:
 
 
 def limits(service: Service, direction: Direction, chain: Chain, rate: Rate) -> tuple[int, int]:
-    """The least and the most that can be swapped, in deposit units."""
+    """The least and the most that can be swapped, in deposit units.
+
+    The most is no more than can be stored, as a deposit and as what it brings.
+    """
     usdc_per_xmr = rate.usdc_per_xmr
     return (
         usd_to_deposit_ceil(direction, chain.min_swap_usd, usdc_per_xmr),
-        usd_to_deposit_floor(direction, service.policy.max_swap_usd, usdc_per_xmr),
+        min(
+            usd_to_deposit_floor(direction, service.policy.max_swap_usd, usdc_per_xmr),
+            convert_floor(direction.reverse, MAX_UNITS, usdc_per_xmr),
+            MAX_UNITS,
+        ),
     )
 
 

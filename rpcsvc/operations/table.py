@@ -207,7 +207,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/sandbox/fund",
         examples=(Example("part of it", {"orderId": "$orderId", "amount": "0.1"}),),
-        errors=("missing_input", "invalid_input", "order_not_found"),
+        errors=("missing_input", "invalid_input", "amount_above_maximum", "order_not_found"),
         sandbox_only=True,
     ),
     Operation(
@@ -223,7 +223,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Example("a failing payout", {"fault": "payout_fails", "orderId": "$orderId"}),
             Example("a new rate", {"fault": "set_rate", "rate": "165"}),
         ),
-        errors=("missing_input", "invalid_input", "order_not_found"),
+        errors=("missing_input", "invalid_input", "amount_above_maximum", "order_not_found"),
         sandbox_only=True,
     ),
 )

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
-from rpcsvc.clock import OffsetClock
+from rpcsvc.clock import OffsetClock, iso8601
 from rpcsvc.domain.addresses import evm_address_from_seed
-from rpcsvc.domain.money import USDC, parse_amount
+from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import Order
-from rpcsvc.errors import InvalidInput, MissingInput
+from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
-from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
 from rpcsvc.settlement.sandbox.ledger import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
+
+# The start of the year 2100: RFC 3339 has four digits for the year.
+_LATEST_MS: Final = 4_102_444_800_000
+# USDC units per XMR. What orders bring at these rates can still be stored.
+_LOWEST_RATE: Final = 10_000
+_HIGHEST_RATE: Final = 10**12
 
 
 class FaultKind(StrEnum):
@@ -81,7 +87,10 @@ class SandboxControls:
         }
 
     async def fund(self, order: Order, units: int) -> Tx:
-        """Send ``units`` from a simulated user to the order's deposit address."""
+        """Send ``units`` from a simulated user to the order's deposit address.
+
+        Raises AmountAboveMaximum when the wallet could not hold it.
+        """
         terms = order.terms
         sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
         tx = Tx(
@@ -94,7 +103,9 @@ class SandboxControls:
             fee=0,
             broadcast_at=self._clock.now_ms(),
         )
-        await self._ledger.broadcast(tx)
+        async with self._engine.moving:
+            self._require_room(tx)
+            await self._ledger.broadcast(tx)
         return tx
 
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
@@ -110,8 +121,7 @@ class SandboxControls:
         if kind is FaultKind.ADVANCE_CLOCK:
             await self._advance(_required("seconds", seconds))
         elif kind is FaultKind.SET_RATE:
-            money = parse_amount(_required("rate", rate), USDC, field="rate")
-            await self._set(Setting.USDC_PER_XMR, money.units)
+            await self._set(Setting.USDC_PER_XMR, _rate(_required("rate", rate)))
         elif kind in _SWITCHES:
             await self._set(*_SWITCHES[kind])
         else:
@@ -122,9 +132,17 @@ class SandboxControls:
         self._engine.settings[setting] = value
 
     async def _advance(self, seconds: int) -> None:
-        offset = self._clock.offset_ms + seconds * 1000
-        await self._set(Setting.CLOCK_OFFSET_MS, offset)
-        self._clock.offset_ms = offset
+        async with self._engine.moving:  # else one of two at once would be lost
+            offset = self._clock.offset_ms + seconds * 1000
+            if self._clock.now_ms() + seconds * 1000 > _LATEST_MS:
+                raise InvalidInput(
+                    f"seconds would take the sandbox's clock beyond {iso8601(_LATEST_MS)}. Start"
+                    " with a new data directory to begin again at the time of day.",
+                    field="seconds",
+                    received=seconds,
+                )
+            await self._set(Setting.CLOCK_OFFSET_MS, offset)
+            self._clock.offset_ms = offset
 
     async def _pause(self, *, paused: bool) -> None:
         now = self._clock.now_ms()
@@ -147,7 +165,20 @@ class SandboxControls:
     async def _restore(self, order: Order) -> None:
         """A dropped deposit is in the pool again."""
         tx = self._last_deposit(order, TxState.DROPPED)
+        self._require_room(tx)
         await self._ledger.set_state(tx, TxState.MEMPOOL, self._clock.now_ms())
+
+    def _require_room(self, tx: Tx) -> None:
+        """Raise AmountAboveMaximum when the wallet's balance would be more than can be stored."""
+        room, asset = self._engine.room(tx.network), asset_of(tx.network)
+        if tx.units > room:
+            most = format_units(room, asset)
+            raise AmountAboveMaximum(
+                f"The sandbox's wallet can't hold so much. Send at most {most} {asset.symbol}.",
+                field="amount",
+                received=format_units(tx.units, asset),
+                details={"maximum": most, "asset": asset.symbol},
+            )
 
     def _last_deposit(self, order: Order, *states: TxState) -> Tx:
         terms = order.terms
@@ -161,6 +192,20 @@ class SandboxControls:
             field="orderId",
             received=order.order_id,
         )
+
+
+def _rate(text: str) -> int:
+    """USDC units per XMR. Raises InvalidInput for what an XMR can't cost in any test."""
+    units = parse_amount(text, USDC, field="rate").units
+    if not _LOWEST_RATE <= units <= _HIGHEST_RATE:
+        low, high = (format_units(u, USDC) for u in (_LOWEST_RATE, _HIGHEST_RATE))
+        raise InvalidInput(
+            f"rate must be from {low} to {high} USDC for an XMR.",
+            field="rate",
+            received=text,
+            allowed=[f"{low} to {high}"],
+        )
+    return units
 
 
 def _required(field: str, value: Any) -> Any:

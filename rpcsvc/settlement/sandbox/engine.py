@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Transfer
 from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import DepositState, TransferKind
@@ -220,7 +220,7 @@ class SandboxEngine:
 
     def required_confirmations(self, network: str) -> int:
         """How many blocks deep a transaction must be."""
-        return self._options.confirmations[_asset_of(network).symbol]
+        return self._options.confirmations[asset_of(network).symbol]
 
     # --- transfers ---
 
@@ -291,6 +291,15 @@ class SandboxEngine:
         )
         return self._chain(network).balance + leaving
 
+    def room(self, network: str) -> int:
+        """How much more the wallet may be sent, so that its balance can always be stored."""
+        coming = sum(
+            tx.units
+            for tx in self._ledger.watched()
+            if (tx.network, tx.kind, tx.state) == (network, TxKind.DEPOSIT, TxState.MEMPOOL)
+        )
+        return MAX_UNITS - self._chain(network).balance - coming
+
     async def _strikes(self, order_id: str, fault: Fault) -> bool:
         if not self._ledger.has_fault(order_id, fault):
             return False
@@ -318,12 +327,13 @@ def _depth(chain: Chain, tx: Tx, now: int) -> int:
     return chain.height(now) - tx.block_height + 1
 
 
-def _asset_of(network: str) -> Asset:
+def asset_of(network: str) -> Asset:
+    """What a simulated network carries."""
     return XMR if network == MONERO else USDC
 
 
 def _initial_chain(network: str, now: int, options: SandboxOptions) -> Chain:
-    symbol = _asset_of(network).symbol
+    symbol = asset_of(network).symbol
     inventory = options.inventory[symbol]
     return Chain(network, 1_000, now, options.block_ms[symbol], False, inventory, inventory)
 
