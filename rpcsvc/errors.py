@@ -288,6 +288,6 @@ class InternalError(OperationError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            "The service failed to answer this request. Repeat it with the same idempotency key,"
-            f" or give this request id to the operator: {request_id}"
+            "The service failed to answer this request. Repeat it, with the same idempotency key if"
+            f" it had one, or give this request id to the operator: {request_id}"
         )

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from rpcsvc.domain.addresses import evm_checksum, parse_evm_address
 from rpcsvc.errors import InvalidDestination, InvalidInput, UnsupportedChain
@@ -103,9 +103,13 @@ class ChainRegistry:
         )
 
 
+# As a chain id is written: ASCII only, since int() would take digits of any script.
+_DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,19}", re.ASCII)
+
+
 def _number(text: str) -> int | None:
-    """The chain id that a string spells. ASCII only: int() would take digits of any script."""
-    return int(text) if len(text) <= 20 and text.isascii() and text.isdigit() else None
+    """The chain id that a string spells."""
+    return int(text) if _DECIMAL.fullmatch(text) else None
 
 
 def _is_monero(value: int | str) -> bool:

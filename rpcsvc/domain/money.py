@@ -168,7 +168,9 @@ def _what_is_wrong(text: str) -> str:
 
 
 def _refuse(field: str, text: str, complaint: str) -> InvalidInput:
-    shown = text if len(text) <= 48 else text[:45] + "..."
+    short = text if len(text) <= 48 else text[:45] + "..."
+    # An argument that was not UTF-8 has lone surrogates, which no encoder takes.
+    shown = short.encode("utf-8", "backslashreplace").decode()
     return InvalidInput(
         f'{field} "{shown}" {complaint}. Send a decimal string such as "0.8".',
         field=field,

@@ -8,12 +8,15 @@ refund (transfer_rules.py).
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.states import OrderStatus, TransferState
 from rpcsvc.domain.steps import ImpossibleTransition, Transition, open_transfers
+
+_DUST: Final = "They are worth no more than the fee of sending them back, and are held."
 
 
 def refund(order: Order, reason: str) -> Transition:
@@ -35,6 +38,8 @@ def finish_refunding(order: Order) -> Order:
         return order
     if any(t.state is TransferState.SETTLED for t in order.refunds):
         return replace(order, status=OrderStatus.REFUNDED)
+    if any(d.is_dust for d in order.deposits):
+        order = replace(order, error_message=f"{order.error_message or ''} {_DUST}".lstrip())
     return replace(order, status=OrderStatus.FAILED)
 
 

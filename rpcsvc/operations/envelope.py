@@ -103,10 +103,12 @@ def error_object(error: ServiceError) -> Json:
         "retryable": error.retryable,
     }
     details = dict(error.details or {})
-    for problem in _problems(error):
+    problems = _problems(error)
+    for problem in problems:
         details |= problem.details or {}
-        if problem.allowed is not None:
-            details.setdefault("allowed", problem.allowed)
+    if len(problems) == 1 and problems[0].allowed is not None:
+        # Of several, each says in validationErrors what its own field may be.
+        details.setdefault("allowed", problems[0].allowed)
     if details:
         described["details"] = details
     return described
@@ -170,7 +172,12 @@ def _remedies(error: ServiceError) -> list[Json]:
     if problems:
         return [_remedy(p) for p in problems]
     if error.retryable:
-        return [action("retry", "Send the same call again later, with the same idempotency key.")]
+        return [
+            action(
+                "retry",
+                "Send the same call again later, with the same idempotency key if it had one.",
+            )
+        ]
     return []
 
 

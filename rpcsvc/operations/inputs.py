@@ -97,7 +97,8 @@ def read_session(session_id: str | None, *, field: str = "sessionId") -> str | N
         return None
     if not _UUID.fullmatch(session_id):
         raise InvalidInput(
-            f"{field} must be a UUID such as 3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90. {HINTS[field]}",
+            f"{field} must be a UUID of version 4, such as"
+            f" 3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90. {HINTS[field]}",
             field=field,
             received=session_id,
         )
@@ -159,7 +160,8 @@ def read_destination(
     text: str, direction: Direction | None, service: Service, *, field: str = "to"
 ) -> str:
     """Where the payout goes, normalised. Raises InvalidDestination."""
-    is_evm = text[:2] in ("0x", "0X") if direction is None else direction is Direction.XMR_TO_USDC
+    looks_evm = text.strip()[:2] in ("0x", "0X")
+    is_evm = looks_evm if direction is None else direction is Direction.XMR_TO_USDC
     address = _evm(text, field, service) if is_evm else _monero(text, field, service)
     return _not_ours(address, service, field=field, received=text)
 

@@ -39,7 +39,7 @@ HINTS = {
     "fromChainId": _CHAIN_NUMBER,
     "toChainId": _CHAIN_NUMBER,
     "twapConfig": 'Send an object such as {"disabled": true}, or leave it out.',
-    "sessionId": "Leave it out to have one made.",
+    "sessionId": "Send the one that create or execute answered, or leave it out.",
     "session": "Send the sessionId that the orders were made with.",
     "fromToken": "Send XMR on chain 0, else the chain's USDC contract.",
     "toToken": "Send XMR on chain 0, else the chain's USDC contract.",

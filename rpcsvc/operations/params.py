@@ -15,7 +15,10 @@ from pydantic.alias_generators import to_camel
 from rpcsvc.domain.money import LONGEST_AMOUNT
 from rpcsvc.settlement.sandbox.controls import FaultKind
 
-UUID_PATTERN = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
+# Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
+UUID_PATTERN = (
+    "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}$"
+)
 ORDER_ID_PATTERN = "^ord_[0-9A-HJKMNP-TV-Z]{26}$"
 AMOUNT_PATTERN = r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"
 

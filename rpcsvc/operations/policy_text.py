@@ -12,7 +12,8 @@ DEPOSIT_POLICY = [
     {
         "case": "under",
         "action": "More may follow until expiresAt. Then a sum of at least the minimum is swapped"
-        " at the quoted rate, a smaller one refunded.",
+        " at the quoted rate, a smaller one refunded; what is worth no more than the fee of"
+        " sending it back is held and shown.",
     },
     {"case": "several", "action": "Deposits are summed."},
     {

@@ -27,7 +27,7 @@ from rpcsvc.orders.ports import StatusView
 
 def status_answer(venue: Venue, order: Order, now: int) -> Answer:
     """The answer of swap.status for an order as it stands at ``now``."""
-    data = with_session(venue, status_data(venue, order), NO_SESSION)
+    data = with_session(venue, status_data(venue, order, now), NO_SESSION)
     return Answer(AGENT_STATE_OF[order.status], data, status_actions(venue, order, now))
 
 

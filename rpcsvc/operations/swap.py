@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
-from rpcsvc.errors import InvalidInput, OrderNotFound, Unavailable
+from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     Intent,
@@ -36,7 +35,8 @@ async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
     if not problems:
         problems = _limit_problems(service, intent)
     if problems:
-        raise combined(problems)
+        wrong = {problem.field for problem in problems}
+        raise combined(problems + [missing(name) for name in intent.missing if name not in wrong])
     data = {"intent": _intent_view(intent, has_funds=params.has_funds)}
     if intent.missing:
         actions = [action(f"provide_{name}", HINTS[name]) for name in intent.missing]
@@ -115,17 +115,18 @@ def _no_order(order_id: str) -> OrderNotFound:
 # --- plan ---
 
 
-def _limit_problems(service: Service, intent: Intent) -> list[Any]:
+def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
     """A chain that can't be used now, or an amount outside the limits, where a rate tells them."""
-    if intent.chain is not None:
-        require_offered(intent.chain, service)
-    if intent.direction is None or intent.chain is None or intent.amount is None:
-        return []
     try:
-        rate = service.rates.rate()
+        if intent.chain is not None:
+            require_offered(intent.chain, service)
+        if intent.direction is not None and intent.chain is not None and intent.amount is not None:
+            rate = service.rates.rate()
+            require_within_limits(service, intent.direction, intent.chain, intent.amount, rate)
     except Unavailable:
         return []
-    require_within_limits(service, intent.direction, intent.chain, intent.amount, rate)
+    except InputError as problem:
+        return [problem]
     return []
 
 

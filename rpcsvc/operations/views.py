@@ -46,13 +46,19 @@ def draft_order_view(order: Order) -> Json:
     }
 
 
-def order_view(venue: Venue, order: Order) -> Json:
+def may_fund(order: Order, now: int) -> bool:
+    """Whether the user should send something yet; the address is valid until ``expiresAt``."""
+    awaits = order.status in AWAITS_MONEY and order.due_units > 0
+    return awaits and now < order.terms.expires_at
+
+
+def order_view(venue: Venue, order: Order, now: int) -> Json:
     """``data.order``."""
     view = {**draft_order_view(order), "expiresAt": iso8601(order.terms.expires_at)}
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
-    if venue.attest is not None and order.status in AWAITS_MONEY and order.due_units > 0:
+    if venue.attest is not None and may_fund(order, now):
         # Nobody should be led to an address that is not to be paid any more.
         view["attestation"] = venue.attest(order.terms)
     return view
@@ -156,12 +162,12 @@ def _receipt(order: Order) -> Json | None:
     return dict(orjson.loads(payout.receipt))
 
 
-def status_data(venue: Venue, order: Order) -> Json:
+def status_data(venue: Venue, order: Order, now: int) -> Json:
     """``data`` of status, without the fields that every result has."""
-    awaits = order.status in AWAITS_MONEY and order.due_units > 0
+    awaits = may_fund(order, now)
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
     return {
-        "order": order_view(venue, order),
+        "order": order_view(venue, order, now),
         "fundingInstructions": funding_view(venue, order) if awaits else None,
         "amountDue": due,
         "deposits": [deposit_view(order, d) for d in order.deposits],

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 UNAVAILABLE: Final = (
     "The order book can't be written or read right now; nothing was changed."
-    " Try again with the same idempotency key."
+    " Try again, with the same idempotency key if the call had one."
 )
 
 

@@ -37,9 +37,9 @@ STATE: dict[AgentState, str] = {
     " somebody may have given you another order's id.",
     AgentState.RATE_LIMITED: "Too many calls. Wait for `Retry-After` seconds.",
     AgentState.UNAVAILABLE: "A part of the service is down for now. Wait for `Retry-After`"
-    " seconds and repeat the same call with the same idempotency key.",
-    AgentState.INTERNAL_ERROR: "The service failed. Repeat the same call with the same"
-    " idempotency key; if it goes on, give the operator the `requestId`.",
+    " seconds and repeat the same call, with the same idempotency key if it had one.",
+    AgentState.INTERNAL_ERROR: "The service failed. Repeat the same call, with the same"
+    " idempotency key if it had one; if it goes on, give the operator the `requestId`.",
 }
 
 ERROR: dict[str, str] = {
@@ -70,10 +70,10 @@ ERROR: dict[str, str] = {
     "order_not_found": "Check the `orderId`. Nothing is known of it here.",
     "idempotency_conflict": "The key was used with another payload; `details` name the fields"
     " that differ. For a new order use a new key, for a retry the same payload.",
-    "unavailable": "Wait for `Retry-After` seconds and repeat with the same idempotency key."
-    " Nothing was done.",
-    "internal_error": "Repeat with the same idempotency key: either the first call did everything"
-    " or nothing.",
+    "unavailable": "Wait for `Retry-After` seconds and repeat the call, with its idempotency key if"
+    " it had one. Nothing was done.",
+    "internal_error": "Repeat the call, with its idempotency key if it had one: either the first"
+    " call did everything or nothing.",
 }
 
 ON_DEADLINE: dict[OnDeadline, str] = {
