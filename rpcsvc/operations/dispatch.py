@@ -14,7 +14,7 @@ import structlog
 
 from rpcsvc.errors import InternalError, ServiceError
 from rpcsvc.operations.envelope import Reply, code_of, failure, finish, flat_failure, head
-from rpcsvc.operations.inputs import parse_params, read_key
+from rpcsvc.operations.inputs import parse_call
 from rpcsvc.operations.params import Params
 from rpcsvc.operations.results import NO_SESSION, Flat, Stored, with_session
 from rpcsvc.operations.service import Call, Service
@@ -57,9 +57,7 @@ class Dispatcher:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
         try:
-            if call.idempotency_key is not None:
-                read_key(call.idempotency_key)
-            parsed = parse_params(operation.params, params, self._service)
+            parsed = parse_call(operation.params, params, call.idempotency_key, self._service)
             reply = self._reply(
                 operation, await operation.handler(self._service, parsed, call), call
             )

@@ -23,6 +23,7 @@ from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import (
     InputError,
+    InputErrors,
     InvalidDestination,
     InvalidInput,
     UnsupportedChain,
@@ -55,6 +56,29 @@ class Intent:
     def missing(self) -> list[str]:
         """Names of the inputs that an order needs and that are not known."""
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
+
+
+def parse_call(model: type[P], params: dict[str, Any], key: str | None, service: Service) -> P:
+    """The params of a call with this idempotency key, if any.
+
+    Raises InputError or InputErrors naming every problem, the key's included.
+    """
+    wrong_key = None
+    if key is not None:
+        try:
+            read_key(key)
+        except InvalidInput as problem:
+            wrong_key = problem
+    if wrong_key is None:
+        return parse_params(model, params, service)
+    problems: list[InputError] = [wrong_key]
+    try:
+        parse_params(model, params, service)
+    except InputError as problem:
+        problems.append(problem)
+    except InputErrors as others:
+        problems += others.problems
+    raise combined(problems)
 
 
 def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:

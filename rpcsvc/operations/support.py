@@ -13,9 +13,10 @@ from rpcsvc.domain.events import RefundAddressGiven
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.domain.states import AgentState
 from rpcsvc.domain.transition import ImpossibleTransition
-from rpcsvc.errors import InvalidDestination
+from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
+from rpcsvc.operations.lessons import combined
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.results import with_session
 from rpcsvc.operations.service import Call, Service
@@ -28,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 async def create_ticket(service: Service, params: SupportParams, _call: Call) -> Answer:
     """Record a ticket; set the order's refund address when its owner asks for it."""
-    session = read_session(params.session_id)
-    named = _named_order(service, params.order_id)
+    session, order_id = _read_ids(params)
+    named = None if order_id is None else service.store.order(order_id)
     order = _owned(named, session)
     refund_to = _refund_address(service, params, order)
     ticket = Ticket(
@@ -52,9 +53,23 @@ async def create_ticket(service: Service, params: SupportParams, _call: Call) ->
     )
 
 
-def _named_order(service: Service, order_id: str | None) -> Order | None:
-    """The order that the ticket is about. Raises InvalidInput; an unknown id is no error."""
-    return None if order_id is None else service.store.order(read_order_id(order_id))
+def _read_ids(params: SupportParams) -> tuple[str | None, str | None]:
+    """Session and order of a ticket. Raises InvalidInput or InputErrors; one that is unknown is
+    no error.
+    """
+    session = order_id = None
+    problems: list[InputError] = []
+    try:
+        session = read_session(params.session_id)
+    except InvalidInput as problem:
+        problems.append(problem)
+    try:
+        order_id = None if params.order_id is None else read_order_id(params.order_id)
+    except InvalidInput as problem:
+        problems.append(problem)
+    if problems:
+        raise combined(problems)
+    return session, order_id
 
 
 def _owned(order: Order | None, session: str | None) -> Order | None:

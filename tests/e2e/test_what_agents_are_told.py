@@ -100,3 +100,14 @@ async def test_a_read_is_not_told_to_use_an_idempotency_key(box: Sandbox) -> Non
     await box.fault("rates_down")
     answer = await box.call("swap.quote", direction="x2u", chain="base", amount="1")
     assert answer["nextActions"][0]["description"].endswith("idempotency key if it had one.")
+
+
+async def test_a_bad_key_does_not_hide_the_other_problems(box: Sandbox) -> None:
+    answer = await box.call("swap.execute", direction="x2u", chain="zz", key="\x00")
+    assert fields(answer) == ["idempotency-key", "chain"]
+    assert answer["missingInputs"] == ["amount", "to"]
+
+
+async def test_a_ticket_with_two_wrong_ids_is_told_of_both(box: Sandbox) -> None:
+    answer = await box.call("support.create", message="help", orderId="bad", sessionId="worse")
+    assert fields(answer) == ["sessionId", "orderId"]
