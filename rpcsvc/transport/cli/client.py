@@ -1,7 +1,8 @@
 """Where a CLI call goes: a URL, or the socket of a server on this data directory; and the call.
 
 Plain http.client: an HTTP library takes longer to import than a whole call over the socket takes.
-What does not live here: which calls there are (call.py), running one in this process.
+What does not live here: which calls there are (call.py), running one in this process, what an
+answer says (answer.py).
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
+
+from rpcsvc.transport.cli.answer import ForeignAnswer, read_answer
 
 SOCKET_NAME = "rpcsvc.sock"
 TIMEOUT_SECONDS = 30
 PROBE_SECONDS = 2
 Json = dict[str, Any]
 
-# States of the envelope for what a server refuses as a message; other codes are the caller's input.
-_STATES = {
-    "unknown_method": "not_found",
-    "rate_limited": "rate_limited",
-    "unavailable": "unavailable",
-    "internal_error": "internal_error",
-}
+_AGENT_API: Final = "/api/v1"
+_ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
+_MAYBE: Final = (
+    "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
+    " status."
+)
 
 
 class Unreachable(Exception):
@@ -67,17 +69,21 @@ def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
 
 
 def endpoint_of(url: str) -> Endpoint:
-    """The service at a root URL, a path in it included. Raises BadUrl."""
+    """The service at a root URL, a path in it included; or at the base URL of its agent API.
+
+    Raises BadUrl.
+    """
     try:
         parts = urlsplit(url)
         connection = _connection_to(parts)
         connection()
     except (ValueError, http.client.InvalidURL) as error:
         raise BadUrl(
-            f"{url!r} is not a service's root URL ({error})."
-            " Give one such as http://127.0.0.1:8080 or https://swap.example/base."
+            f"{url!r} is not a service's root URL ({error}). Give one, {_ROOT_URLS}."
         ) from error
-    return Endpoint(url, parts.path.rstrip("/") + "/rpc", connection)
+    # The specification's base_url ends so; /rpc is beside it, at the root.
+    root = parts.path.rstrip("/").removesuffix(_AGENT_API)
+    return Endpoint(url, root + "/rpc", connection)
 
 
 def socket_endpoint(data_dir: Path) -> Endpoint | None:
@@ -98,13 +104,30 @@ def call_rpc(
     ``token`` must be printable ASCII. Raises Unreachable.
     """
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    status, body = _post(endpoint, json.dumps(message), _headers(request_id, token))
+    status, body = _post(endpoint, _written(message), _headers(request_id, token))
     try:
-        return _envelope(json.loads(body), method, request_id)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return read_answer(body, method.split(".", 1)[-1], request_id)
+    except ForeignAnswer as error:
         raise Unreachable(
             f"What answers at {endpoint.name} (HTTP {status}) is not this service's /rpc."
+            f"{_advice(status)}"
         ) from error
+
+
+def _written(message: Json) -> bytes:
+    """As short as JSON can say it: escapes would take a text within its limit over the body's."""
+    text = json.dumps(message, ensure_ascii=False)
+    # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _advice(status: int) -> str:
+    """What to do about an answer that somebody else gave, by its HTTP status."""
+    if status in (404, 405) or 300 <= status < 400:
+        return f" Give the service's root URL, {_ROOT_URLS}."
+    if 400 <= status < 500 and status != 408:
+        return ""  # refused on the way; 408 tells only that something took too long
+    return f" {_MAYBE}"
 
 
 def _connection_to(parts: SplitResult) -> Callable[[], http.client.HTTPConnection]:
@@ -143,7 +166,7 @@ def _headers(request_id: str | None, token: str | None) -> dict[str, str]:
     return headers
 
 
-def _post(endpoint: Endpoint, body: str, headers: dict[str, str]) -> tuple[int, bytes]:
+def _post(endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
     connection = endpoint.connection()
     try:
         _connect(endpoint, connection)
@@ -152,9 +175,7 @@ def _post(endpoint: Endpoint, body: str, headers: dict[str, str]) -> tuple[int, 
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(
-            f"The connection to {endpoint.name} broke ({error or type(error).__name__}). The call"
-            " may have been carried out: repeat it with the same idempotency key, or ask for the"
-            " status."
+            f"The connection to {endpoint.name} broke ({error or type(error).__name__}). {_MAYBE}"
         ) from error
     finally:
         connection.close()
@@ -165,37 +186,3 @@ def _connect(endpoint: Endpoint, connection: http.client.HTTPConnection) -> None
         connection.connect()
     except (OSError, UnicodeError) as error:
         raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
-
-
-def _envelope(answer: Json, method: str, request_id: str | None) -> Json:
-    """The envelope in a JSON-RPC response. Raises KeyError and the like for anything else."""
-    if "result" not in answer:
-        return _refused(method, answer["error"], request_id)
-    envelope = answer["result"]
-    if not isinstance(envelope["ok"], bool) or not isinstance(envelope["data"], dict):
-        raise TypeError("not an envelope")
-    return dict(envelope)
-
-
-def _refused(method: str, error: Json, request_id: str | None) -> Json:
-    """A JSON-RPC error as an envelope: whoever reads stdout finds one shape only."""
-    data = error.get("data") or {}
-    code = data.get("code", "internal_error")
-    described = {
-        "code": code,
-        "message": str(error["message"]),
-        "retryable": data.get("retryable", False),
-    }
-    if "details" in data:
-        described["details"] = data["details"]
-    return {
-        "ok": False,
-        "operation": method.split(".", 1)[-1],
-        "state": _STATES.get(code, "invalid_input"),
-        "missingInputs": [],
-        "validationErrors": [],
-        "nextActions": [],
-        "data": {"sessionId": None, "sessionSource": "none"},
-        "requestId": data.get("requestId", request_id or ""),
-        "error": described,
-    }

@@ -1,0 +1,78 @@
+"""What /rpc answered, as the one envelope that stdout shows; and whether it is this service's.
+
+A gateway between may answer for the service, in JSON and with an error of its own, while the call
+is carried out behind it. That must never look like the service's word on an order, so only what
+this service writes is read: JSON-RPC 2.0 with an envelope, or with an error that bears its codes.
+What does not live here: the exchange itself, and what a caller is told (client.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+Json = dict[str, Any]
+
+# States of the envelope for what a server refuses as a message; other codes are the caller's input.
+_STATES: Final = {
+    "unknown_method": "not_found",
+    "rate_limited": "rate_limited",
+    "unavailable": "unavailable",
+    "internal_error": "internal_error",
+}
+
+
+class ForeignAnswer(Exception):
+    """What came is not this service's answer to a call."""
+
+
+def read_answer(body: bytes, operation: str, request_id: str | None) -> Json:
+    """The envelope in the body of a response, also when the call was refused as a message.
+
+    Raises ForeignAnswer.
+    """
+    try:
+        answer = json.loads(body)
+        _require_json_rpc(answer)
+        if "result" in answer:
+            return _carried_out(answer["result"])
+        return _refused(answer["error"], operation, request_id)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ForeignAnswer from error
+
+
+def _require_json_rpc(answer: Json) -> None:
+    if answer["jsonrpc"] != "2.0":
+        raise ValueError("not JSON-RPC 2.0")
+
+
+def _carried_out(envelope: Json) -> Json:
+    if not isinstance(envelope["ok"], bool) or not isinstance(envelope["data"], dict):
+        raise TypeError("not an envelope")
+    return dict(envelope)
+
+
+def _refused(error: Json, operation: str, request_id: str | None) -> Json:
+    """A JSON-RPC error as an envelope: whoever reads stdout finds one shape only."""
+    data = error["data"]
+    code = data["code"]
+    if type(error["code"]) is not int or not isinstance(code, str):
+        raise TypeError("not an error of this service")
+    described = {
+        "code": code,
+        "message": str(error["message"]),
+        "retryable": data.get("retryable", False),
+    }
+    if "details" in data:
+        described["details"] = data["details"]
+    return {
+        "ok": False,
+        "operation": operation,
+        "state": _STATES.get(code, "invalid_input"),
+        "missingInputs": [],
+        "validationErrors": [],
+        "nextActions": [],
+        "data": {"sessionId": None, "sessionSource": "none"},
+        "requestId": data.get("requestId", request_id or ""),
+        "error": described,
+    }

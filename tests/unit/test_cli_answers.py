@@ -1,0 +1,196 @@
+"""What the command line makes of an answer: the service's own, a gateway's, one that is cut off.
+
+The other side is an HTTP server that answers as each test wants, in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.transport.cli.client import call_rpc, endpoint_of
+from rpcsvc.transport.cli.main import run
+
+SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0xabc"]
+EXECUTE = ["agent:swap:execute", *SWAP, "--idempotency-key", "k"]
+
+Json = dict[str, Any]
+
+
+class Upstream:
+    """Answers POSTs in turn, the last answer for ever; keeps path and body of each."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes]] = []
+        self.answers: list[tuple[int, bytes]] = []
+        upstream = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                upstream.asked.append((self.path, body))
+                answers = upstream.answers
+                status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+                self.send_response(status)
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                """Stay silent: stderr is what the tests look at."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, *messages: Any, status: int = 200) -> None:
+        self.answers = [(status, json.dumps(message).encode()) for message in messages]
+
+    def sent(self, index: int) -> Json:
+        message: Json = json.loads(self.asked[index][1])
+        return message
+
+
+@pytest.fixture
+def upstream() -> Iterator[Upstream]:
+    made = Upstream()
+    thread = threading.Thread(target=made.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+class Cli:
+    """The command line, with what it wrote."""
+
+    def __init__(self, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.data_dir = data_dir
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> int:
+        environ = {"RPCSVC_DATA_DIR": str(self.data_dir)}
+        status = run(words, environ, serve=_never, local=_never)
+        self.out, self.err = self._capsys.readouterr()
+        return status
+
+    @property
+    def answer(self) -> Json:
+        answer: Json = json.loads(self.out)
+        return answer
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("no service is needed in this process")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path / "data", capsys)
+
+
+def result(data: Json, **more: Any) -> Json:
+    """A JSON-RPC response that holds an envelope."""
+    envelope = {"ok": True, "operation": "x", "state": "ready", "data": data, **more}
+    return {"jsonrpc": "2.0", "id": 1, "result": envelope}
+
+
+def refusal(code: str, *, retryable: bool) -> Json:
+    """A JSON-RPC error as this service writes it."""
+    data = {"code": code, "message": "Why.", "retryable": retryable, "requestId": "theirs"}
+    error = {"code": -32001, "message": "Why.", "data": data}
+    return {"jsonrpc": "2.0", "id": None, "error": error}
+
+
+# --- whose answer it is ----------------------------------------------------------------------
+
+GATEWAYS = [
+    {"error": {"message": "upstream timed out"}},
+    {"error": {"code": 504, "message": "upstream timed out"}},
+    {"error": {"code": "timeout", "message": "upstream timed out"}, "jsonrpc": "2.0"},
+    {"error": {"code": True, "message": "m", "data": {"code": "timeout"}}, "jsonrpc": "2.0"},
+    # One that speaks JSON-RPC itself, but not as this service does.
+    {"error": {"code": -32603, "message": "upstream timed out"}, "jsonrpc": "2.0", "id": 1},
+    {"error": {"code": -32603, "message": "m", "data": {"code": 1}}, "jsonrpc": "2.0", "id": 1},
+    {"result": {"ok": False, "data": {}}},
+]
+
+
+@pytest.mark.parametrize("status", [200, 408, 500, 502, 503, 504])
+@pytest.mark.parametrize("body", GATEWAYS, ids=str)
+def test_a_gateways_error_is_not_the_services_answer_and_the_order_may_be_made(
+    cli: Cli, upstream: Upstream, body: Json, status: int
+) -> None:
+    upstream.answer(body, status=status)
+    assert cli(*EXECUTE, "--url", upstream.url) == 3
+    assert (cli.out, cli.err.count("\n")) == ("", 1)
+    assert f"(HTTP {status}) is not this service's /rpc" in cli.err
+    assert "may have been carried out: repeat it with the same idempotency key" in cli.err
+    assert len(upstream.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "is_elsewhere"),
+    [(301, True), (404, True), (405, True), (401, False), (413, False), (429, False)],
+)
+def test_what_was_refused_on_the_way_was_not_carried_out(
+    cli: Cli, upstream: Upstream, status: int, is_elsewhere: bool
+) -> None:
+    upstream.answer({"error": {"message": "no"}}, status=status)
+    assert cli(*EXECUTE, "--url", upstream.url) == 3
+    assert "may have been carried out" not in cli.err
+    hint = "Give the service's root URL, such as http://127.0.0.1:8080"
+    assert (hint in cli.err) == is_elsewhere
+
+
+def test_the_services_own_internal_error_stays_its_answer(cli: Cli, upstream: Upstream) -> None:
+    upstream.answer(refusal("internal_error", retryable=True), status=500)
+    assert cli(*EXECUTE, "--url", upstream.url) == 1
+    assert (cli.answer["state"], cli.answer["error"]["retryable"]) == ("internal_error", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("/api/v1", "/rpc"),
+        ("/api/v1/", "/rpc"),
+        ("/base/api/v1", "/base/rpc"),
+        ("/base", "/base/rpc"),
+        ("/my-api/v1", "/my-api/v1/rpc"),
+        ("/api/v1/more", "/api/v1/more/rpc"),
+    ],
+)
+def test_the_base_url_of_the_agent_api_names_the_service_too(given: str, path: str) -> None:
+    assert endpoint_of("https://swap.example" + given).path == path
+
+
+def test_a_call_to_the_base_url_of_the_agent_api_arrives(cli: Cli, upstream: Upstream) -> None:
+    upstream.answer(result({}))
+    assert cli("agent:capabilities", "--url", upstream.url + "/api/v1") == 0
+    assert upstream.asked[0][0] == "/rpc"
+
+
+# --- what goes out ---------------------------------------------------------------------------
+
+
+def test_a_message_of_eight_thousand_signs_fits_whatever_they_are(
+    cli: Cli, upstream: Upstream
+) -> None:
+    upstream.answer(result({}))
+    message = "\U0001f980" * 8_000
+    assert cli("agent:support:create", "--message", message, "--url", upstream.url) == 0
+    assert len(upstream.asked[0][1]) < 64 * 1024
+    assert upstream.sent(0)["params"]["message"] == message
+
+
+def test_half_a_pair_goes_out_as_its_escape_for_the_service_to_refuse(upstream: Upstream) -> None:
+    upstream.answer(result({}))
+    endpoint = endpoint_of(upstream.url)
+    call_rpc(endpoint, "service.x", {"sessionId": "\ud83e"}, request_id=None, token=None)
+    assert b'"\\ud83e"' in upstream.asked[0][1]
