@@ -146,6 +146,21 @@ async def test_a_retry_with_its_key_finds_its_order_on_every_way(cli: Cli) -> No
         assert (await cli.ask(*words))["data"] == first["data"]
 
 
+async def test_a_key_of_another_transport_finds_its_one_order_whatever_is_remembered(
+    cli: Cli,
+) -> None:
+    async with server(cli.data_dir) as up:
+        swap = dict(zip(_names(), SWAP[1::2], strict=True))
+        first = await call(up, "swap.create", {**swap, "idempotency-key": "once"})
+        assert (await cli.ask("agent:swap:create", *SWAP))["ok"]  # a session is remembered now
+        words = ["agent:swap:create", *SWAP, "--idempotency-key", "once"]
+        for _ in range(2):
+            assert (await cli.ask(*words))["data"] == first["data"]
+        await cli.ask("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "other")
+        await cli.ask("agent:swap:create", *SWAP, "--idempotency-key", "other")
+        assert await asyncio.to_thread(_count_orders, up) == 3
+
+
 async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
     words = ["agent:swap:create", "--idempotency-key", "once"]
     assert (await cli.ask(*words, *SWAP))["ok"]

@@ -12,6 +12,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.table import Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
-from rpcsvc.transport.cli.client import call_rpc, find_endpoint
+from rpcsvc.transport.cli.client import Endpoint, call_rpc, find_endpoint
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
 from rpcsvc.transport.cli.state import CliState, load_state, save_state
 
@@ -43,14 +45,13 @@ def run_operation(context: Context) -> int:
     is_local = _fill_in(operation, params, state, key)
     if not options.stateless:
         state = _note_key(settings.data_dir, state, key, params)
-    envelope = _send(context, settings, params, key)
-    if is_local and envelope["data"].get("sessionSource") == "request":
-        envelope["data"]["sessionSource"] = "local"
+    envelope, is_bare = _ask(context, settings, params, key, is_local=is_local)
+    keys = state.with_key(key, None).keys if is_bare else state.keys
     try:
         _print(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
-            _remember(settings.data_dir, state, operation, envelope)
+            _remember(settings.data_dir, state, keys, operation, envelope)
     return OK if envelope["ok"] else FAILED
 
 
@@ -130,12 +131,21 @@ def _note_key(data_dir: Path, state: CliState, key: Any, params: Json) -> CliSta
     return noted
 
 
-def _remember(data_dir: Path, before: CliState, operation: Operation, envelope: Json) -> None:
-    """Keep the order that was made, and its session. The answer is out: only warn if that fails."""
+def _remember(
+    data_dir: Path,
+    before: CliState,
+    keys: Mapping[str, str | None],
+    operation: Operation,
+    envelope: Json,
+) -> None:
+    """Keep the order that was made, its session, and what went with which key.
+
+    The answer is out: only warn if that fails.
+    """
     data = envelope["data"]
     if not (envelope["ok"] and operation.creates and "order" in data):
         return
-    after = CliState(data.get("sessionId"), data["order"].get("orderId"), before.keys)
+    after = CliState(data.get("sessionId"), data["order"].get("orderId"), keys)
     try:
         if after != before:
             save_state(data_dir, after)
@@ -146,10 +156,44 @@ def _remember(data_dir: Path, before: CliState, operation: Operation, envelope: 
 # --- the call --------------------------------------------------------------------------------
 
 
-def _send(context: Context, settings: Settings, params: Json, key: Any) -> Json:
+def _ask(
+    context: Context, settings: Settings, params: Json, key: Any, *, is_local: bool
+) -> tuple[Json, bool]:
+    """The envelope, and whether the remembered session was left out of the call after all.
+
+    ``is_local``: the session in ``params`` was filled in, not given.
+    """
+    endpoint = find_endpoint(context.url(), settings.data_dir)
+    send = partial(_send, context, settings, endpoint, key)
+    envelope = send(params)
+    if is_local and isinstance(key, str) and _has_key_with_another_session(envelope):
+        # The service there has an answer for this key: without the session it gives that one, or
+        # refuses again. It can't make a second order.
+        return send({name: value for name, value in params.items() if name != "sessionId"}), True
+    if is_local and envelope["data"].get("sessionSource") == "request":
+        envelope["data"]["sessionSource"] = "local"
+    return envelope, False
+
+
+def _has_key_with_another_session(envelope: Json) -> bool:
+    """Whether a key's first call had another session, or none: it came over another transport, or
+    without memory.
+    """
+    match envelope:
+        case {
+            "ok": False,
+            "error": {"code": "idempotency_conflict", "details": {"fields": [*fields]}},
+        }:
+            return "sessionId" in fields
+    return False
+
+
+def _send(
+    context: Context, settings: Settings, endpoint: Endpoint | None, key: Any, params: Json
+) -> Json:
+    """The envelope of one call: to the endpoint, or in this process where there is none."""
     options, operation = context.options, context.options.operation
     token = context.token(settings)
-    endpoint = find_endpoint(context.url(), settings.data_dir)
     if endpoint is None:
         return _call_in_process(context, settings, params, key)
     message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
