@@ -18,6 +18,7 @@ from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.ids import system_random
 from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
+from rpcsvc.transport.cli.options import Text
 
 Common = Callable[[argparse.ArgumentParser], None]
 KEY_BYTES = 24
@@ -46,9 +47,13 @@ def add_books(commands: Any, common: Common) -> None:
         "close", help=over, description=over, argument_default=argparse.SUPPRESS
     )
     common(close)
-    close.add_argument("order_id", metavar="ORDER_ID")
+    close.add_argument("order_id", action=Text, metavar="ORDER_ID")
     close.add_argument(
-        "--note", required=True, metavar="TEXT", help="what was found, for the books"
+        "--note",
+        action=Text,
+        required=True,
+        metavar="TEXT",
+        help="what was found, for the books",
     )
     close.set_defaults(command=_close)
 

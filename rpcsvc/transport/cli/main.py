@@ -103,7 +103,7 @@ def _add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="run the service")
     add_common(parser)
     for name in SERVE_FLAGS:
-        parser.add_argument(f"--{name.replace('_', '-')}", metavar=name.upper())
+        parser.add_argument(f"--{name.replace('_', '-')}", action=Once, metavar=name.upper())
     parser.set_defaults(command=_serve)
 
 
@@ -145,7 +145,7 @@ def _add_keys(commands: Any) -> None:
 def _add_verify(commands: Any) -> None:
     from rpcsvc.transport.cli.verify import add_verify  # noqa: PLC0415
 
-    add_verify(commands, Once)
+    add_verify(commands)
 
 
 def _add_books(commands: Any) -> None:

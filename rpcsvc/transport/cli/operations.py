@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.transport.cli.call import FIELD, run_operation
 from rpcsvc.transport.cli.context import Json
-from rpcsvc.transport.cli.options import Once, add_common, add_target
+from rpcsvc.transport.cli.options import Once, Text, add_common, add_target
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -36,7 +36,9 @@ def _add_operation(commands: Any, operation: Operation) -> None:
         "--params", action=Once, metavar="JSON|-", help="all inputs as one JSON object"
     )
     if operation.sandbox_only:
-        parser.add_argument("order", nargs="?", metavar="ORDER", help="the same as --order-id")
+        parser.add_argument(
+            "order", action=Text, nargs="?", metavar="ORDER", help="the same as --order-id"
+        )
     _add_call_options(parser, operation)
     parser.set_defaults(command=run_operation, operation=operation)
 
@@ -49,7 +51,7 @@ def _add_field(group: Any, wire_name: str, annotation: Any, description: str | N
         extra |= {"nargs": "?", "const": True, "type": _boolean, "metavar": "true|false"}
     elif int in types and str not in types:
         extra["type"] = _integer
-    group.add_argument(flag, action=Once, **extra)
+    group.add_argument(flag, action=Text, **extra)
 
 
 def _types_in(annotation: Any) -> Iterator[Any]:
@@ -80,14 +82,14 @@ def _integer(text: str) -> int:
 
 def _add_call_options(parser: argparse.ArgumentParser, operation: Operation) -> None:
     group = parser.add_argument_group("the call")
-    group.add_argument("--request-id", metavar="ID", help="echoed in the answer")
+    group.add_argument("--request-id", action=Text, metavar="ID", help="echoed in the answer")
     group.add_argument(
         "--stateless", action="store_true", help="neither read nor write local state"
     )
     add_target(group)
     if operation.idempotent:
         group.add_argument(
-            "--idempotency-key", action=Once, metavar="KEY", help="makes a retry safe"
+            "--idempotency-key", action=Text, metavar="KEY", help="makes a retry safe"
         )
     shape = group.add_mutually_exclusive_group()
     shape.add_argument("--pretty", action="store_true", default=None, help="indent the answer")

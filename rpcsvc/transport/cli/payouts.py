@@ -28,6 +28,7 @@ from rpcsvc.transport.cli.operator import (
     print_json,
     print_table,
 )
+from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -59,14 +60,23 @@ def add_payouts(commands: Any, common: Common) -> None:
         "adopt", "say which transaction paid one, after an older database was restored", _adopt
     )
     for one in (show, retry, adopt):
-        one.add_argument("transfer", metavar="TRANSFER", help="its id, as payouts list shows it")
+        one.add_argument(
+            "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
+        )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
-    adopt.add_argument("txid", metavar="TXID", help="the transaction, as rpcsvc audit names it")
     adopt.add_argument(
-        "--tx-key", metavar="KEY", help="of an XMR transaction whose key the wallet has lost"
+        "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
+    )
+    adopt.add_argument(
+        "--tx-key",
+        action=Text,
+        metavar="KEY",
+        help="of an XMR transaction whose key the wallet has lost",
     )
     pause = action("pause", "stop all outgoing money, at once and over restarts", _pause)
-    pause.add_argument("--reason", required=True, type=_reason, help="shown in health and logs")
+    pause.add_argument(
+        "--reason", action=Text, required=True, type=_reason, help="shown in health and logs"
+    )
     action("resume", "let money out again", _resume)
 
 

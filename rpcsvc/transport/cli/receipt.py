@@ -17,6 +17,7 @@ from typing import Any
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.options import Once, Text
 from rpcsvc.transport.strict_json import loads
 
 Common = Callable[[argparse.ArgumentParser], None]
@@ -31,8 +32,8 @@ def add_receipt(commands: Any, common: Common) -> None:
     common(verify)
     verify.set_defaults(command=_verify)
 
-    def add(flag: str, metavar: str, help_text: str) -> None:
-        verify.add_argument(flag, metavar=metavar, help=help_text)
+    def add(flag: str, metavar: str, help_text: str, action: type[Once] = Text) -> None:
+        verify.add_argument(flag, action=action, metavar=metavar, help=help_text)
 
     verify.add_argument(
         "receipt", metavar="FILE|-", help="data.receipt of a status answer, or the whole answer"
@@ -40,7 +41,7 @@ def add_receipt(commands: Any, common: Common) -> None:
     add("--node", "URL", "an EVM node of the network, for USDC")
     add("--wallet-rpc", "URL", "a monero-wallet-rpc with any wallet open, for XMR")
     add("--username", "NAME", "of that wallet-rpc, if it asks for one")
-    add("--password-file", "FILE", "holds its password")
+    add("--password-file", "FILE", "holds its password", Once)
     add("--to", "ADDRESS", "the destination that you ordered the payout to")
     add("--amount", "AMOUNT", "the least that you are to have received, such as 0.97")
 

@@ -22,6 +22,7 @@ from rpcsvc.ids import request_id, system_random
 from rpcsvc.transport.cli.client import call_rpc, socket_endpoint
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
 from rpcsvc.transport.cli.operator import operator_books
+from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -35,8 +36,10 @@ def add_refund(commands: Any, common: Common) -> None:
     text = "set the address that an order's deposit goes back to, if it waits for one"
     parser = commands.add_parser("refund", help=text, description=text)
     common(parser)
-    parser.add_argument("order", metavar="ORDER", help="the order's id")
-    parser.add_argument("--to", required=True, metavar="ADDR", help="on the deposit's network")
+    parser.add_argument("order", action=Text, metavar="ORDER", help="the order's id")
+    parser.add_argument(
+        "--to", action=Text, required=True, metavar="ADDR", help="on the deposit's network"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(command=_refund)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json, print_table
+from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -56,10 +57,14 @@ def _add_explain(actions: Any, common: Common) -> None:
         argument_default=argparse.SUPPRESS,
     )
     common(parser)
-    parser.add_argument("network", metavar="NETWORK", help="monero, or a chain such as arbitrum")
-    parser.add_argument("txid", metavar="TXID", help="the transaction, as rpcsvc audit names it")
+    parser.add_argument(
+        "network", action=Text, metavar="NETWORK", help="monero, or a chain such as arbitrum"
+    )
+    parser.add_argument(
+        "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
+    )
     said = parser.add_mutually_exclusive_group(required=True)
-    said.add_argument("--note", default=None, metavar="TEXT", help="what it was for")
+    said.add_argument("--note", action=Text, default=None, metavar="TEXT", help="what it was for")
     said.add_argument("--take-back", action="store_true", default=False, help="forget the note")
     parser.add_argument(
         "--internal-wei",

@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 from rpcsvc.errors import InvalidJson
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.transport.cli.options import Once, Text
 from rpcsvc.transport.strict_json import loads
 
 JWKS_PATH: Final = "/.well-known/jwks.json"
@@ -35,21 +36,21 @@ _FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]
 # --- the parser ------------------------------------------------------------------------------
 
 
-def add_verify(commands: Any, once: type[argparse.Action]) -> None:
-    """Hang ``verify`` into the command tree; ``once`` refuses an option that is given twice."""
+def add_verify(commands: Any) -> None:
+    """Hang ``verify`` into the command tree."""
     parser = commands.add_parser("verify", help="check what a service signed")
     actions = parser.add_subparsers(required=True, metavar="WHAT")
-    _add_response(actions, once)
-    _add_attestation(actions, once)
+    _add_response(actions)
+    _add_attestation(actions)
 
 
-def _add_response(actions: Any, once: type[argparse.Action]) -> None:
+def _add_response(actions: Any) -> None:
     text = "check that the service gave this response to this request"
     parser = actions.add_parser("response", help=text, description=text)
     parser.set_defaults(command=_response)
 
     def add(flag: str, metavar: str, help_text: str, **extra: Any) -> None:
-        parser.add_argument(flag, action=once, metavar=metavar, help=help_text, **extra)
+        parser.add_argument(flag, metavar=metavar, help=help_text, **{"action": Text, **extra})
 
     add("--method", "METHOD", "of your request, such as POST", required=True)
     add("--target", "TARGET", "its path and query, as sent", required=True)
@@ -57,29 +58,33 @@ def _add_response(actions: Any, once: type[argparse.Action]) -> None:
     add("--headers", "FILE", "the response's, as curl -D writes them", required=True, type=Path)
     add("--body", "FILE", "the response's, exactly as received", required=True, type=Path)
     add("--status", "N", "the response's, if the headers file has no status line", type=_number)
-    add("--jwks", "FILE|URL", "the service's public keys", required=True)
+    add("--jwks", "FILE|URL", "the service's public keys", required=True, action=Once)
     add("--kid", "KID", "trust this key only; write --kid=KID, as one may begin with a dash")
     add("--max-age", "SECONDS", "refuse a response that is older", type=_number)
     add("--slug", "WORD", "the word in x-service-signature, if it is another one")
 
 
-def _add_attestation(actions: Any, once: type[argparse.Action]) -> None:
+def _add_attestation(actions: Any) -> None:
     text = "check order terms that were passed on, against what you ordered yourself"
     parser = actions.add_parser("attestation", help=text, description=text)
     parser.set_defaults(command=_attestation)
     parser.add_argument(
-        "attestation", metavar="ATTESTATION|-", help="data.order.attestation, or - for stdin"
+        "attestation",
+        action=Text,
+        metavar="ATTESTATION|-",
+        help="data.order.attestation, or - for stdin",
     )
 
     def add(flag: str, metavar: str, help_text: str, **extra: Any) -> None:
-        parser.add_argument(flag, action=once, metavar=metavar, help=help_text, **extra)
+        parser.add_argument(flag, metavar=metavar, help=help_text, **{"action": Text, **extra})
 
     add("--direction", "x2u|u2x", "which way you swap", required=True)
     add("--chain-id", "N", "number of the USDC chain", required=True, type=_number)
     add("--amount", "AMOUNT", "what you send, such as 0.8, as ordered", required=True)
     add("--to", "ADDRESS", "where the payout must go", required=True)
     add("--issuer", "URL", "the service's site, such as https://swap.example", required=True)
-    add("--jwks", "FILE|URL", f"the service's public keys; the issuer's {JWKS_PATH} if left out")
+    keys = f"the service's public keys; the issuer's {JWKS_PATH} if left out"
+    add("--jwks", "FILE|URL", keys, action=Once)
     add("--deposit-address", "ADDRESS", "where you are about to send the money")
     add("--token", "ADDRESS", "the USDC contract")
     add("--order-id", "ID", "the order")

@@ -1,0 +1,107 @@
+"""What a single option may hold, and that it is given once: over all commands of the tree."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.transport.cli.main import build_parser, run
+from rpcsvc.transport.cli.options import Once
+
+BAD = "\udcff"  # what Python makes of the byte 0xff in an argument
+TREE = build_parser()
+
+
+def ended(words: list[str], data_dir: Path) -> int:
+    """The exit status of a command line that never gets as far as a service."""
+    try:
+        return run(words, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never)
+    except SystemExit as usage:
+        assert isinstance(usage.code, int)
+        return usage.code
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("no service may be asked")
+
+
+# --- given once ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--url", "--token", "--data-dir", "--config", "--request-id"])
+def test_what_directs_a_call_is_given_once(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(["agent:capabilities", flag, "a", flag, "b"], tmp_path) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"argument {flag}: is given twice" in told.err
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every option that takes a value, of a command and of all that hangs below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from options(below)
+        elif action.option_strings and action.nargs != 0:
+            yield action
+
+
+def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
+    """But for those with a default: they choose what is shown, or how much."""
+    free = {
+        name
+        for option in options(TREE)
+        if not isinstance(option, Once)
+        for name in option.option_strings
+    }
+    assert free == {"--check", "--state", "--limit", "--internal-wei"}
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["agent:swap:plan", "--amount", BAD], "--amount"),
+        (["agent:swap:plan", f"--direction=x{BAD}"], "--direction"),
+        (["agent:swap:status", "--order-id", BAD], "--order-id"),
+        (["agent:swap:create", "--idempotency-key", BAD], "--idempotency-key"),
+        (["agent:support:create", "--message", f"where is it? {BAD}"], "--message"),
+        (["agent:capabilities", "--request-id", BAD], "--request-id"),
+        (["agent:capabilities", "--url", f"http://{BAD}"], "--url"),
+        (["agent:capabilities", "--token", BAD], "--token"),
+        (["sandbox:fault", "--rate", BAD], "--rate"),
+        (["sandbox:fund", BAD], "ORDER"),
+        (["refund", BAD, "--to", "x"], "ORDER"),
+        (["refund", "ord_1", "--to", BAD], "--to"),
+        (["payouts", "show", BAD], "TRANSFER"),
+        (["payouts", "pause", "--reason", BAD], "--reason"),
+        (["payouts", "adopt", "t", BAD], "TXID"),
+        (["relays", "close", BAD, "--note", "n"], "ORDER_ID"),
+        (["relays", "close", "o", "--note", BAD], "--note"),
+        (["treasury", "explain", "monero", "t", "--note", BAD], "--note"),
+        (["receipt", "verify", "-", "--to", BAD], "--to"),
+        (["verify", "attestation", BAD], "ATTESTATION"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_an_option_that_is_not_utf_8_is_a_usage_error_that_names_it(
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(words, tmp_path) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"argument {name}: holds a byte that is not UTF-8" in told.err.replace("|-:", ":")
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--config"])
+def test_a_path_may_hold_any_bytes(flag: str) -> None:
+    found = build_parser().parse_args(["agent:capabilities", flag, f"/tmp/odd{BAD}"])
+    assert BAD in str(vars(found)[flag.removeprefix("--").replace("-", "_")])
