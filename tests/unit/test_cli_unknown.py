@@ -26,6 +26,12 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("agent:swap:create", ["--session_id", "x"], "--session-id"),
         ("agent:swap:status", ["--orderid", "x"], "--order-id"),
         ("serve", ["--prot", "1"], "--port"),
+        ("agent:swap:plan", ["--dir", "x2u"], "--direction"),
+        ("agent:swap:plan", ["--dir=x2u"], "--direction"),
+        ("agent:swap:plan", ["--am", "1"], "--amount"),
+        ("agent:swap:create", ["--session", "x"], "--session-id"),
+        ("agent:swap:plan", ["--d", "x2u"], "--data-dir or --direction"),
+        ("serve", ["--tls", "f"], "--tls-cert or --tls-key"),
     ],
 )
 def test_an_unknown_option_is_named_with_the_nearest_known_one(
@@ -47,5 +53,8 @@ def test_every_unknown_option_has_its_hint_and_plain_words_have_none() -> None:
     assert told == (
         "unrecognized arguments: --amout 1 --cain base."
         " Did you mean --amount? Did you mean --chain?"
+    )
+    assert unknown_words(["--a", "1"], "[--ab V] [--ac V] [--ad V] [--ae V]").endswith(
+        " Did you mean --ab, --ac, --ad or --ae?"
     )
     assert unknown_words(["--zzz"], "[--amount VALUE]") == "unrecognized arguments: --zzz."

@@ -1,4 +1,4 @@
-"""What to say of an option that a command does not have: the nearest one that it has.
+"""What to say of an option that a command does not have: those that begin so, else the nearest.
 
 What does not live here: which options there are (main.py and the modules of the commands).
 """
@@ -24,5 +24,12 @@ def unknown_words(words: Sequence[str], usage: str) -> str:
 def _hint(option: str, known: list[str]) -> str:
     if option == _KEY:
         return f"Only calls that create an order take {_KEY}."
-    near = difflib.get_close_matches(option, known, n=1)
-    return f"Did you mean {near[0]}?" if near else ""
+    # A short form says which one is meant; a likeness only guesses.
+    begun = [name for name in known if name.startswith(option)]
+    near = begun or difflib.get_close_matches(option, known, n=1)
+    return f"Did you mean {_one_of(near)}?" if near else ""
+
+
+def _one_of(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
