@@ -464,6 +464,8 @@ def test_a_service_error_before_the_operation_is_an_envelope(cli: Cli) -> None:
     answer = cli.answer
     assert (answer["state"], answer["requestId"]) == ("unavailable", "mine")
     assert answer["error"]["retryable"] is True
+    assert answer["data"]["network"] == "sandbox"
+    assert [step["action"] for step in answer["nextActions"]] == ["retry"]
 
 
 @pytest.mark.parametrize(
@@ -586,8 +588,14 @@ def test_a_json_rpc_error_becomes_an_envelope(cli: Cli, stub: Stub, code: str, s
         "state": state,
         "missingInputs": [],
         "validationErrors": [],
-        "nextActions": [],
-        "data": {"sessionId": None, "sessionSource": "none"},
+        "nextActions": [
+            {
+                "action": "retry",
+                "description": "Send the same call again later, with the same idempotency key"
+                " if it had one.",
+            }
+        ],
+        "data": {"network": None, "sessionId": None, "sessionSource": "none"},
         "requestId": "theirs",
         "error": {
             "code": code,

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.errors import RateLimited
+from rpcsvc.operations.envelope import failure
 from rpcsvc.transport.cli import call
 from rpcsvc.transport.cli.client import call_rpc, endpoint_of
 from rpcsvc.transport.cli.main import run
@@ -79,8 +81,8 @@ class Cli:
         self.data_dir = data_dir
         self._capsys = capsys
 
-    def __call__(self, *words: str) -> int:
-        environ = {"RPCSVC_DATA_DIR": str(self.data_dir)}
+    def __call__(self, *words: str, **settings: str) -> int:
+        environ = {"RPCSVC_DATA_DIR": str(self.data_dir), **settings}
         status = run(words, environ, serve=_never, local=_never)
         self.out, self.err = self._capsys.readouterr()
         return status
@@ -179,6 +181,57 @@ def test_a_call_to_the_base_url_of_the_agent_api_arrives(cli: Cli, upstream: Ups
     upstream.answer(result({}))
     assert cli("agent:capabilities", "--url", upstream.url + "/api/v1") == 0
     assert upstream.asked[0][0] == "/rpc"
+
+
+# --- what the service refused as a message, as an envelope -------------------------------------
+
+
+def test_what_may_be_repeated_says_so_as_the_services_own_envelopes_do(
+    cli: Cli, upstream: Upstream
+) -> None:
+    upstream.answer(refusal("rate_limited", retryable=True), status=429)
+    assert cli("agent:capabilities", "--url", upstream.url) == 1
+    own = json.loads(failure("capabilities", RateLimited("Why."), "theirs", cli.answer["data"]))
+    assert cli.answer == own
+    assert [step["action"] for step in own["nextActions"]] == ["retry"]
+
+
+def test_what_may_not_be_repeated_has_no_retry(cli: Cli, upstream: Upstream) -> None:
+    upstream.answer(refusal("unauthorized", retryable=False), status=401)
+    assert cli("agent:capabilities", "--url", upstream.url) == 1
+    assert cli.answer["nextActions"] == []
+
+
+def test_the_network_of_a_url_is_not_known_from_the_settings_here(
+    cli: Cli, upstream: Upstream
+) -> None:
+    upstream.answer(refusal("unauthorized", retryable=False), status=401)
+    assert cli("agent:capabilities", "--url", upstream.url) == 1
+    assert list(cli.answer["data"]) == ["network", "sessionId", "sessionSource"]
+    assert cli.answer["data"]["network"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "network"),
+    [
+        ({}, "sandbox"),
+        ({"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet"}, "stagenet"),
+        ({"RPCSVC_ENGINE": "onchain", "RPCSVC_ONCHAIN__MONERO_NETWORK": "regtest"}, "regtest"),
+    ],
+    ids=["sandbox", "upstream", "onchain"],
+)
+def test_the_server_of_the_data_directory_has_the_network_of_its_settings(
+    cli: Cli,
+    upstream: Upstream,
+    settings: dict[str, str],
+    network: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upstream.answer(refusal("internal_error", retryable=True), status=500)
+    by_socket = endpoint_of(upstream.url)  # a socket to Cli, which gives no --url
+    monkeypatch.setattr(call, "find_endpoint", lambda *_: by_socket)
+    assert cli("agent:capabilities", **settings) == 1
+    assert cli.answer["data"]["network"] == network
 
 
 # --- what goes out ---------------------------------------------------------------------------

@@ -20,15 +20,21 @@ _STATES: Final = {
     "unavailable": "unavailable",
     "internal_error": "internal_error",
 }
+# As operations/envelope.py has it; a probe, which imports this, must not import that.
+_RETRY: Final = {
+    "action": "retry",
+    "description": "Send the same call again later, with the same idempotency key if it had one.",
+}
 
 
 class ForeignAnswer(Exception):
     """What came is not this service's answer to a call."""
 
 
-def read_answer(body: bytes, operation: str, request_id: str | None) -> Json:
+def read_answer(body: bytes, operation: str, request_id: str | None, network: str | None) -> Json:
     """The envelope in the body of a response, also when the call was refused as a message.
 
+    ``network`` is the service's, None where it is not known: a refused message does not tell it.
     Raises ForeignAnswer.
     """
     try:
@@ -36,7 +42,7 @@ def read_answer(body: bytes, operation: str, request_id: str | None) -> Json:
         _require_json_rpc(answer)
         if "result" in answer:
             return _carried_out(answer["result"])
-        return _refused(answer["error"], operation, request_id)
+        return _refused(answer["error"], operation, request_id, network)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ForeignAnswer from error
 
@@ -52,17 +58,14 @@ def _carried_out(envelope: Json) -> Json:
     return dict(envelope)
 
 
-def _refused(error: Json, operation: str, request_id: str | None) -> Json:
+def _refused(error: Json, operation: str, request_id: str | None, network: str | None) -> Json:
     """A JSON-RPC error as an envelope: whoever reads stdout finds one shape only."""
     data = error["data"]
     code = data["code"]
     if type(error["code"]) is not int or not isinstance(code, str):
         raise TypeError("not an error of this service")
-    described = {
-        "code": code,
-        "message": str(error["message"]),
-        "retryable": data.get("retryable", False),
-    }
+    retryable = data.get("retryable") is True
+    described = {"code": code, "message": str(error["message"]), "retryable": retryable}
     if "details" in data:
         described["details"] = data["details"]
     return {
@@ -71,8 +74,8 @@ def _refused(error: Json, operation: str, request_id: str | None) -> Json:
         "state": _STATES.get(code, "invalid_input"),
         "missingInputs": [],
         "validationErrors": [],
-        "nextActions": [],
-        "data": {"sessionId": None, "sessionSource": "none"},
+        "nextActions": [_RETRY] if retryable else [],
+        "data": {"network": network, "sessionId": None, "sessionSource": "none"},
         "requestId": data.get("requestId", request_id or ""),
         "error": described,
     }

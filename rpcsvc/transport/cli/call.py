@@ -198,7 +198,19 @@ def _send(
         return _call_in_process(context, settings, params, key)
     message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
     method = f"{settings.brand.slug}.{operation.name}"
-    return call_rpc(endpoint, method, message, request_id=options.request_id, token=token)
+    # What a URL leads to may be configured otherwise than this command is.
+    network = None if context.url() else _network_of(settings)
+    return call_rpc(
+        endpoint, method, message, request_id=options.request_id, token=token, network=network
+    )
+
+
+def _network_of(settings: Settings) -> str:
+    """What a service of these settings has as ``data.network`` (app.py, app_onchain.py)."""
+    if settings.engine == "sandbox":
+        return "sandbox"
+    side = settings.upstream if settings.engine == "upstream" else settings.onchain
+    return side.monero_network
 
 
 def _call_in_process(context: Context, settings: Settings, params: Json, key: Any) -> Json:
@@ -214,8 +226,9 @@ def _call_in_process(context: Context, settings: Settings, params: Json, key: An
             try:
                 return await service.call(operation, params, call_id, key)
             except ServiceError as error:  # settling what was due before the call
-                no_session = {"sessionId": None, "sessionSource": "none"}
-                return failure(operation.name, error, call_id, no_session)
+                network = _network_of(settings)
+                data = {"network": network, "sessionId": None, "sessionSource": "none"}
+                return failure(operation.name, error, call_id, data)
 
     with in_process(settings):
         return dict(json.loads(asyncio.run(call())))

@@ -97,16 +97,23 @@ def socket_endpoint(data_dir: Path) -> Endpoint | None:
 
 
 def call_rpc(
-    endpoint: Endpoint, method: str, params: Json, *, request_id: str | None, token: str | None
+    endpoint: Endpoint,
+    method: str,
+    params: Json,
+    *,
+    request_id: str | None,
+    token: str | None,
+    network: str | None = None,
 ) -> Json:
     """Send one JSON-RPC call; its envelope, also when it was refused as a message.
 
-    ``token`` must be printable ASCII. Raises Unreachable.
+    ``token`` must be printable ASCII; ``network`` is the service's, if it is known. Raises
+    Unreachable.
     """
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     status, body = _post(endpoint, _written(message), _headers(request_id, token))
     try:
-        return read_answer(body, method.split(".", 1)[-1], request_id)
+        return read_answer(body, method.split(".", 1)[-1], request_id, network)
     except ForeignAnswer as error:
         raise Unreachable(
             f"What answers at {endpoint.name} (HTTP {status}) is not this service's /rpc."
