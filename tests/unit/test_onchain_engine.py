@@ -82,7 +82,7 @@ class Stand:
         self.xmr = FakeSide(XMR, "monero", Verdict(outcome))
         self.usdc = FakeSide(USDC, "arbitrum", Verdict(outcome))
         self.switch = PauseSwitch(data_dir)
-        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at: 0, ManualClock())
+        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at, _id: 0, ManualClock())
         sides = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(sides, guard, floors=FLOORS, poll_ms=10)
 

@@ -71,7 +71,7 @@ class Stand:
     def start(self) -> None:
         """As the service does: what it knew is gone, but for the database and the switch."""
         self.look = FirstLook(self.wallet, self.ledger, self.switch, self.clock)
-        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at: 0, self.clock)
+        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at, _id: 0, self.clock)
         sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
             cast("Any", sides), guard, floors=FLOORS, poll_ms=1, first_looks={XMR: self.look}

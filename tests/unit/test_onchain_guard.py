@@ -30,7 +30,7 @@ def transfer(units: int, asset: Asset = XMR) -> Transfer:
 
 
 def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
-    def sent_since(_asset: Asset, at: int) -> int:
+    def sent_since(_asset: Asset, at: int, _id: str) -> int:
         assert at == 9 * DAY
         return sent
 
@@ -77,7 +77,7 @@ def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) 
 def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
     sent = 95
 
-    def sent_since(_asset: Asset, _at: int) -> int:
+    def sent_since(_asset: Asset, _at: int, _id: str) -> int:
         return sent
 
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, sent_since, Clock())

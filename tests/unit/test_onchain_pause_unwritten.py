@@ -39,7 +39,7 @@ def the_command(data_dir: Path) -> PauseSwitch:
 
 
 def guard_of(switch: PauseSwitch) -> PayoutGuard:
-    return PayoutGuard(switch, CAPS, lambda _asset, _since: 0, ManualClock())
+    return PayoutGuard(switch, CAPS, lambda _asset, _since, _id: 0, ManualClock())
 
 
 # --- the switch ------------------------------------------------------------------------------

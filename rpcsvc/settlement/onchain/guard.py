@@ -3,7 +3,8 @@
 The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
 by hand while the service runs, and still holds when it starts again. A service that can't write
 the file (a full disk) is paused all the same, as long as it runs. A transfer over a cap waits;
-nothing is lost by waiting, and health says why. What does not live here: the commands
+nothing is lost by waiting, and health says why. One that is signed already waits for no cap: the
+wallet signs nothing else before it is on the network. What does not live here: the commands
 (transport/cli/payouts.py).
 """
 
@@ -40,8 +41,9 @@ class Caps:
     per_day: int
 
 
-# Units of an asset that were signed away since a time (ms), other than what can never be made.
-SentSince = Callable[[Asset, int], int]
+# Units of an asset that were signed away since a time (ms), other than what can never be made; None
+# when the transfer of that id is signed itself.
+SentSince = Callable[[Asset, int, str], int | None]
 
 
 class PauseSwitch:
@@ -178,10 +180,15 @@ class PayoutGuard:
     def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
         """What a transfer is over, if ``besides`` units are about to be signed away as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
+        day_ago = self._clock.now_ms() - _DAY_MS
+        sent = self._sent_since(asset, day_ago, transfer.transfer_id)
+        if sent is None:
+            # A crash came before its order knew. It would count against itself, and while it
+            # waits, its wallet signs nothing.
+            return None
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
-        sent = self._sent_since(asset, self._clock.now_ms() - _DAY_MS) + besides
-        if sent + transfer.units > caps.per_day:
+        if sent + besides + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None
 
