@@ -14,7 +14,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, Caps, PauseSwitch, PayoutGuard
 
 CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
-DAY = 24 * 3600 * 1000
+HOUR = 3600 * 1000
+DAY = 24 * HOUR
 
 
 @dataclass
@@ -86,3 +87,26 @@ def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path)
     sent = 0
     held.require_within_caps(transfer(10))
     assert held.health().ok
+
+
+@pytest.mark.parametrize("later", [10 * 60_000, -HOUR])
+def test_what_is_not_asked_for_any_more_is_not_held_against_health(
+    tmp_path: Path, later: int
+) -> None:
+    """Its order was refunded or cancelled: nobody asks for it, so nothing waits."""
+    clock = Clock()
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, lambda _asset, _at, _id: 0, clock)
+    with pytest.raises(Unavailable):
+        held.require_within_caps(transfer(11))
+    clock.now += later
+    assert held.health().ok
+
+
+def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None:
+    clock = Clock()
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, lambda _asset, _at, _id: 0, clock)
+    for _ in range(10):
+        with pytest.raises(Unavailable):
+            held.require_within_caps(transfer(11))
+        clock.now += 60_000
+        assert "ord_1/payout/1 waits" in (held.health().detail or "")

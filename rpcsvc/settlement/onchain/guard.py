@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 PAUSE_FILE: Final = "payouts.paused"
 _FILE_MODE: Final = 0o644
 _DAY_MS: Final = 24 * 3600 * 1000
+# Who waits for a cap asks again at least once a minute (orders/effects.py): what has not asked for
+# so long was cancelled, or waits for something else.
+_ASKS_AGAIN_MS: Final = 5 * 60 * 1000
 _LONGEST_REASON: Final = 200
 _IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"
 
@@ -44,6 +47,13 @@ class Caps:
 # Units of an asset that were signed away since a time (ms), other than what can never be made; None
 # when the transfer of that id is signed itself.
 SentSince = Callable[[Asset, int, str], int | None]
+
+
+class _Held(NamedTuple):
+    """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
+
+    problem: str
+    at: int
 
 
 class PauseSwitch:
@@ -148,7 +158,7 @@ class PayoutGuard:
         self._caps = caps
         self._sent_since = sent_since
         self._clock = clock
-        self._held: dict[str, str] = {}
+        self._held: dict[str, _Held] = {}
 
     def paused(self) -> str | None:
         """Why payouts are paused; None when they are not."""
@@ -164,7 +174,7 @@ class PayoutGuard:
         self._held.pop(transfer.transfer_id, None)
         problem = self._over(transfer)
         if problem is not None:
-            self._held[transfer.transfer_id] = problem
+            self._held[transfer.transfer_id] = _Held(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
     def within_caps(self, transfers: Sequence[Transfer], *, after: Transfer) -> list[Transfer]:
@@ -198,10 +208,20 @@ class PayoutGuard:
         if reason is not None:
             lost = "" if self._switch.is_written else f" ({_IN_MEMORY})"
             return Health(False, f"paused: {reason}{lost}")
+        self._forget_silent()
         if self._held:
-            transfer_id, problem = next(iter(self._held.items()))
-            return Health(False, f"{transfer_id} waits: {problem} ({len(self._held)} in all)")
+            transfer_id, held = next(iter(self._held.items()))
+            return Health(False, f"{transfer_id} waits: {held.problem} ({len(self._held)} in all)")
         return Health(True)
+
+    def _forget_silent(self) -> None:
+        """Drop what does not ask any more; by a clock that was set back, what asked "later"."""
+        now = self._clock.now_ms()
+        self._held = {
+            transfer_id: held
+            for transfer_id, held in self._held.items()
+            if abs(now - held.at) <= _ASKS_AGAIN_MS
+        }
 
 
 def _over(cap: str, units: int, asset: Asset) -> str:
