@@ -75,15 +75,22 @@ class Payouts:
         network = self._find(order_id, effect)[1].network
         async with self._wallets.hold(network):
             order, transfer = self._find(order_id, effect)
-            if transfer.state.is_final:
-                await self._processor.discard(order_id, effect)
-                return True
             if transfer.state is TransferState.PLANNED:
                 prepared = await self._prepare(order, transfer, effect)
                 if prepared is None:
-                    return self._find(order_id, effect)[1].state.is_final
+                    # It may have been taken back while it was being signed.
+                    return await self._drop_if_over(order_id, effect)
                 transfer = prepared
+            elif transfer.state.is_final:
+                return await self._drop_if_over(order_id, effect)
             return await self._publish_and_record(order_id, transfer, effect)
+
+    async def _drop_if_over(self, order_id: str, effect: AdvanceTransfer) -> bool:
+        """Forget the effect of a transfer that is at its end; whether it is."""
+        if not self._find(order_id, effect)[1].state.is_final:
+            return False
+        await self._processor.discard(order_id, effect)
+        return True
 
     def _find(self, order_id: str, effect: AdvanceTransfer) -> tuple[Order, Transfer]:
         order = self._store.order(order_id)

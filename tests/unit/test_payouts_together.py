@@ -174,6 +174,16 @@ async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
     assert office.states() == {"a": "published", "b": "cancelled"}
 
 
+async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_signed(
+    office: Office,
+) -> None:
+    first = await office.due("a")
+    office.desk.meanwhile = lambda: office.take_back("a")
+    assert await office.pay(first) is True
+    assert office.states() == {"a": "cancelled"}
+    assert office.store.pending_effects() == []
+
+
 async def test_a_payment_found_after_a_crash_names_all_that_it_pays(office: Office) -> None:
     """What was signed before decides, not who is due now."""
     first, second, third = [await office.due(name) for name in "abc"]
