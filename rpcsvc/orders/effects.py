@@ -1,8 +1,9 @@
 """Carrying out effects after their commit, each until it is done, and again after a crash.
 
-Effects of different transfers run side by side; the schedule is kept in memory because the
-effects themselves are in the store: ``recover`` finds them all again. What does not live here:
-how a transfer is sent (payouts.py).
+Wallets work side by side, each on one transfer at a time: what waits for a wallet that hangs takes
+nothing that another needs. The schedule is kept in memory because the effects themselves are in
+the store: ``recover`` finds them all again. What does not live here: how a transfer is sent
+(payouts.py).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Coroutine, Iterable
 from enum import Enum, auto
+from typing import Any
 
 import structlog
 
@@ -30,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 MAX_BACKOFF_MS = 60_000
 MAX_AT_ONCE = 64
+# After the requests in flight (graceful_seconds), and within the unit's TimeoutStopSec.
+STOP_SECONDS = 10.0
 TRIES_PER_PAUSE = 8
 
 
@@ -52,6 +57,7 @@ class EffectRunner:
         clock: Clock,
         *,
         poll_ms: int,
+        stop_seconds: float = STOP_SECONDS,
     ) -> None:
         self._store = store
         self._processor = processor
@@ -59,12 +65,16 @@ class EffectRunner:
         self._rates = rates
         self._clock = clock
         self._poll_ms = poll_ms
+        self._stop_seconds = stop_seconds
+        self._is_stopping = False
         self._due: list[tuple[int, int, PendingEffect]] = []
         self._last_beat = 0
         self._number = itertools.count()  # of effects due at the same time the older goes first
         self._known: set[PendingEffect] = set()
         self._attempts: dict[PendingEffect, int] = {}
         self._running: set[asyncio.Task[None]] = set()
+        # By network, while its wallet is at work: what waits for it, first come first served.
+        self._queues: dict[str, deque[PendingEffect]] = {}
         processor.on_effects(self.schedule)
 
     def schedule(self, order_id: str, effects: Iterable[Effect]) -> None:
@@ -80,22 +90,53 @@ class EffectRunner:
         return len(pending)
 
     def start_due(self) -> int:
-        """Start the effects whose time has come; returns how many were started."""
-        started = 0
+        """Take up the effects whose time has come, some at a time; returns how many.
+
+        Each starts now, or as soon as its wallet is done with those before it.
+        """
+        taken = 0
         now = self._clock.now_ms()
         self._follow_clock(now)
-        while self._due and self._due[0][0] <= now and len(self._running) < MAX_AT_ONCE:
+        while self._due and self._due[0][0] <= now and self._has_room(taken):
             _, _, pending = heapq.heappop(self._due)
-            task = asyncio.create_task(self._run(pending), name=f"effect {pending.order_id}")
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            started += 1
-        return started
+            self._take_up(pending)
+            taken += 1
+        return taken
+
+    def _has_room(self, taken: int) -> bool:
+        return not self._is_stopping and max(taken, len(self._running)) < MAX_AT_ONCE
+
+    def _take_up(self, pending: PendingEffect) -> None:
+        network = self._network_of(pending)
+        if network is None:
+            self._begin(self._run(pending), f"effect {pending.order_id}")
+        elif network in self._queues:
+            self._queues[network].append(pending)
+        else:
+            self._queues[network] = deque([pending])
+            self._begin(self._run_queue(network), f"transfers {network}")
+
+    def _network_of(self, pending: PendingEffect) -> str | None:
+        """The network whose wallet an effect needs; None when it needs none, or has no record."""
+        if not isinstance(pending.effect, AdvanceTransfer):
+            return None
+        try:
+            order = self._store.order(pending.order_id)
+        except Exception:  # noqa: BLE001 - it is read again when it runs, and that tells of it
+            return None
+        transfer = order.transfer(pending.effect.transfer_id) if order else None
+        return transfer.network if transfer else None
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     def hurry(self, transfer_id: str) -> bool:
         """Have a transfer go on at the next beat instead of after its pause; whether it waited.
 
-        One that is being worked on is left alone: nothing ever runs twice at a time.
+        One that is being worked on, or is the wallet's next, is left alone: nothing ever runs
+        twice at a time.
         """
         for place, (_, number, pending) in enumerate(self._due):
             effect = pending.effect
@@ -111,6 +152,23 @@ class EffectRunner:
         while self._running:
             await asyncio.wait(self._running)
 
+    async def stop(self) -> None:
+        """Begin nothing more, and let what is under way end; within ``stop_seconds``.
+
+        What takes longer is cut short as by a crash: the effect is committed, and the next start
+        finds out how far it came.
+        """
+        self._is_stopping = True
+        for waiting in self._queues.values():
+            waiting.clear()
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running, timeout=self._stop_seconds)
+        for task in late:
+            log.warning("effect_cut_short", task=task.get_name())
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
     def _follow_clock(self, now: int) -> None:
         """Have nothing wait for longer than it was to wait because the clock was set back."""
         back = self._last_beat - now
@@ -123,6 +181,16 @@ class EffectRunner:
         if pending not in self._known:
             self._known.add(pending)
             heapq.heappush(self._due, (due, next(self._number), pending))
+
+    async def _run_queue(self, network: str) -> None:
+        waiting = self._queues[network]
+        try:
+            while waiting:
+                await self._run(waiting.popleft())
+                # While payouts are paused nothing in a run waits for anything: let others in.
+                await asyncio.sleep(0)
+        finally:
+            del self._queues[network]
 
     async def _run(self, pending: PendingEffect) -> None:
         again: Then | int = Then.RETRY

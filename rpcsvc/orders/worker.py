@@ -84,14 +84,14 @@ class Worker:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-        # The last beat may have started some after stop() looked.
-        await self._effects.drain()
+        # The last beat may have been under way when stop() looked.
+        await self._effects.stop()
 
     async def stop(self) -> None:
-        """Let the work in hand come to a committed end."""
+        """Let the work in hand come to a committed end, or leave it to the next start."""
         self._stopping = True
         self._wake.set()
-        await self._effects.drain()
+        await self._effects.stop()
 
     async def tick(self) -> int:
         """One beat; returns how much there was to do. Effects are started, not awaited.

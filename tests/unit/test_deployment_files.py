@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from rpcsvc.orders.effects import STOP_SECONDS
+from rpcsvc.settings import Settings
 from rpcsvc.transport.cli.main import build_parser
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -70,6 +72,14 @@ def test_the_service_has_a_user_that_is_there_while_it_is_stopped() -> None:
 )
 def test_the_service_comes_back_and_keeps_its_memory_to_itself(line: str) -> None:
     assert f"\n{line}\n" in UNIT
+
+
+def test_whoever_stops_the_service_gives_it_the_time_that_it_takes() -> None:
+    """Requests in flight, then payouts in hand, then the database: or it is killed in between."""
+    (unit,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    (pod,) = re.findall(r"terminationGracePeriodSeconds: (\d+)$", SIDECAR, re.MULTILINE)
+    needed = Settings.model_fields["graceful_seconds"].default + STOP_SECONDS + 5
+    assert min(int(unit), int(pod)) >= needed
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -63,7 +63,7 @@ class Parts:
     def recover(self) -> int:
         return 0
 
-    async def drain(self) -> None:
+    async def stop(self) -> None:
         pass
 
 

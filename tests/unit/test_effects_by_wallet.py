@@ -1,0 +1,142 @@
+"""Effects of several wallets: one that hangs takes nothing from the others, and stopping is short.
+
+The engine is a stand-in that hangs for one network; the orders are real ones, kept in a dict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.aside import OrdersAside
+from rpcsvc.orders.effects import MAX_AT_ONCE, EffectRunner
+from rpcsvc.orders.payouts import Payouts
+from tests.sandbox import ManualClock
+from tests.unit.test_transition import NOW, key, terms
+
+XMR, USDC = Direction.USDC_TO_XMR, Direction.XMR_TO_USDC
+
+
+class Desk:
+    """A store of orders in payout, and an engine that signs nothing; that of XMR hangs."""
+
+    def __init__(self) -> None:
+        self.orders: dict[str, Order] = {}
+        self.asked: list[str] = []
+        self.answered: list[str] = []
+        self.answers = asyncio.Event()
+        self.broken: set[str] = set()
+
+    def on_effects(self, _schedule: Any) -> None:
+        pass
+
+    def order(self, order_id: str) -> Order:
+        if order_id in self.broken:
+            raise ValueError("a row that can't be read")
+        return self.orders[order_id]
+
+    def transfers_per_payment(self, _network: str) -> int:
+        return 1
+
+    async def prepare(self, transfer: Transfer, _companions: Sequence[Transfer]) -> None:
+        name = transfer.transfer_id.partition("/")[0]
+        self.asked.append(name)
+        if transfer.network == "monero":
+            await self.answers.wait()
+        self.answered.append(name)
+        raise Unavailable("not now")
+
+
+class Stand:
+    """The runner over a desk."""
+
+    def __init__(self, stop_seconds: float = 0.01) -> None:
+        self.desk, clock = Desk(), ManualClock()
+        clock.now = NOW
+        anything = cast("Any", self.desk)
+        payouts = Payouts(anything, anything, anything, clock, OrdersAside())
+        self.effects = EffectRunner(
+            anything, anything, payouts, anything, clock, poll_ms=1000, stop_seconds=stop_seconds
+        )
+
+    def due(self, name: str, direction: Direction) -> None:
+        order = open_order(replace(terms(direction), order_id=name))
+        amount = order.terms.deposit_amount
+        order = transition(order, ev.DepositSeen(key(1), amount, "sender", NOW), NOW).order
+        order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+        self.desk.orders[name] = order
+        self.effects.schedule(name, [AdvanceTransfer(order.transfers[0].transfer_id)])
+
+    async def beat(self) -> int:
+        """Take up what is due, and let it go as far as it can."""
+        started = self.effects.start_due()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return started
+
+
+async def test_a_wallet_that_hangs_keeps_no_other_waiting() -> None:
+    stand = Stand()
+    for number in range(MAX_AT_ONCE + 16):
+        stand.due(f"xmr_{number}", XMR)
+    stand.due("usdc", USDC)
+
+    assert [await stand.beat(), await stand.beat()] == [MAX_AT_ONCE, 17]
+
+    assert stand.desk.asked == ["xmr_0", "usdc"]
+    await stand.effects.stop()
+
+
+async def test_what_waits_for_its_wallet_goes_on_in_turn_without_another_beat() -> None:
+    stand = Stand()
+    for number in range(3):
+        stand.due(f"xmr_{number}", XMR)
+    await stand.beat()
+    assert stand.desk.asked == ["xmr_0"]
+    assert not stand.effects.hurry("xmr_1/payout/1"), "it is next"
+    stand.desk.answers.set()
+    await stand.effects.drain()
+    assert stand.desk.asked == ["xmr_0", "xmr_1", "xmr_2"]
+
+
+async def test_to_stop_begins_nothing_more_and_waits_for_no_wallet_that_hangs() -> None:
+    stand = Stand()
+    for number in range(3):
+        stand.due(f"xmr_{number}", XMR)
+    await stand.beat()
+
+    async with asyncio.timeout(60):
+        await stand.effects.stop()
+
+    assert stand.desk.asked == ["xmr_0"]
+    stand.due("usdc", USDC)
+    assert await stand.beat() == 0
+    await stand.effects.drain()
+
+
+async def test_to_stop_lets_what_is_under_way_end() -> None:
+    stand = Stand(stop_seconds=60)
+    stand.due("xmr", XMR)
+    await stand.beat()
+    stopping = asyncio.create_task(stand.effects.stop())
+    await asyncio.sleep(0)
+    stand.desk.answers.set()
+    await stopping
+    assert stand.desk.answered == ["xmr"]
+
+
+async def test_an_order_that_can_not_be_read_keeps_no_other_waiting() -> None:
+    stand = Stand()
+    stand.due("broken", USDC)
+    stand.due("usdc", USDC)
+    stand.desk.broken.add("broken")
+    assert await stand.beat() == 2
+    assert stand.desk.asked == ["usdc"]
