@@ -25,7 +25,7 @@ from rpcsvc.domain.events import (
 )
 from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
+from rpcsvc.domain.states import DepositState, OnDeadline, TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
@@ -48,7 +48,8 @@ ENGINE_TIMEOUT_SECONDS = 30
 class Payouts:
     """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
 
-    Nothing is signed for orders that are ``aside``.
+    Nothing is signed for orders that are ``aside``, nor before the deposits that pay for it were
+    seen on their chain since the start.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Payouts:
         if not _is_agreed(order, transfer):
             log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
             return None
-        if order.order_id in self._aside or self._is_too_late(order, transfer):
+        if not self._may_be_signed(order, transfer):
             return None
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
@@ -124,6 +125,27 @@ class Payouts:
             log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)
             return None
         return await self._commit_prepared(order.order_id, transfer, signed)
+
+    def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
+        if order.order_id in self._aside or self._is_too_late(order, transfer):
+            return False
+        return self._has_its_deposits(order)
+
+    def _has_its_deposits(self, order: Order) -> bool:
+        """Whether the engine's last look found on the chain what the order says is confirmed.
+
+        While the service was down a reorganisation may have taken it away. Before the first look
+        there are no confirmations: an order waits for its own network, and for no other.
+        """
+        keys = [item.key for item in order.deposits if item.state is DepositState.CONFIRMED]
+        try:
+            missing = [key for key in keys if self._engine.confirmations(key) == 0]
+        except Unavailable as reason:
+            log.info("payout_waits_for_deposits", order_id=order.order_id, reason=reason.message)
+            return False
+        if missing:
+            log.info("payout_waits_for_deposits", order_id=order.order_id, deposits=len(missing))
+        return not missing
 
     def _is_too_late(self, order: Order, transfer: Transfer) -> bool:
         """Whether the order is about to be refunded instead, at the next beat of the worker.
@@ -146,12 +168,10 @@ class Payouts:
         for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
             order = self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
-            if order is None or item is None or order_id in self._aside:
+            if order is None or item is None or not _is_agreed(order, item):
                 continue
-            if self._is_too_late(order, item):
-                continue
-            if _is_agreed(order, item):
-                found.setdefault(order_id, item)
+            if order_id not in found and self._may_be_signed(order, item):
+                found[order_id] = item
         return list(found.values())[1:most]
 
     async def _commit_prepared(

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.errors import Unavailable
@@ -42,6 +42,9 @@ class Desk:
         if order_id in self.broken:
             raise ValueError("a row that can't be read")
         return self.orders[order_id]
+
+    def confirmations(self, _key: DepositKey) -> int:
+        return 10
 
     def transfers_per_payment(self, _network: str) -> int:
         return 1

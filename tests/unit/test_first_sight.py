@@ -91,7 +91,9 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         reader.scanner._clock = reader.scanner._pool._clock = box.clock
         reader.chain.mine(count=5)
         watcher: Any = box.up.worker._watcher
-        watcher._engine = Eyes(watcher._engine, reader.scanner)
+        engine = watcher._engine
+        watcher._engine = Eyes(engine, reader.scanner)
+        engine.confirmations = reader.scanner.confirmations
         await box.catch_up()
         yield Scene(box, reader, placed, order.terms.deposit_address)
 

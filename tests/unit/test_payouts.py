@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.aside import OrdersAside
@@ -28,6 +28,9 @@ class Desk:
 
     def order(self, _order_id: str) -> Order:
         return self.held
+
+    def confirmations(self, _key: DepositKey) -> int:
+        return 10
 
     def transfers_per_payment(self, _network: str) -> int:
         return 1

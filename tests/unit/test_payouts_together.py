@@ -18,6 +18,7 @@ from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import open_order
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, StatusView, Verdict
@@ -46,6 +47,13 @@ class Desk:
     published: list[str] = field(default_factory=list)
     signed: tuple[str, ...] = ()
     meanwhile: Any = None
+    not_seen: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
+
+    def confirmations(self, key: DepositKey) -> int:
+        if key.txid in self.down:
+            raise Unavailable("no node serves it")
+        return 0 if key.txid in self.not_seen else 10
 
     def transfers_per_payment(self, _network: str) -> int:
         return self.most
@@ -225,6 +233,35 @@ async def test_an_order_that_is_aside_does_not_go_along_until_it_is_mended(offic
     office.desk.signed = ()
     await office.pay(second)
     assert office.states()["b"] == "published"
+
+
+@pytest.mark.parametrize("why", ["not_seen", "down"])
+async def test_nothing_is_signed_before_its_own_deposits_were_seen_since_the_start(
+    office: Office, why: str
+) -> None:
+    """A reorganisation may have taken them away while the service was down."""
+    first, second, third = [await office.due(name) for name in "abc"]
+    unseen: set[str] = getattr(office.desk, why)
+    unseen.add("tx b")
+    assert await office.pay(second) is False
+    assert office.desk.asked == []
+    await office.pay(first)
+    assert office.desk.asked == [[first, third]]
+
+    unseen.clear()
+    office.desk.signed = ()
+    await office.pay(second)
+    assert office.states() == {"a": "published", "b": "published", "c": "prepared"}
+
+
+async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
+    office: Office,
+) -> None:
+    first, second = [await office.due(name) for name in "ab"]
+    await office.pay(first)
+    office.desk.not_seen.update({"tx a", "tx b"})
+    await office.pay(second)
+    assert office.states() == {"a": "published", "b": "published"}
 
 
 async def test_what_is_signed_of_an_order_that_is_aside_is_brought_to_its_end(

@@ -1,0 +1,38 @@
+"""After a restart: nothing is signed before the deposits behind it were looked at again."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from rpcsvc.domain.order import DepositKey
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDeposit
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
+from rpcsvc.settlement.onchain.monero.ledger import DepositRecord
+
+DEEP = 1000
+
+
+def scanners() -> dict[str, Any]:
+    """Fresh ones, over ledgers that know of a deposit deep in the chain."""
+    on_record: dict[str, Any] = {
+        "arbitrum": EvmDeposit("arbitrum", "tx", 0, 1, "0xa", 1, "0xb", 1, DEEP, "h"),
+        "monero": DepositRecord("tx", 0, "8a", 1, 0, 1, DEEP, None),
+    }
+    anything = MagicMock()
+
+    def ledger(name: str) -> Any:
+        return MagicMock(deposit=lambda *_key: on_record[name])
+
+    return {
+        "arbitrum": EvmDepositScanner(anything, ledger("arbitrum"), anything),
+        "monero": DepositScanner(anything, ledger("monero"), anything, anything),
+    }
+
+
+@pytest.mark.parametrize("network", ["arbitrum", "monero"])
+def test_before_the_first_look_no_deposit_on_record_has_confirmations(network: str) -> None:
+    assert scanners()[network].confirmations(DepositKey(network, "tx", 0)) == 0
