@@ -78,6 +78,8 @@ async def place(
 async def _make(
     service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
+    if service.relay is not None and claim is not None:
+        service.relay.require_same(claim)  # which a price must not be in the way of
     found = await make_quote(
         service,
         direction=wish.direction,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpcsvc.errors import IdempotencyConflict
-from rpcsvc.orders.ports import OrderStore, StoredResponse
+from rpcsvc.orders.ports import OrderStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Idempotency:
         while True:
             stored = self._store.response(*slot)
             if stored is not None:
-                _require_same(stored, claim)
+                require_same(stored.operation, stored.params, claim)
                 return stored.body, True
             running = self._running.get(slot)
             if running is None:
@@ -61,8 +61,9 @@ class Idempotency:
             ended.set_result(None)
 
 
-def _require_same(stored: StoredResponse, claim: Claim) -> None:
-    before = {"operation": stored.operation, **stored.params}
+def require_same(operation: str, params: dict[str, Any], claim: Claim) -> None:
+    """Raise IdempotencyConflict unless the key of ``claim`` was used before for this very call."""
+    before = {"operation": operation, **params}
     now = {"operation": claim.operation, **claim.params}
     differing = sorted(
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)

@@ -85,7 +85,11 @@ class RelayState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RelayRecord:
-    """A claim on an order at the upstream. ``raw`` is its answer, for audit."""
+    """A claim on an order at the upstream. ``raw`` is its answer, for audit.
+
+    ``operation`` and ``params`` are what its idempotency key was used for, as in StoredResponse;
+    None without a key, and of a claim from before they were kept.
+    """
 
     order_id: str
     state: RelayState
@@ -96,6 +100,8 @@ class RelayRecord:
     upstream_id: str | None = None
     reason: str | None = None
     raw: bytes = b""
+    operation: str | None = None
+    params: dict[str, Any] | None = None
 
 
 Projection = Callable[[Order], StatusView | None]

@@ -26,7 +26,7 @@ from rpcsvc.domain.order import Order, Report, TwapPlan
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError, Unavailable
-from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState, Ticket
 from rpcsvc.orders.processor import OrderProcessor
 
@@ -166,7 +166,7 @@ class Relay:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
         Raises Unavailable while the outcome of an earlier call is not known, or that of this one
-        is not; and what the upstream refuses with.
+        is not; IdempotencyConflict as ``require_same`` does; and what the upstream refuses with.
         """
         record, resumed = self._record(asked, claim, fresh_id)
         # A resumed call is the same to the letter, or its key would be refused.
@@ -192,6 +192,14 @@ class Relay:
         )
         return made, created
 
+    def require_same(self, claim: Claim) -> None:
+        """Raise IdempotencyConflict if the key stands for another call, of unknown outcome.
+
+        Such a call has no answer yet that its key could be compared with. Whoever named another
+        destination under the key would get an order of the first caller's session, if any.
+        """
+        self._in_doubt(claim)
+
     @asynccontextmanager
     async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
         """Commit within this what the upstream made: what can't be recorded here is in doubt.
@@ -208,16 +216,24 @@ class Relay:
 
     def _record(self, asked: Asked, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
         """The claim to make, and whether it was made before and its outcome is not known."""
-        before = self._store.relay_of_key(claim.namespace, claim.key) if claim else None
-        # The answer to a key is committed with its order: one that is gone was forgotten by age.
-        if before is None or before.state in (RelayState.REFUSED, RelayState.CREATED):
-            key = (claim.namespace, claim.key) if claim else (None, None)
+        before = self._in_doubt(claim) if claim else None
+        if before is None:
             now = self._clock.now_ms()
-            claimed = RelayState.CLAIMED
-            return RelayRecord(fresh_id, claimed, now, asked.session_id, *key), False
+            fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, asked.session_id)
+            return _used_for(fresh, claim), False
         if not self._venue.honours_keys:
             raise Unavailable(_IN_DOUBT, retry_after=30)
         return before, True
+
+    def _in_doubt(self, claim: Claim) -> RelayRecord | None:
+        """The earlier call under the key, while its outcome is not known."""
+        before = self._store.relay_of_key(claim.namespace, claim.key)
+        # The answer to a key is committed with its order: one that is gone was forgotten by age.
+        if before is None or before.state in (RelayState.REFUSED, RelayState.CREATED):
+            return None
+        if before.operation is not None and before.params is not None:
+            require_same(before.operation, before.params, claim)
+        return before
 
     async def _doubt(self, record: RelayRecord, unknown: CreationUnknown) -> None:
         doubtful = replace(
@@ -319,3 +335,16 @@ class Relay:
         if count:
             return Health(False, f"{count} upstream orders are in doubt (reconciling)")
         return Health(True)
+
+
+def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:
+    """The record with its key, if it has one, and what that is used for."""
+    if claim is None:
+        return record
+    return replace(
+        record,
+        namespace=claim.namespace,
+        key=claim.key,
+        operation=claim.operation,
+        params=claim.params,
+    )

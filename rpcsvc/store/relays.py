@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Final
 
+import orjson
+
 from rpcsvc.domain.order import Report
 from rpcsvc.orders.ports import RelayRecord, RelayState
 from rpcsvc.store.order_rows import Row, in_order, named, upsert
@@ -66,6 +68,7 @@ def relay_statement(record: RelayRecord) -> Statement:
     """Keep a claim as it stands now."""
     values = dict(zip(_COLUMNS, in_order(_RELAY, record), strict=True))
     values["state"] = record.state.value
+    values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
     return Statement(_UPSERT, tuple(values[column] for column in _COLUMNS))
 
 
@@ -77,4 +80,6 @@ def report_statement(order_id: str, report: Report, evidence: bytes) -> Statemen
 def _relay_from(row: Row) -> RelayRecord:
     values = named(_RELAY, row)
     values["state"] = RelayState(values["state"])
+    if values["params"] is not None:
+        values["params"] = orjson.loads(values["params"])
     return RelayRecord(**values)

@@ -23,6 +23,9 @@ from tests.contract.v1_api import V1Api, v1_api
 from tests.e2e.processes import until
 
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
+OTHER = "0x8617E340B3D01FA5F11F306F4090FD50E238070D"
+SESSION = "6f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c11"
+STRANGERS = "7f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c22"
 
 
 @asynccontextmanager
@@ -88,6 +91,21 @@ async def test_an_order_of_unknown_outcome_is_never_made_again(
         assert (await create(served, "mine"))["error"]["code"] == "unavailable"
         assert states(served) == ["reconciling", "created"]
     assert api.sent("POST", "/v1/order") == 2
+
+
+async def test_a_key_in_doubt_is_no_key_for_another_order(api: V1Api, tmp_path: Path) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.lose.append(does.reset())
+        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        other = {**SWAP, "to": OTHER, "amount": "0.9", "idempotency-key": "mine"}
+        asked = len(api.server.seen)
+
+        answer = (await served.rpc("swap.create", other)).body["result"]
+
+        assert answer["error"]["code"] == "idempotency_conflict"
+        assert answer["error"]["details"] == {"fields": ["amount", "to"]}
+        assert len(api.server.seen) == asked  # not even for a price
+        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
 
 
 WRONG: list[dict[str, Any]] = [
@@ -311,15 +329,21 @@ async def test_integrators_have_no_place_in_front_of_an_upstream(
 
 
 class Cutting:
-    """Passes calls on to a service, and loses the answers of those that it is told to."""
+    """Passes calls on to a service, and loses the answers of those that it is told to.
+
+    ``lose_calls``: creations are lost on their way, before the service has seen them.
+    """
 
     def __init__(self, server: UpstreamServer, target: str) -> None:
         self.server = server
         self.target = target
         self.lose: list[Behaviour] = []
+        self.lose_calls = False
         server.otherwise = self.handle
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
+        if self.lose_calls and request.path.endswith("/orders"):
+            return await does.reset()(server, request)
         passed = {n: v for n, v in request.headers.items() if n.lower() in _PASSED}
         async with ClientSession() as session, session.request(
             request.method, self.target + request.path_qs, data=await request.read(), headers=passed
@@ -352,3 +376,26 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
             assert again["data"] == answer["data"]
             assert sidecar.up.service.relay is not None
             assert sidecar.up.service.relay.health().ok
+
+
+async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting = Cutting(server, central.url)
+        async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
+            mine = {**SWAP, "sessionId": SESSION, "idempotency-key": "mine"}
+            cutting.lose_calls = True
+            lost = (await sidecar.rpc("swap.create", mine)).body["result"]
+            assert lost["error"]["code"] == "unavailable"
+            cutting.lose_calls = False
+            theirs = {**mine, "to": OTHER, "sessionId": STRANGERS}
+
+            answer = (await sidecar.rpc("swap.create", theirs)).body["result"]
+
+            assert answer["error"]["code"] == "idempotency_conflict"
+            assert answer["error"]["details"] == {"fields": ["sessionId", "to"]}
+            assert central.count("orders") == 0
+            made = (await sidecar.rpc("swap.create", mine)).body["result"]
+            assert made["data"]["order"]["toAddress"] == EVM
+            assert made["data"]["sessionId"] == SESSION

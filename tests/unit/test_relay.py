@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import IdempotencyConflict, Unavailable
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.orders.processor import OrderProcessor
@@ -25,7 +26,7 @@ from tests.sandbox import HOUR_MS, ManualClock
 
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
-CLAIM = Claim("public", "mine", "swap.create", {})
+CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "session"})
 MADE = Created("up-1", "an address", 1, 2, b'{"orderId": "up-1"}')
 
 
@@ -87,6 +88,25 @@ async def test_what_was_known_of_an_order_in_doubt_stays_known(world: World) -> 
     record = world.record()
     assert (record.state, record.reason) == (RelayState.RECONCILING, "no answer")
     assert (record.upstream_id, record.raw) == ("up-1", b"half")
+
+
+async def test_a_key_in_doubt_stands_for_the_call_that_it_was_first_used_for(world: World) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+    other = replace(CLAIM, params={"to": "0x2", "sessionId": "a stranger's"})
+
+    with pytest.raises(IdempotencyConflict) as told:
+        await world.relay.create(ASKED._replace(to="0x2"), other, "ord_2")
+
+    assert told.value.details == {"fields": ["sessionId", "to"]}
+    assert (await world.create("ord_3", MADE)).order_id == "ord_1"
+
+
+async def test_a_key_in_doubt_from_before_its_use_was_kept_is_resumed(world: World) -> None:
+    old = RelayRecord("ord_1", RelayState.RECONCILING, 1, "session", CLAIM.namespace, CLAIM.key)
+    await world.store.commit(Change(relay=old))
+
+    assert (await world.create("ord_2", MADE)).order_id == "ord_1"
 
 
 async def test_a_call_that_breaks_in_a_way_nobody_thought_of_is_in_doubt(world: World) -> None:

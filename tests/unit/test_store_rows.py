@@ -134,6 +134,8 @@ RELAY = RelayRecord(
     upstream_id="upstream",
     reason="why",
     raw=b"answer",
+    operation="swap.create",
+    params={"to": "0x1", "sessionId": None},
 )
 
 
@@ -226,7 +228,7 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
             by_name(RELAY)
             | by_name(REPORT)
             | {"idempotency_key": "key", "evidence": b"evidence"}
-            | {"order_id": "ord_1"},
+            | {"order_id": "ord_1", "params": '{"to":"0x1","sessionId":null}'},
         ),
     ],
 )
