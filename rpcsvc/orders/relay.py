@@ -3,7 +3,8 @@
 The order of the steps is the whole point. A claim is committed before the upstream is called; what
 it answered is committed together with the order. When the outcome of the call is not known, the
 claim stays for the operator as ``reconciling``: the caller hears ``unavailable``, and nothing is
-sent again unless the upstream honours our key, which then names the very same order.
+sent again unless the upstream honours our key, which then names the very same order. What became of
+a call is remembered until it can be written; a stop before that is found by the next start.
 What does not live here: the upstream's words and wire (settlement/upstream/), what a report makes
 of an order (domain/relay.py).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -40,6 +41,8 @@ _IN_DOUBT = (
 
 # An order is not asked for more often than this.
 ASK_EVERY_MS = 1_000
+# Nor is it tried more often to write what could not be written.
+WRITE_EVERY_MS = 1_000
 
 
 class Asked(NamedTuple):
@@ -138,6 +141,8 @@ class Relay:
         self._clock = clock
         self._open: dict[str, int] = {}  # when each open order was last asked for
         self._watched: set[str] = set()
+        # What became of calls and could not be committed yet, by order id.
+        self._unwritten: dict[str, RelayRecord] = {}
         self._wake = asyncio.Event()
 
     async def quote(self, asked: Asked) -> Offer:
@@ -181,12 +186,12 @@ class Relay:
         except ServiceError as refusal:
             if not resumed:
                 reason = refusal.message
-                refused = replace(record, state=RelayState.REFUSED, reason=reason)
-                await self._store.commit(Change(relay=refused))
+                await self._settle(replace(record, state=RelayState.REFUSED, reason=reason))
             raise
         except Exception as broken:
             await self._doubt(record, CreationUnknown(f"the call broke: {type(broken).__name__}"))
             raise Unavailable(_IN_DOUBT, retry_after=30) from broken
+        self._unwritten.pop(record.order_id, None)  # or it might be written after the order
         made = replace(
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
@@ -210,8 +215,7 @@ class Relay:
             yield
         except Exception as error:
             reason = f"made there, and not recorded here: {type(error).__name__}"
-            with suppress(ServiceError):  # then the next start finds the claim
-                await self._doubt(record, CreationUnknown(reason))
+            await self._doubt(record, CreationUnknown(reason))
             raise Unavailable(_IN_DOUBT, retry_after=30) from error
 
     def _record(self, asked: Asked, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
@@ -229,6 +233,8 @@ class Relay:
         """The earlier call under the key, while its outcome is not known."""
         before = self._store.relay_of_key(claim.namespace, claim.key)
         # The answer to a key is committed with its order: one that is gone was forgotten by age.
+        if before is not None:
+            before = self._unwritten.get(before.order_id, before)
         if before is None or before.state in (RelayState.REFUSED, RelayState.CREATED):
             return None
         if before.operation is not None and before.params is not None:
@@ -250,7 +256,33 @@ class Relay:
             upstream_id=doubtful.upstream_id,
             reason=unknown.reason,
         )
-        await self._store.commit(Change(relay=doubtful))
+        await self._settle(doubtful)
+
+    async def _settle(self, record: RelayRecord) -> None:
+        """Write what became of a call, or remember it: the call has happened all the same."""
+        self._unwritten[record.order_id] = record
+        await self._write(record)
+        if self._unwritten:
+            self._wake.set()
+
+    async def _write(self, record: RelayRecord) -> None:
+        try:
+            await self._store.commit(Change(relay=record))
+        except ServiceError as error:
+            reason = error.message
+            log.warning("upstream_outcome_not_written", order_id=record.order_id, reason=reason)
+            return
+        if self._unwritten.get(record.order_id) is record:
+            del self._unwritten[record.order_id]
+
+    async def write_remembered(self) -> None:
+        """Write what could not be written before, the oldest first; stops at what still can't."""
+        while self._unwritten:
+            # Looked for anew each time: a call that is made again takes its outcome back.
+            record = next(iter(self._unwritten.values()))
+            await self._write(record)
+            if self._unwritten.get(record.order_id) is record:
+                return
 
     # --- following it ---
 
@@ -277,10 +309,22 @@ class Relay:
     async def run(self) -> None:
         """Ask for one order after the other, as fast as the upstream's limit allows."""
         while True:
-            if not self._open:
+            await self.write_remembered()
+            if self._open:
+                await self._pause(await self.ask_next())
+            elif self._unwritten:
+                await asyncio.sleep(WRITE_EVERY_MS / 1000)
+            else:
                 self._wake.clear()
                 await self._wake.wait()
-            await asyncio.sleep(await self.ask_next() / 1000)
+
+    async def _pause(self, wait_ms: int) -> None:
+        """Wait for the next call; what could not be written does not wait for it."""
+        while wait_ms > WRITE_EVERY_MS:
+            await asyncio.sleep(WRITE_EVERY_MS / 1000)
+            await self.write_remembered()
+            wait_ms -= WRITE_EVERY_MS
+        await asyncio.sleep(wait_ms / 1000)
 
     async def ask_next(self) -> int:
         """Ask for the order that was not asked for longest, watched ones first.
@@ -331,7 +375,9 @@ class Relay:
 
     def health(self) -> Health:
         """Not ok while the outcome of a call is not known."""
-        count = len(self._store.relays_in(RelayState.RECONCILING))
+        doubtful = RelayState.RECONCILING
+        unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
+        count = len({each.order_id for each in (*self._store.relays_in(doubtful), *unwritten)})
         if count:
             return Health(False, f"{count} upstream orders are in doubt (reconciling)")
         return Health(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,18 +11,22 @@ from typing import Any, cast
 
 import pytest
 
+import rpcsvc.orders.relay as relay_module
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.errors import IdempotencyConflict, Unavailable
+from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Relay, Sighted
+from rpcsvc.store.operator_books import close_claim
 from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.reader import UNAVAILABLE
 from rpcsvc.store.sqlite import Database
+from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
@@ -142,6 +147,92 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
     await world.relay.recover()
 
     assert world.record().state is RelayState.RECONCILING
+
+
+class Failing:
+    """A store that refuses to write as long as it is told to."""
+
+    def __init__(self, store: SqliteOrderStore, *, after: int) -> None:
+        self._commit, self.left = store.commit, after
+
+    async def commit(self, *changes: Change) -> None:
+        """Commit, or raise as the store does on a full disk."""
+        if self.left <= 0:
+            raise Unavailable(UNAVAILABLE)
+        self.left -= 1
+        await self._commit(*changes)
+
+
+async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_later(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(world.store, after=1)
+    monkeypatch.setattr(world.store, "commit", failing.commit)
+
+    with pytest.raises(Unavailable, match="Don't order the same again"):
+        await world.create("ord_1", CreationUnknown("no answer", upstream_id="up-1"))
+
+    assert world.record().state is RelayState.CLAIMED
+    assert world.relay.health().detail == "1 upstream orders are in doubt (reconciling)"
+    await world.relay.write_remembered()
+    assert world.record().state is RelayState.CLAIMED
+
+    failing.left = 1
+    await world.relay.write_remembered()
+
+    assert (world.record().state, world.record().upstream_id) == (RelayState.RECONCILING, "up-1")
+    assert world.relay.health().detail == "1 upstream orders are in doubt (reconciling)"
+    await world.relay.write_remembered()  # nothing is left
+    assert close_claim(tmp_path, "ord_1", "not made there")
+
+
+async def test_a_doubt_is_written_by_the_round_though_no_order_is_followed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "WRITE_EVERY_MS", 1)
+    failing = Failing(world.store, after=1)
+    monkeypatch.setattr(world.store, "commit", failing.commit)
+    following = asyncio.create_task(world.relay.run())
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+
+    failing.left = 1
+
+    async def is_written() -> bool:
+        return world.record().state is RelayState.RECONCILING
+
+    assert await until(is_written)
+    following.cancel()
+
+
+async def test_a_doubt_that_was_not_written_is_over_once_the_order_is_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", Failing(world.store, after=1).commit)
+        with pytest.raises(Unavailable):
+            await world.create("ord_1", CreationUnknown("no answer"))
+
+    made = await world.create("ord_2", MADE)
+    async with world.relay.recording(made):
+        await world.store.commit(Change(relay=made))
+    await world.relay.write_remembered()
+
+    assert (world.record().order_id, world.record().state) == ("ord_1", RelayState.CREATED)
+    assert world.relay.health().ok
+
+
+async def test_a_refusal_that_can_not_be_written_frees_the_key_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.venue.honours_keys = False
+    with monkeypatch.context() as patched:
+        patched.setattr(world.store, "commit", Failing(world.store, after=1).commit)
+        with pytest.raises(OrderNotFound):
+            await world.create("ord_1", OrderNotFound("refused there"))
+    assert world.relay.health().ok
+
+    assert (await world.create("ord_2", MADE)).order_id == "ord_2"
 
 
 async def test_orders_are_asked_for_though_the_clock_has_gone_back(world: World) -> None:
