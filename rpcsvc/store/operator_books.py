@@ -300,12 +300,17 @@ def take_back(data_dir: Path, network: str, txid: str) -> bool:
 def close_claim(data_dir: Path, order_id: str, reason: str) -> bool:
     """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
 
-    Nobody was told a deposit address, so no money can be on its way. Raises BooksUnreadable.
+    Nobody was told a deposit address, so no money can be on its way. ``reason`` stays as a note,
+    after those of earlier closings, whatever becomes of the claim. Raises BooksUnreadable.
     """
-    # One that is being called is "claimed" and not touched; one called again since settles itself.
-    sql = "UPDATE relays SET state = ?, reason = ? WHERE order_id = ? AND state = ?"
+    # One that is being called is "claimed" and not touched. One that is called again just now
+    # settles itself: as an order, or in doubt once more.
+    sql = (
+        "UPDATE relays SET state = ?, reason = ?, note = coalesce(note || '; ', '') || ?"
+        " WHERE order_id = ? AND state = ?"
+    )
     before, after = RelayState.RECONCILING.value, RelayState.REFUSED.value
-    return _write(data_dir, sql, (after, reason, order_id, before))
+    return _write(data_dir, sql, (after, reason, reason, order_id, before))
 
 
 def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:

@@ -17,7 +17,10 @@ from rpcsvc.store.sqlite import Statement, Tables
 
 _RELAY: Final = tuple(f.name for f in fields(RelayRecord))
 _COLUMNS: Final = tuple("idempotency_key" if name == "key" else name for name in _RELAY)
-_UPSERT: Final = upsert("relays", _COLUMNS, ("order_id",))
+_PLAIN_UPSERT: Final = upsert("relays", _COLUMNS, ("order_id",))
+# A claim that became an order stays so. The operator's note is no column of this: a call that was
+# under way when he closed its claim leaves the note as it is (operator_books.py).
+_UPSERT: Final = _PLAIN_UPSERT._replace(sql=f"{_PLAIN_UPSERT.sql} WHERE relays.state <> 'created'")
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM relays"  # noqa: S608 - constants
 _REPORT: Final = tuple(f.name for f in fields(Report))
 # Until the upstream has been asked for the first time there is no report.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +27,7 @@ from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Relay, Sighted
 from rpcsvc.store.operator_books import close_claim
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.reader import UNAVAILABLE
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.sqlite import DATABASE_NAME, Database
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 
@@ -43,8 +45,10 @@ class Venue:
     def __init__(self) -> None:
         self.answers: deque[Created | Exception] = deque()
         self.asked: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None
 
     async def create(self, _asked: Asked, _key: str, *, resumed: bool) -> Created:
+        self.meanwhile()
         answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
@@ -61,7 +65,8 @@ class Venue:
 class World:
     """A relay over a real store."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, path: Path) -> None:
+        self.path = path
         self.venue, self.clock = Venue(), ManualClock()
         self.store = SqliteOrderStore(database, lambda: "key")
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
@@ -70,6 +75,12 @@ class World:
     async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
         self.venue.answers.append(answer)
         return (await self.relay.create(ASKED, CLAIM, fresh_id))[0]
+
+    def note(self) -> str | None:
+        """The operator's, of the only claim; read as another process does."""
+        with closing(sqlite3.connect(self.path / DATABASE_NAME)) as books:
+            ((note,),) = books.execute("SELECT note FROM relays")
+            return note if note is None else str(note)
 
     def record(self) -> RelayRecord:
         found = self.store.relay_of_key(CLAIM.namespace, CLAIM.key)
@@ -80,7 +91,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     database = await Database.open(tmp_path)
-    yield World(database)
+    yield World(database, tmp_path)
     await database.close()
 
 
@@ -161,6 +172,43 @@ class Failing:
             raise Unavailable(UNAVAILABLE)
         self.left -= 1
         await self._commit(*changes)
+
+
+@pytest.mark.parametrize("ends", [CreationUnknown("no answer again"), MADE], ids=["doubt", "order"])
+async def test_the_operators_note_outlives_a_call_that_was_under_way(
+    world: World, tmp_path: Path, ends: Created | Exception
+) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+    world.venue.meanwhile = lambda: close_claim(tmp_path, "ord_1", "looked up, not there")
+
+    with suppress(Unavailable):
+        made = await world.create("ord_2", ends)
+        await world.store.commit(Change(relay=made))
+
+    state = RelayState.CREATED if ends is MADE else RelayState.RECONCILING
+    assert (world.record().order_id, world.record().state) == ("ord_1", state)
+    assert world.note() == "looked up, not there"
+
+
+async def test_every_note_of_the_operator_stays(world: World, tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+    doubt = world.record()
+    assert close_claim(tmp_path, "ord_1", "not there")
+    await world.store.commit(Change(relay=doubt))
+    assert close_claim(tmp_path, "ord_1", "still not there")
+
+    assert world.note() == "not there; still not there"
+
+
+async def test_a_claim_that_became_an_order_is_never_in_doubt_again(world: World) -> None:
+    made = await world.create("ord_1", MADE)
+    await world.store.commit(Change(relay=made))
+
+    await world.store.commit(Change(relay=replace(made, state=RelayState.RECONCILING)))
+
+    assert world.record() == made
 
 
 async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_later(

@@ -228,7 +228,7 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
             by_name(RELAY)
             | by_name(REPORT)
             | {"idempotency_key": "key", "evidence": b"evidence"}
-            | {"order_id": "ord_1", "params": '{"to":"0x1","sessionId":null}'},
+            | {"order_id": "ord_1", "params": '{"to":"0x1","sessionId":null}', "note": None},
         ),
     ],
 )

@@ -4,3 +4,7 @@
 
 ALTER TABLE relays ADD COLUMN operation TEXT;
 ALTER TABLE relays ADD COLUMN params TEXT;
+
+-- What the operator noted when closing the claim. Only the closing writes it: a call that was under
+-- way then, and tells afterwards what became of it, leaves it as it is.
+ALTER TABLE relays ADD COLUMN note TEXT;
