@@ -12,7 +12,7 @@ of an order (domain/relay.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +41,12 @@ _IN_DOUBT = (
 
 # An order is not asked for more often than this.
 ASK_EVERY_MS = 1_000
+# One that could not be read is left alone for twice as long each time, up to this.
+LONGEST_PAUSE_MS = 300_000
+# How long nobody is asked for after that: an upstream that starts again may be back by then.
+AFTER_FAILURE_MS = 250
+# Health tells of orders that could not be read for so long.
+UNREAD_TOLD_MS = 3_600_000
 # Nor is it tried more often to write what could not be written.
 WRITE_EVERY_MS = 1_000
 
@@ -85,6 +91,15 @@ class CreationUnknown(Exception):
         self.raw = raw
 
 
+class VenueResting(Exception):
+    """No order can be asked for now, whichever it is; in ``wait_ms`` one may be."""
+
+    def __init__(self, reason: str, wait_ms: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_ms = wait_ms
+
+
 class Sighted(NamedTuple):
     """An order as the upstream tells it; ``raw`` is its answer, for audit."""
 
@@ -122,11 +137,18 @@ class UpstreamVenue(Protocol):
         ...
 
     async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
-        """The order as it stands, waited for as long as the budget asks.
+        """The order as it stands, waited for as long as the budget asks; asked for once.
 
-        None when its status is a word that is not known.
+        None when its status is a word that is not known. Raises VenueResting when it was not asked.
         """
         ...
+
+
+class _Unread(NamedTuple):
+    """An order that could not be read since ``since`` (ms), and how long it is left alone."""
+
+    since: int
+    pause_ms: int
 
 
 class Relay:
@@ -141,6 +163,8 @@ class Relay:
         self._clock = clock
         self._open: dict[str, int] = {}  # when each open order was last asked for
         self._watched: set[str] = set()
+        self._unread: dict[str, _Unread] = {}
+        self._is_failing = False  # the last order that was asked for could not be read
         # What became of calls and could not be committed yet, by order id.
         self._unwritten: dict[str, RelayRecord] = {}
         self._wake = asyncio.Event()
@@ -331,11 +355,11 @@ class Relay:
 
         Returns how long to wait before the next call, in ms.
         """
-        candidates = (self._watched & self._open.keys()) or self._open.keys()
-        order_id = min(candidates, key=self._open.__getitem__)
-        early = self._open[order_id] + ASK_EVERY_MS - self._clock.now_ms()
-        if 0 < early <= ASK_EVERY_MS:  # more than that, and the clock has gone back
-            return early
+        early = {order_id: self._early_ms(order_id) for order_id in self._turn()}
+        due = {order_id for order_id, wait_ms in early.items() if not wait_ms}
+        if not due:
+            return min(ASK_EVERY_MS, *early.values())  # others may be due by then
+        order_id = min((self._watched & due) or due, key=self._open.__getitem__)
         is_watched = order_id in self._watched
         self._watched.discard(order_id)
         wait_ms = await self._ask_safely(order_id, is_watched=is_watched)
@@ -343,25 +367,45 @@ class Relay:
             self._open[order_id] = self._clock.now_ms()
         return wait_ms
 
+    def _turn(self) -> Set[str]:
+        """Of whom one is asked for next. After one that could not be read, one that could be.
+
+        Else some orders that can't be read would be failures in a row, and look like an upstream
+        that is down.
+        """
+        readable = self._open.keys() - self._unread.keys() if self._is_failing else None
+        return readable or self._open.keys()
+
+    def _early_ms(self, order_id: str) -> int:
+        """How long an order is left alone yet; 0 when it is due."""
+        unread = self._unread.get(order_id)
+        pause_ms = unread.pause_ms if unread else ASK_EVERY_MS
+        early = self._open[order_id] + pause_ms - self._clock.now_ms()
+        return early if 0 < early <= pause_ms else 0  # more, and the clock has gone back
+
     async def _ask_safely(self, order_id: str, *, is_watched: bool) -> int:
+        self._is_failing = False
+        wait_ms = 0
         try:
             await self._ask(order_id, is_watched=is_watched)
+        except VenueResting as rest:
+            log.warning("upstream_poll_failed", order_id=order_id, reason=rest.reason)
+            wait_ms = rest.wait_ms
         except ServiceError as error:
             log.warning("upstream_poll_failed", order_id=order_id, reason=error.message)
-            return (error.retry_after or 1) * 1000
+            wait_ms = (error.retry_after or 1) * 1000
         except Exception:
             log.exception("upstream_poll_failed", order_id=order_id)
-            return ASK_EVERY_MS
-        return 0
+            wait_ms = ASK_EVERY_MS
+        # An order that can't be read waits by itself; what it told and can't be kept is for all.
+        return AFTER_FAILURE_MS if self._is_failing else wait_ms
 
     async def _ask(self, order_id: str, *, is_watched: bool) -> None:
         order = self._store.order(order_id)
         if order is None or order.terms.upstream_id is None or order.status.is_terminal:
-            self._open.pop(order_id, None)
+            self._leave(order_id)
             return
-        sighted = await self._venue.sight(
-            order.terms.upstream_id, is_bridge=order.terms.is_bridge, is_watched=is_watched
-        )
+        sighted = await self._sight(order, order.terms.upstream_id, is_watched=is_watched)
         if sighted is None:
             return
         event = UpstreamReported(sighted.status, sighted.report)
@@ -371,16 +415,47 @@ class Relay:
             if sighted.status is not order.status:
                 log.warning("upstream_report_ignored", order_id=order_id, reason=str(refused))
         if order.status.is_terminal:
-            self._open.pop(order_id, None)
+            self._leave(order_id)
+
+    async def _sight(self, order: Order, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+        try:
+            sighted = await self._venue.sight(
+                upstream_id, is_bridge=order.terms.is_bridge, is_watched=is_watched
+            )
+        except VenueResting:
+            raise
+        except Exception:
+            self._is_failing = True
+            self._leave_alone(order.order_id)
+            raise
+        self._unread.pop(order.order_id, None)
+        return sighted
+
+    def _leave_alone(self, order_id: str) -> None:
+        """An order could not be read: it is asked for again later, and later each time."""
+        before = self._unread.get(order_id)
+        if before is None:
+            self._unread[order_id] = _Unread(self._clock.now_ms(), ASK_EVERY_MS)
+        else:
+            pause_ms = min(2 * before.pause_ms, LONGEST_PAUSE_MS)
+            self._unread[order_id] = before._replace(pause_ms=pause_ms)
+
+    def _leave(self, order_id: str) -> None:
+        self._open.pop(order_id, None)
+        self._unread.pop(order_id, None)
+        self._watched.discard(order_id)
 
     def health(self) -> Health:
-        """Not ok while the outcome of a call is not known."""
+        """Not ok while the outcome of a call is not known; a note, of orders not read for long."""
         doubtful = RelayState.RECONCILING
         unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
         count = len({each.order_id for each in (*self._store.relays_in(doubtful), *unwritten)})
         if count:
             return Health(False, f"{count} upstream orders are in doubt (reconciling)")
-        return Health(True)
+        long_ago = self._clock.now_ms() - UNREAD_TOLD_MS
+        unread = sum(each.since <= long_ago for each in self._unread.values())
+        note = f"{unread} upstream orders could not be read for an hour" if unread else None
+        return Health(True, note)
 
 
 def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:

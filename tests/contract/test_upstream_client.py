@@ -88,10 +88,10 @@ class World:
             timing=Timing(self.time.now_ms, self.time.sleep_ms, lambda: self.random),
         )
 
-    async def read(self, *script: Behaviour, **options: Any) -> Any:
+    async def read(self, *script: Behaviour, demand: Demand | None = None, **options: Any) -> Any:
         self.server.script.extend(script)
         async with self.client(**options) as client:
-            return await client.read(READ, _value, demand=Demand())
+            return await client.read(READ, _value, demand=demand or Demand())
 
     async def create(
         self, *script: Behaviour, key: str | None = None, resumed: bool = False, **options: Any
@@ -196,6 +196,13 @@ async def test_a_read_is_repeated_until_it_succeeds(world: World, behaviour: Beh
     assert await world.read(behaviour, behaviour, does.answer([1])) == [1]
 
     assert len(world.server.seen) == 3
+
+
+async def test_a_read_that_is_asked_for_again_by_its_caller_is_sent_once(world: World) -> None:
+    once = Demand(is_repeated=False)
+    with pytest.raises(NoAnswer):
+        await world.read(does.answer({}, status=500), does.answer([1]), demand=once)
+    assert len(world.server.seen) == 1
 
 
 @cases(LOST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,17 +19,27 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Money
 from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.orders.ports import Change, Health, RelayRecord, RelayState
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Relay, Sighted
+from rpcsvc.orders.relay import (
+    LONGEST_PAUSE_MS,
+    Asked,
+    Created,
+    CreationUnknown,
+    Relay,
+    Sighted,
+    VenueResting,
+)
 from rpcsvc.store.operator_books import close_claim
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.reader import UNAVAILABLE
 from rpcsvc.store.sqlite import DATABASE_NAME, Database
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
+from tests.unit.test_transition import terms
 
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
@@ -45,6 +55,7 @@ class Venue:
     def __init__(self) -> None:
         self.answers: deque[Created | Exception] = deque()
         self.asked: list[str] = []
+        self.unreadable: dict[str, Exception] = {}
         self.meanwhile: Callable[[], object] = lambda: None
 
     async def create(self, _asked: Asked, _key: str, *, resumed: bool) -> Created:
@@ -59,6 +70,8 @@ class Venue:
 
     async def sight(self, upstream_id: str, **_how: bool) -> Sighted:
         self.asked.append(upstream_id)
+        if upstream_id in self.unreadable:
+            raise self.unreadable[upstream_id]
         return Sighted(OrderStatus.AWAITING_DEPOSIT, Report(), b"{}")
 
 
@@ -70,11 +83,29 @@ class World:
         self.venue, self.clock = Venue(), ManualClock()
         self.store = SqliteOrderStore(database, lambda: "key")
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
+        self.processor = processor
         self.relay = Relay(self.store, processor, cast("Any", self.venue), self.clock)
 
     async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
         self.venue.answers.append(answer)
         return (await self.relay.create(ASKED, CLAIM, fresh_id))[0]
+
+    async def follow(self, *names: str) -> None:
+        """Orders that are open there, each under its name."""
+        for name in names:
+            agreed = replace(
+                terms(), order_id=name, upstream_id=name, deposit_address=f"address of {name}"
+            )
+            await self.processor.open(open_order(agreed), None, None)
+            self.relay.follow(name)
+
+    async def ask_for(self, for_ms: int) -> Counter[str]:
+        """How often each order is asked for in a time; a call takes 50 ms."""
+        self.venue.asked.clear()
+        end = self.clock.now + for_ms
+        while self.clock.now < end:
+            self.clock.now += max(50, await self.relay.ask_next())
+        return Counter(self.venue.asked)
 
     def note(self) -> str | None:
         """The operator's, of the only claim; read as another process does."""
@@ -292,3 +323,64 @@ async def test_orders_are_asked_for_though_the_clock_has_gone_back(world: World)
     world.clock.now -= HOUR_MS
 
     assert await world.relay.ask_next() == 0
+
+
+async def test_an_order_that_can_not_be_read_holds_up_no_other(world: World) -> None:
+    await world.follow("lost", "gone", "bad", "well")
+    world.venue.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
+
+    asked = await world.ask_for(60_000)
+
+    assert asked["well"] >= 40
+    assert all(3 <= asked[name] <= 7 for name in ("lost", "gone", "bad"))
+
+
+async def test_orders_that_can_not_be_read_are_not_asked_for_one_after_the_other(
+    world: World,
+) -> None:
+    await world.follow("lost", "well", "gone", "bad")
+    world.venue.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
+    await world.ask_for(10_000)
+    await world.ask_for(60_000)
+
+    pairs = zip(world.venue.asked, world.venue.asked[1:], strict=False)
+
+    assert all("well" in pair for pair in pairs)
+
+
+async def test_an_order_that_can_be_read_again_is_followed_as_before(world: World) -> None:
+    await world.follow("lost")
+    world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
+    assert (await world.ask_for(HOUR_MS))["lost"] <= 25
+    assert world.relay.health().detail is None
+
+    world.clock.now += 2_000
+    assert world.relay.health() == Health(True, "1 upstream orders could not be read for an hour")
+
+    world.venue.unreadable.clear()
+    await world.ask_for(LONGEST_PAUSE_MS)
+    assert world.relay.health() == Health(True)
+    assert (await world.ask_for(60_000))["lost"] >= 40
+
+
+async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World) -> None:
+    await world.follow("lost", "well")
+    resting = VenueResting("the breaker is open", 60_000)
+    world.venue.unreadable = {"lost": resting, "well": resting}
+
+    world.clock.now += 1_000
+    assert await world.relay.ask_next() == 60_000
+
+    world.venue.unreadable.clear()
+    assert await world.relay.ask_next() == 0
+    assert min((await world.ask_for(10_000)).values()) >= 8
+
+
+async def test_an_order_made_while_others_are_left_alone_is_asked_for_at_once(
+    world: World,
+) -> None:
+    await world.follow("lost")
+    world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
+    await world.ask_for(HOUR_MS)
+
+    assert await world.relay.ask_next() <= 1_000

@@ -42,9 +42,10 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How urgent a call is."""
+    """How urgent a call is; ``is_repeated``: a read that fails is made again at once."""
 
     urgency: Urgency = Urgency.ROUTINE
+    is_repeated: bool = True
 
 
 class Slot:

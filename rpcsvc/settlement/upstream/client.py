@@ -99,6 +99,7 @@ class UpstreamClient:
     ) -> T:
         """Send a call that changes nothing, as often as it takes within ``patience_ms``.
 
+        Just once if ``demand`` says so.
         Raises NeverSent, Refused, NoAnswer or UpstreamBroken.
         """
         deadline = self._deadline(patience_ms, self._options.read_patience_ms)
@@ -109,7 +110,7 @@ class UpstreamClient:
                 answer = await self._admitted(call, demand, deadline, creates=False)
                 break
             except UpstreamError as error:
-                if not await self._repeats(call, attempt, error, deadline):
+                if not (demand.is_repeated and await self._repeats(call, attempt, error, deadline)):
                     raise
         return _parsed(answer, parse)
 

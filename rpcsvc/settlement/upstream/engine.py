@@ -35,18 +35,32 @@ from rpcsvc.orders.ports import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.orders.relay import Asked, Created, CreationUnknown, Offer, Sighted
+from rpcsvc.orders.relay import (
+    Asked,
+    Created,
+    CreationUnknown,
+    Offer,
+    Sighted,
+    VenueResting,
+)
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.models import OutcomeUnknown, UpstreamError
+from rpcsvc.settlement.upstream.models import (
+    BreakerOpen,
+    BudgetSpent,
+    OutcomeUnknown,
+    UpstreamError,
+)
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.settlement.upstream.statuses import UNKNOWN
 
 log = structlog.get_logger(__name__)
 
 USUAL_SECONDS = 1_800
+# How long an upstream is left alone that does not say for how long.
+_REST_MS = 5_000
 
 
 class UpstreamEngine:
@@ -173,11 +187,18 @@ class UpstreamEngine:
             raise self._upstream.service_error(error) from error
 
     async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
-        """The order as it stands; None when its status is not known, which is logged."""
-        demand = Demand(Urgency.WATCHED if is_watched else Urgency.ROUTINE)
+        """The order as it stands; None when its status is not known, which is logged.
+
+        Raises VenueResting while the upstream is left alone, and errors.ServiceError.
+        """
+        # The relay asks for it again by itself, and for others in between.
+        urgency = Urgency.WATCHED if is_watched else Urgency.ROUTINE
+        demand = Demand(urgency, is_repeated=False)
         look = self._sight_bridge if is_bridge else self._sight_swap
         try:
             return await look(upstream_id, demand)
+        except (BreakerOpen, BudgetSpent) as error:
+            raise VenueResting(error.reason, error.retry_after_ms or _REST_MS) from error
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
