@@ -18,8 +18,7 @@ from rpcsvc.domain.steps import open_transfers, planned_payout
 def with_deadline(order: Order, now: int) -> Order:
     """The order with the deadline that its status has at ``now``; none on a terminal one."""
     if order.terms.upstream_id is not None and not order.status.is_terminal:
-        ask_at = now + order.terms.timeouts.payout_check
-        return replace(order, deadline_at=ask_at, on_deadline=OnDeadline.ASK_UPSTREAM)
+        return replace(order, deadline_at=_ask_at(order, now), on_deadline=OnDeadline.ASK_UPSTREAM)
     deadline = _DEADLINES.get(order.status)
     at, action = deadline(order, now) if deadline else (None, None)
     return replace(order, deadline_at=at, on_deadline=action)
@@ -29,6 +28,15 @@ def confirmation_deadline(order: Order) -> int:
     """Until when the order waits for its deposits to be confirmed."""
     last_seen = max((d.first_seen_at for d in order.deposits if d.is_active), default=0)
     return last_seen + order.terms.timeouts.confirm
+
+
+def _ask_at(order: Order, now: int) -> int:
+    """When the upstream will have been asked again, at the latest: orders/relay.py asks anyway.
+
+    The deadline moves nothing, so it is put off for as long as the status has lasted. One that
+    never ends costs a line of history each time that this doubles, and not one every ten minutes.
+    """
+    return now + max(order.terms.timeouts.payout_check, now - order.status_at)
 
 
 def _awaiting_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
 from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts, TwapPlan
+from rpcsvc.domain.order import DepositKey, Order, Report, Terms, Timeouts, TwapPlan
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.refunds import leftover_in
 from rpcsvc.domain.states import (
@@ -142,6 +142,22 @@ def test_a_deadline_does_not_pass_a_millisecond_before_its_time(
         transition(order, ev.DeadlinePassed(), due - 1)
     passed = transition(order, ev.DeadlinePassed(), due).order
     assert passed.status in table[order.status][ev.DeadlinePassed].targets
+
+
+def test_a_relayed_order_that_never_ends_has_a_deadline_always_and_seldom_an_event_of_it() -> None:
+    order, year = open_order(replace(terms(), upstream_id="theirs")), 365 * 24 * HOUR
+    assert order.deadline_at == NOW + TIMEOUTS.payout_check
+    while (due := order.deadline_at) is not None and due < NOW + year:
+        order = transition(order, ev.DeadlinePassed(), due).order
+    assert order.deadline_at is not None
+    assert order.on_deadline is OnDeadline.ASK_UPSTREAM
+    assert order.version <= 20
+
+
+def test_a_relayed_order_that_moved_on_is_looked_at_as_soon_as_a_new_one() -> None:
+    order, later = open_order(replace(terms(), upstream_id="theirs")), NOW + 24 * HOUR
+    moved = transition(order, ev.UpstreamReported(OrderStatus.DEPOSIT_DETECTED, Report()), later)
+    assert moved.order.deadline_at == later + TIMEOUTS.payout_check
 
 
 def test_a_deadline_does_not_pass_twice() -> None:
