@@ -14,9 +14,10 @@ import pytest
 
 from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.node_types import Receipt, Submission
+from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
@@ -119,7 +120,7 @@ async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_o
     transfer = await own.prepared(own.transfer(USER))
     await mined(own.token.client, await spend_nonce(own, 0))
     first = await own.pay(transfer)
-    assert (first.outcome, "at least 1 of 5" in first.reason) == (Outcome.UNKNOWN, True)
+    assert (first.outcome, "1 of 5 blocks ago" in first.reason) == (Outcome.UNKNOWN, True)
     await own.controls.mine(3)
     assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
     await own.controls.mine(1)
@@ -229,12 +230,81 @@ async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(own: Till) 
     transfer = await own.prepared(own.transfer(USER))
     await mined(own.token.client, await spend_nonce(own, 0))
     await own.controls.mine(2)
-    assert "at least 1 of 5" in (await own.pay(transfer)).reason
-    await own.controls.reorganise(2)
-    await own.controls.mine(3)
-    assert "at least 1 of 5" in (await own.pay(transfer)).reason
+    assert "3 of 5 blocks ago" in (await own.pay(transfer)).reason
+    await own.controls.reorganise(3)
+    await mined(own.token.client, await spend_nonce(own, 0))
+    assert "1 of 5 blocks ago" in (await own.pay(transfer)).reason
     await own.controls.mine(4)
     assert (await own.pay(transfer)).outcome is Outcome.FAILED
+
+
+async def test_a_nonce_used_long_before_it_is_noticed_is_found_in_its_block(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    other = await spend_nonce(own, 0)
+    await mined(own.token.client, other)
+    await own.controls.mine(100)
+    failed = await own.pay(transfer)
+    assert (failed.outcome, other in failed.reason) == (Outcome.FAILED, True)
+    assert "101 blocks ago" in failed.reason
+
+
+def forgets(own: Till, patched: pytest.MonkeyPatch, *, states: bool) -> None:
+    """The node has thrown receipts and transactions away, and the states of old blocks or not."""
+    real = own.client.nonce
+
+    async def unknown(_: str) -> None:
+        return None
+
+    async def newest_only(address: str, at: BlockRef = Tag.PENDING) -> int:
+        top = await own.token.client.block()
+        if isinstance(at, int) and top is not None and at < top.number:
+            raise NodeError("node", "eth_getTransactionCount", -32000, "missing trie node")
+        return await real(address, at)
+
+    patched.setattr(own.client, "receipt", unknown)
+    patched.setattr(own.client, "transaction", unknown)
+    if states:
+        patched.setattr(own.client, "nonce", newest_only)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"), [(False, "shows no receipt"), (True, "missing trie node")]
+)
+async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_it_away(
+    own: Till, monkeypatch: pytest.MonkeyPatch, states: bool, said: str
+) -> None:
+    transfer = await own.paid(own.transfer(USER))
+    await own.controls.mine(2)
+    with monkeypatch.context() as patched:
+        forgets(own, patched, states=states)
+        assert (await own.payments.look_up(transfer)).outcome is Outcome.UNKNOWN
+        assert own.payments.conditions() == []  # it may only be late
+        for _ in range(3):
+            await own.controls.mine(3 * own.network.failed_after)
+            own.clock.now += MINUTE_MS
+            verdict = await own.pay(transfer)
+            assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
+            await own.payments.maintain()
+            (told,) = own.payments.conditions()
+            assert transfer.transfer_id in told
+            assert said in told
+    assert len(own.payment(transfer).attempts) == 1
+    await own.payments.maintain()
+    assert own.payments.conditions() == []
+    assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    assert await own.token.balance(USER) == USDC
+
+
+async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    await mined(own.token.client, await spend_nonce(own, 0))
+    assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
+    await own.controls.mine(50)
+    async with own.again() as later:
+        forgets(later, monkeypatch, states=True)
+        assert (await later.pay(transfer)).outcome is Outcome.FAILED
 
 
 async def test_a_failure_found_while_the_record_changed_is_not_told(

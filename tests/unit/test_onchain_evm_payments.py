@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.fees import (
     GasPrice,
     first_price,
@@ -34,7 +35,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.settlement.onchain.evm.upkeep import Conditions
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
 

@@ -9,7 +9,7 @@ keys.py         the mnemonic, the accounts derived from it, signatures
 
 deposits:       addresses.py, deposits.py, deposit_events.py, fork.py, pool.py, deposit_ledger.py
 payments:       payments.py, checks.py, nonces.py, publisher.py, presence.py, upkeep.py, raw.py,
-                receipts.py, adoption.py, payment_ledger.py
+                spent.py, receipts.py, adoption.py, conditions.py, payment_ledger.py
 gas:            gas.py, fees.py, l1_fee.py, opening.py
 home again:     sweeps.py
 """

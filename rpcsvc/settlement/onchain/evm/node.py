@@ -33,12 +33,14 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     LogRange,
     Receipt,
     Reverted,
+    SentIn,
     Submission,
     SubmissionResult,
     Tag,
     read_block,
     read_log,
     read_receipt,
+    read_sent_in,
     read_transaction,
 )
 from rpcsvc.settlement.onchain.evm.usdc import keccak256
@@ -73,6 +75,15 @@ class EvmClient:
     async def block(self, at: BlockRef = Tag.LATEST) -> Block | None:
         """A block by number or tag; None when the node has none there."""
         return await self._block("eth_getBlockByNumber", _block_ref(at))
+
+    async def sent_in(self, number: int, sender: str) -> SentIn | None:
+        """What an account (EIP-55) sent in a block; None when the node has no such block.
+
+        Reads the whole block, megabytes on some networks.
+        """
+        method = "eth_getBlockByNumber"
+        answer = await self.rpc.read(method, [_block_ref(number), True])
+        return None if answer is None else read_sent_in(self._fields(method, answer), sender)
 
     async def pending_block(self, *, seconds: float) -> Any:
         """The block that the node would mine next, with whole transactions, as JSON has it.

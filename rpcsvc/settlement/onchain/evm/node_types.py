@@ -8,6 +8,7 @@ Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -116,6 +117,14 @@ class EvmTransaction:
     data: bytes
     block_number: int | None
     block_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SentIn:
+    """What one account sent in a block: transaction ids by nonce."""
+
+    block: Block
+    txids: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +238,16 @@ def read_block(item: EvmFields) -> Block:
         timestamp=item.quantity("timestamp"),
         base_fee=item.optional_quantity("baseFeePerGas"),
     )
+
+
+def read_sent_in(item: EvmFields, sender: str) -> SentIn:
+    """What ``sender`` sent in a block of eth_getBlockByNumber that has whole transactions.
+
+    Of the others only the sender is read: some networks have kinds of their own. Raises BadAnswer.
+    """
+    made = item.list_of("transactions")
+    own = [each for each in made if each.text("from").lower() == sender.lower()]
+    return SentIn(read_block(item), {each.quantity("nonce"): each.hash("hash") for each in own})
 
 
 def read_log(item: EvmFields) -> Log:

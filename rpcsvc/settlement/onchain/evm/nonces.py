@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.upkeep import Conditions
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 

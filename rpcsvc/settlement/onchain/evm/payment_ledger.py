@@ -99,7 +99,7 @@ class PaymentOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvmPayment:
-    """A payment. ``conflict`` is a block by which something else had spent its nonce."""
+    """A payment. ``conflict``: a block by which its nonce was spent, while no receipt says how."""
 
     network: str
     sender: str

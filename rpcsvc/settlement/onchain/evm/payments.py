@@ -26,6 +26,7 @@ from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.evm.checks import EvmChecks
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
@@ -41,7 +42,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Sweep,
 )
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
-from rpcsvc.settlement.onchain.evm.upkeep import Conditions, EvmUpkeep
+from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,7 @@ class EvmPayments:
         self._nonces = nonces
         self._payouts_waiting = 0
         self._conditions = Conditions(link.network.name)
-        self._publisher = EvmPublisher(link, signer, ledger, clock)
+        self._publisher = EvmPublisher(link, signer, ledger, clock, self._conditions)
         self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
 
     # --- prepare -------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What the network says of a payment: mined, waiting, nowhere, or its nonce spent by another.
 
-Everything is read off blocks, receipts and the account's nonce, never off an error. What does not
-live here: recording it, and what follows from it (payments.py).
+Everything is read off blocks, receipts and the account's nonce, never off an error, and no end of a
+payment off an answer that lacks something. What does not live here: finding what has spent a nonce
+(spent.py), recording it, and what follows from it (payments.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
@@ -19,6 +21,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     PaymentState,
     Purpose,
 )
+from rpcsvc.settlement.onchain.evm.spent import Spender, SpentNonces
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,26 @@ class Judgement:
 
 
 class EvmPresence:
-    """Looks payments up on one network. Everything raises RpcFailure and SideUnusable."""
+    """Looks payments up on one network. Everything raises RpcFailure and SideUnusable.
 
-    def __init__(self, link: EvmLink) -> None:
+    ``conditions`` get what keeps a payment from an end for long.
+    """
+
+    def __init__(self, link: EvmLink, conditions: Conditions) -> None:
         self._link = link
         self._network = link.network
+        self._conditions = conditions
+        self._spent = SpentNonces(link)
 
     async def judge(self, payment: EvmPayment) -> Judgement:
         """What the network says of a payment now."""
+        judged = await self._judge(payment)
+        if judged.payment.conflict is None or judged.verdict.outcome is Outcome.FAILED:
+            self._spent.forget(payment.payment_id)
+            self._tell(payment, None)
+        return judged
+
+    async def _judge(self, payment: EvmPayment) -> Judgement:
         top = await self._link.check()
         receipt = await self._receipt(payment)
         if receipt is not None:
@@ -105,7 +120,7 @@ class EvmPresence:
     # --- not mined -----------------------------------------------------------------------------
 
     async def _absent(self, payment: EvmPayment) -> Judgement:
-        """Nobody knows it; the nonce tells whether something else was mined in its place."""
+        """Nobody knows it; the nonce tells whether something was mined all the same."""
         top = await self._link.check()
         spent = await self._link.client.nonce(payment.sender, top.number) > payment.nonce
         if not spent:
@@ -118,33 +133,67 @@ class EvmPresence:
         receipt = await self._receipt(payment)
         if receipt is not None:
             return await self._mined(payment, receipt, top)
+        return await self._spent_nonce(payment, since, top)
+
+    async def _spent_nonce(self, payment: EvmPayment, since: BlockPoint, top: Block) -> Judgement:
+        """No receipt, and the nonce is spent: at ``since`` already.
+
+        The transaction that spent it is looked for in the blocks. Without it nothing is said: the
+        receipt may be one that this node has thrown away, or has not got into its index yet.
+        """
+        found = await self._spent.find(payment, since, top)
+        if isinstance(found, Spender):
+            since = found.block
         if not await self._link.has(since):
             return _judged(payment, Outcome.UNKNOWN, "the chain is being reorganised")
-        return self._displaced(payment, since, top.number - since.number + 1)
-
-    def _displaced(self, payment: EvmPayment, since: BlockPoint, depth: int) -> Judgement:
-        """Another transaction has its nonce: at ``since`` already, and there still.
-
-        Nodes don't say which, or in which block. The top at the first sight of it bounds that
-        from above: once that block is deep, so is the one in question.
-        """
-        needed = self._network.failed_after
-        why = f"another transaction of the hot wallet has used nonce {payment.nonce}"
+        depth = max(top.number - since.number + 1, 0)
         after = replace(_seen(payment, None), conflict=since)
-        if depth < needed or payment.state is PaymentState.SETTLED:
-            verdict = Verdict(Outcome.UNKNOWN, f"{why}, at least {depth} of {needed} blocks ago")
+        if not isinstance(found, Spender):
+            why = f"nonce {payment.nonce} of the hot wallet is spent, and {found.why}"
+            return self._open(after, why, depth)
+        if found.txid in {attempt.txid for attempt in payment.attempts}:
+            why = f"{found.txid} is in block {since.number}, and the node shows no receipt of it"
+            return self._open(_published(after), why, depth)
+        return self._displaced(after, found, depth)
+
+    def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:
+        """Neither paid nor failed. A node that is only late has caught up before it is told."""
+        if depth >= self._network.failed_after:
+            self._tell(after, why)
+        return Judgement(Verdict(Outcome.UNKNOWN, why), after)
+
+    def _displaced(self, after: EvmPayment, found: Spender, depth: int) -> Judgement:
+        """Another transaction has its nonce: none of its own can be mined while that one is."""
+        needed = self._network.failed_after
+        why = f"another transaction of the hot wallet, {found.txid}, has used nonce {after.nonce}"
+        self._tell(after, None)
+        if depth < needed or after.state is PaymentState.SETTLED:
+            verdict = Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} blocks ago")
             return Judgement(verdict, after)
         verdict = Verdict(Outcome.FAILED, f"{why}, {depth} blocks ago")
         return Judgement(verdict, replace(after, state=PaymentState.FAILED))
+
+    def _tell(self, payment: EvmPayment, problem: str | None) -> None:
+        """The operator has to look for another node: this one will not say more by itself."""
+        which = f"payment {payment.payment_id} on {self._network.name}"
+        text = None if problem is None else f"what became of {which} can't be proved: {problem}"
+        self._conditions.set(f"spent-{payment.payment_id}", text)
 
 
 def _judged(
     payment: EvmPayment, outcome: Outcome, reason: str, mined: Inclusion | None = None
 ) -> Judgement:
     after = _seen(payment, mined)
-    if outcome is Outcome.PENDING and after.state is PaymentState.PREPARED:
-        after = replace(after, state=PaymentState.PUBLISHED)
+    if outcome is Outcome.PENDING:
+        after = _published(after)
     return Judgement(Verdict(outcome, reason), after)
+
+
+def _published(payment: EvmPayment) -> EvmPayment:
+    """A node has, or had it."""
+    if payment.state is not PaymentState.PREPARED:
+        return payment
+    return replace(payment, state=PaymentState.PUBLISHED)
 
 
 def _seen(payment: EvmPayment, mined: Inclusion | None) -> EvmPayment:

@@ -15,6 +15,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
 from rpcsvc.settlement.onchain.evm.link import EvmLink
@@ -65,14 +66,19 @@ class EvmPublisher:
     """Publishes and looks up. What asks a node may raise RpcFailure and SideUnusable."""
 
     def __init__(
-        self, link: EvmLink, signer: EvmSigner, ledger: EvmPaymentLedger, clock: Clock
+        self,
+        link: EvmLink,
+        signer: EvmSigner,
+        ledger: EvmPaymentLedger,
+        clock: Clock,
+        conditions: Conditions,
     ) -> None:
         self._link = link
         self._network = link.network
         self._signer = signer
         self._ledger = ledger
         self._clock = clock
-        self._presence = EvmPresence(link)
+        self._presence = EvmPresence(link, conditions)
 
     def attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
         """Sign; nothing is recorded or sent."""

@@ -19,6 +19,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted
@@ -33,7 +34,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Unswept,
 )
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.evm.upkeep import Conditions
 
 log = structlog.get_logger(__name__)
 

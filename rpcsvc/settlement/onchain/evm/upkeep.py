@@ -10,6 +10,7 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.gas import EvmGas
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
@@ -22,27 +23,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, Said
 
 log = structlog.get_logger(__name__)
-
-
-class Conditions:
-    """What the operator should know, in words; said in the log when it is new."""
-
-    def __init__(self, network: str) -> None:
-        self._network = network
-        self._texts: dict[str, str] = {}
-
-    def set(self, key: str, text: str | None) -> None:
-        """Keep a condition, or drop it (None)."""
-        if text is None:
-            self._texts.pop(key, None)
-            return
-        if self._texts.get(key) != text:
-            log.error("evm_condition", network=self._network, condition=text)
-        self._texts[key] = text
-
-    def texts(self) -> list[str]:
-        """All that hold."""
-        return list(self._texts.values())
 
 
 class EvmUpkeep:

@@ -1,0 +1,203 @@
+"""Which transaction has spent a nonce: found in a block's body, in few questions, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
+from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    BlockRef,
+    EvmFields,
+    SentIn,
+    Tag,
+    read_sent_in,
+)
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.evm.presence import EvmPresence, Judgement
+from rpcsvc.settlement.onchain.evm.spent import NotFound, Spender, SpentNonces
+from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
+
+NONCE = 7
+NETWORK = EvmNetwork(
+    "arbitrum", 42161, TOKEN, settled_after=20, failed_after=60, block_seconds=0.25
+)
+A_MINUTE = 240
+OURS = ("0xfirst", "0xsecond")
+
+
+def block(number: int) -> Block:
+    return Block(number, f"0x{number}", f"0x{number - 1}", 10 * number, None)
+
+
+class Node:
+    """A node whose hot wallet sent nonce 7 as ``txid`` in block ``spent_in``.
+
+    It shows neither receipts nor transactions. ``oldest``: the first block that it has the state
+    of. ``bodies`` False: blocks come empty.
+    """
+
+    def __init__(self, txid: str, spent_in: int, top: int) -> None:
+        self.txid, self.spent_in, self.top = txid, spent_in, top
+        self.oldest = 0
+        self.bodies = True
+        self.asked: list[str] = []
+
+    async def receipt(self, _txid: str) -> None:
+        return None
+
+    async def transaction(self, _txid: str) -> None:
+        return None
+
+    async def block(self, at: int) -> Block | None:
+        return block(at) if at <= self.top else None
+
+    async def nonce(self, address: str, at: BlockRef = Tag.PENDING) -> int:
+        self.asked.append("nonce")
+        assert address == HOT
+        assert isinstance(at, int)
+        if at < self.oldest:
+            raise NodeError("node", "eth_getTransactionCount", -32000, "missing trie node")
+        return NONCE + 3 if at >= self.spent_in else NONCE
+
+    async def sent_in(self, number: int, sender: str) -> SentIn | None:
+        self.asked.append("body")
+        assert sender == HOT
+        here = self.bodies and number == self.spent_in
+        return SentIn(block(number), {NONCE: self.txid, NONCE + 1: "0xnext"} if here else {})
+
+
+class Link:
+    """A node that was checked."""
+
+    def __init__(self, client: Node) -> None:
+        self.client, self.network = client, NETWORK
+
+    async def check(self) -> Block:
+        return block(self.client.top)
+
+    async def has(self, point: BlockPoint) -> bool:
+        return point.number <= self.client.top and point.hash == f"0x{point.number}"
+
+
+class Stand:
+    """Looks one published payment up, again and again."""
+
+    def __init__(self, node: Node, state: PaymentState = PaymentState.PUBLISHED) -> None:
+        order = PaymentOrder("tr_1", Purpose.TRANSFER, USER, 5, TOKEN, b"", 65_000)
+        attempts = tuple(Attempt(txid, "02", n + 1, n + 1, 1) for n, txid in enumerate(OURS))
+        self.node = node
+        self.payment = EvmPayment(NETWORK.name, HOT, NONCE, order, attempts, 1, state)
+        self.conditions = Conditions(NETWORK.name)
+        self.presence = EvmPresence(cast("Any", Link(node)), self.conditions)
+
+    async def judge(self) -> Judgement:
+        judged = await self.presence.judge(self.payment)
+        self.payment = judged.payment
+        return judged
+
+
+@pytest.mark.parametrize("txid", OURS)
+async def test_one_of_our_own_in_a_block_is_never_a_failure(txid: str) -> None:
+    stand = Stand(Node(txid, 4_990, 5_000), PaymentState.PREPARED)
+    for _ in range(4):
+        judged = await stand.judge()
+        assert judged.verdict.outcome is Outcome.UNKNOWN
+        assert f"{txid} is in block 4990" in judged.verdict.reason
+        assert judged.payment.conflict == BlockPoint(4_990, "0x4990")
+        assert judged.payment.state is PaymentState.PUBLISHED
+        stand.node.top += 10 * NETWORK.failed_after
+    (told,) = stand.conditions.texts()
+    assert "shows no receipt" in told
+
+
+@pytest.mark.parametrize("lacks", ["states", "bodies"])
+async def test_without_a_proof_it_stays_unknown_and_the_operator_is_told(lacks: str) -> None:
+    stand = Stand(Node(OURS[0], 4_000, 5_000))
+    stand.node.oldest = 5_000 if lacks == "states" else 0
+    stand.node.bodies = lacks != "bodies"
+    assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
+    assert stand.conditions.texts() == []
+    stand.node.top += NETWORK.failed_after
+    for _ in range(3):
+        assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
+        (told,) = stand.conditions.texts()
+        assert "tr_1 on arbitrum can't be proved: nonce 7" in told
+        stand.node.top += 1_000
+
+
+async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
+    stand = Stand(Node("0xother", 5_000, 5_000))
+    first = (await stand.judge()).verdict
+    assert (first.outcome, "1 of 60 blocks ago" in first.reason) == (Outcome.UNKNOWN, True)
+    stand.node.top += NETWORK.failed_after - 1
+    verdict = (await stand.judge()).verdict
+    assert (verdict.outcome, "0xother" in verdict.reason) == (Outcome.FAILED, True)
+    assert stand.conditions.texts() == []
+
+
+async def test_what_an_older_release_recorded_is_no_proof() -> None:
+    """It noted the newest block of the first look, whatever had spent the nonce before it."""
+    stand = Stand(Node(OURS[0], 4_000, 5_000))
+    stand.payment = EvmPayment(
+        NETWORK.name, HOT, NONCE, stand.payment.order, stand.payment.attempts, 1,
+        PaymentState.PUBLISHED, conflict=BlockPoint(4_500, "0x4500"),
+    )  # fmt: skip
+    assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("spent_in", [1, 2, 3, 1_000_000, 349_999_999, 350_000_000])
+async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: int) -> None:
+    node = Node("0xother", spent_in, 350_000_000)
+    spent = SpentNonces(cast("Any", Link(node)))
+    payment, top = Stand(node).payment, block(node.top)
+    by = BlockPoint(top.number, top.hash)
+    here = Spender("0xother", BlockPoint(spent_in, f"0x{spent_in}"))
+    assert await spent.find(payment, by, top) == here
+    assert len(node.asked) <= 60
+    node.asked.clear()
+    assert await spent.find(payment, by, top) == here
+    assert node.asked == []
+
+
+async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
+    node = Node("0xother", 4_000, 5_000)
+    node.oldest = 5_000
+    spent = SpentNonces(cast("Any", Link(node)))
+    payment, by = Stand(node).payment, BlockPoint(5_000, "0x5000")
+    assert isinstance(await spent.find(payment, by, block(5_000)), NotFound)
+    node.oldest = 0
+    node.asked.clear()
+    assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE - 1)), NotFound)
+    assert node.asked == []
+    assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE)), Spender)
+
+
+def answer(transactions: list[Any]) -> EvmFields:
+    word = "0x" + "ab" * 32
+    members = {"number": "0x5", "hash": word, "parentHash": word, "timestamp": "0x1"}
+    return EvmFields("node", "eth_getBlockByNumber", {**members, "transactions": transactions})
+
+
+def test_of_a_block_only_what_the_account_sent_is_read() -> None:
+    txid = "0x" + "CD" * 32
+    mine = {"from": HOT.lower(), "nonce": "0x7", "hash": txid}
+    strange = {"from": STRANGER, "type": "0x7e"}
+    assert read_sent_in(answer([strange, mine]), HOT).txids == {NONCE: txid.lower()}
+
+
+def test_a_block_without_whole_transactions_is_refused() -> None:
+    with pytest.raises(BadAnswer):
+        read_sent_in(answer(["0x" + "cd" * 32]), HOT)
