@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,7 @@ class FakeSide:
         self.well = Health(True)
         self.held = 60
         self.to_see_to: list[str] = []
+        self.maintain: Any = None
 
     def serves(self, network: str) -> bool:
         return network == self.network
@@ -105,6 +107,61 @@ async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
     await stand.engine.acknowledge(await stand.engine.observe())
     assert [s.key.network for s in stand.xmr.acknowledged] == ["monero"]
     assert [s.key.network for s in stand.usdc.acknowledged] == ["arbitrum"]
+
+
+def breaks(error: Exception) -> Any:
+    """A fault of the service itself, in any call."""
+
+    async def broken(*_: object) -> Any:
+        raise error
+
+    return broken
+
+
+async def test_a_fault_on_one_side_leaves_the_deposits_of_the_other(tmp_path: Path) -> None:
+    stand = Stand(tmp_path)
+    stand.usdc.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    for _ in range(2):
+        seen = await stand.engine.observe()
+        assert [item.key.network for item in seen] == ["monero"]
+        await stand.engine.acknowledge(seen)
+    assert len(stand.xmr.acknowledged) == 2
+    assert stand.engine.health().detail == "USDC: a look for deposits has failed (KeyError)"
+    with pytest.raises(Unavailable, match="USDC"):
+        stand.engine.require_ready()
+
+
+async def test_a_side_that_does_not_acknowledge_keeps_the_other_from_nothing(
+    tmp_path: Path,
+) -> None:
+    stand = Stand(tmp_path)
+    stand.xmr.acknowledge = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    seen = await stand.engine.observe()
+    with pytest.raises(KeyError):
+        await stand.engine.acknowledge(seen)
+    assert [item.key.network for item in stand.usdc.acknowledged] == ["arbitrum"]
+
+
+async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -> None:
+    stand, rounds = Stand(tmp_path), list[str | None]()
+
+    async def done() -> None:
+        return None
+
+    async def pause(_seconds: float) -> None:
+        rounds.append(stand.engine.health().detail)
+        if len(rounds) == 2:
+            stand.usdc.maintain = done
+        if len(rounds) == 6:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    stand.xmr.maintain = done
+    stand.usdc.maintain = breaks(KeyError("a bug"))
+    task = asyncio.create_task(stand.engine.run(pause))
+    await asyncio.wait([task])
+    assert "USDC: the upkeep has failed (KeyError)" in rounds
+    assert rounds[-1] is None
 
 
 def test_a_swap_needs_both_sides(tmp_path: Path) -> None:

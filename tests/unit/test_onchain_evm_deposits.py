@@ -451,3 +451,22 @@ async def test_a_pass_without_a_new_block_costs_one_call(reader: Reader) -> None
     reader.chain.asked.clear()
     await reader.look()
     assert reader.chain.asked == ["block"]
+
+
+# --- faults of the service itself ---------------------------------------------------------------
+
+
+async def test_a_fault_in_a_look_is_one_of_its_network_and_loses_nothing(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.chain.mine(("a", pays(5)))
+    with monkeypatch.context() as patched:
+        patched.setattr(evm_deposits, "_sighting", None)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="can't be seen"):
+                await reader.scanner.observe()
+            await reader.scanner.acknowledge([])
+            problem = "a look for deposits on arbitrum has failed (TypeError)"
+            assert reader.scanner.problem == problem
+    assert await reader.look() == {key("a"): SEEN}
+    assert reader.scanner.problem is None

@@ -4,6 +4,7 @@ engine.py        the engine: two sides, and each call goes to the one that it is
 side.py          what the engine asks of each of them
 evm/, monero/    the sides; neither knows of the other
 side_watch.py    looking for deposits, so that a node that hangs holds up nobody else
+each.py          the same for all of them, though one fails
 guard.py         the switch and the caps before everything that is signed
 foreign.py       what moved in the wallets and is of no order
 daemon_rpc.py    JSON over HTTP to a daemon, and the tree of its failures

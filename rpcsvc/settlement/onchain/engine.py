@@ -28,6 +28,7 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
+from rpcsvc.settlement.onchain.each import each_of
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.monero.first_look import FirstLook
 from rpcsvc.settlement.onchain.side import Side
@@ -61,6 +62,7 @@ class OnchainEngine:
         self._guard = guard
         self._floors = floors
         self._first_looks = dict(first_looks or {})
+        self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
     async def start(self) -> None:
@@ -79,8 +81,17 @@ class OnchainEngine:
     async def _look_after(self, side: Side, pause: Pause) -> None:
         while True:
             await self._look_first(side)
-            await _maintain(side)
+            await self._maintain(side)
             await pause(self.poll_ms / 1000)
+
+    async def _maintain(self, side: Side) -> None:
+        """One round; a failure is logged, is in health, and the next round tries again."""
+        try:
+            await side.maintain()
+            self._faults.pop(side.asset, None)
+        except Exception as error:
+            log.exception("upkeep_failed", asset=side.asset.symbol)
+            self._faults[side.asset] = type(error).__name__
 
     async def _look_first(self, side: Side) -> None:
         """Whatever was sent and is not on record is found even if nothing is to be signed."""
@@ -105,7 +116,7 @@ class OnchainEngine:
         self._guard.require_open()
         for asset, side in self._sides.items():
             side.require_ready()
-            if self._watches[asset].hangs():
+            if self._watches[asset].is_blind():
                 raise Unavailable(f"{asset.symbol} can't be settled right now. Try again later.")
 
     def deposit_address(self, asset: Asset) -> str:
@@ -147,10 +158,8 @@ class OnchainEngine:
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: each side moves its cursors."""
-        for asset, side in self._sides.items():
-            if self._watches[asset].has_looked:
-                mine = [item for item in sightings if side.serves(item.key.network)]
-                await side.acknowledge(mine)
+        looked = [side for asset, side in self._sides.items() if self._watches[asset].has_looked]
+        await each_of(_acknowledge(side, sightings) for side in looked)
 
     def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
@@ -197,6 +206,7 @@ class OnchainEngine:
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
         checks += [(asset.symbol, look.health()) for asset, look in self._first_looks.items()]
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
+        checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
         notes = [text for side in self._sides.values() for text in side.notes()]
         return Health(not wrong, "; ".join(wrong + notes) or None)
@@ -220,12 +230,12 @@ class OnchainEngine:
         raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
 
 
-async def _maintain(side: Side) -> None:
-    """One round; a failure is logged and the next round tries again."""
-    try:
-        await side.maintain()
-    except Exception:
-        log.exception("upkeep_failed", asset=side.asset.symbol)
+async def _acknowledge(side: Side, sightings: Sequence[DepositSighting]) -> None:
+    await side.acknowledge([item for item in sightings if side.serves(item.key.network)])
+
+
+def _upkeep(fault: str) -> Health:
+    return Health(False, f"the upkeep has failed ({fault})")
 
 
 async def _with_receipt(side: Side, transfer: Transfer, verdict: Verdict) -> Verdict:

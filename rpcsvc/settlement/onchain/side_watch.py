@@ -1,7 +1,8 @@
-"""Looking for deposits on one side, so that a node that hangs holds up nobody else.
+"""Looking for deposits on one side, so that a node that hangs, or a fault, holds up nobody else.
 
-A look that does not end in time goes on by itself; what it found is shown by a later pass. What
-does not live here: what a look is (monero/deposits.py, evm/deposits.py).
+A look that does not end in time goes on by itself; what it found is shown by a later pass. One
+that fails is begun anew by the next pass, and is a matter of health until then. What does not live
+here: what a look is (monero/deposits.py, evm/deposits.py).
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
+import structlog
+
 from rpcsvc.orders.ports import DepositSighting, Health
 from rpcsvc.settlement.onchain.side import Side
+
+log = structlog.get_logger(__name__)
 
 # A pass waits no longer for one side: the other's deposits and all payouts wait with it.
 PATIENCE_SECONDS: Final = 2.0
@@ -37,11 +42,12 @@ class SideWatch:
         self._patience = patience
         self._now = now
         self._since = 0.0
+        self._fault: str | None = None
         self._look: asyncio.Task[Sequence[DepositSighting]] | None = None
         self.has_looked = False
 
     async def observe(self) -> Sequence[DepositSighting]:
-        """What a look has found; nothing while it is still under way. Raises as the side does."""
+        """What a look has found; nothing while it is still under way, or when it failed."""
         self.has_looked = False
         if self._look is None:
             self._since = self._now()
@@ -50,9 +56,20 @@ class SideWatch:
         if not done:
             return ()
         look, self._look = self._look, None
-        found = look.result()
-        self.has_looked = True
+        try:
+            found = look.result()
+        except Exception as error:  # noqa: BLE001 - logged, and in health
+            self._failed(error)
+            return ()
+        self.has_looked, self._fault = True, None
         return found
+
+    def _failed(self, error: Exception) -> None:
+        """Say it once; a look is begun every second."""
+        fault = type(error).__name__
+        if fault != self._fault:
+            log.error("deposits_not_observed", asset=self._side.asset.symbol, exc_info=error)
+        self._fault = fault
 
     async def _observe(self) -> Sequence[DepositSighting]:
         return await self._side.observe()
@@ -68,10 +85,16 @@ class SideWatch:
         """Whether a look has been under way for too long."""
         return self._look is not None and self._now() - self._since >= HANGS_SECONDS
 
+    def is_blind(self) -> bool:
+        """Whether deposits are not seen: a look hangs, or the last one failed."""
+        return self._fault is not None or self.hangs()
+
     def health(self) -> Health:
-        """Not ok while a look hangs."""
-        if not self.hangs():
+        """Not ok while a look hangs, or after one that failed."""
+        if not self.is_blind():
             return Health(True)
+        if self._fault is not None:
+            return Health(False, f"a look for deposits has failed ({self._fault})")
         seconds = int(self._now() - self._since)
         return Health(
             False, f"a look for deposits has taken {seconds} s: a node hangs, or catches up"

@@ -131,8 +131,20 @@ class EvmDepositScanner:
         except Unavailable as error:
             self.problem = self._link.problem or error.message
             raise
+        except Exception as error:
+            self._next = None
+            raise self._faulty(error) from error
         self.problem = None
         return found
+
+    def _faulty(self, error: Exception) -> Unavailable:
+        """A fault of the service itself is one of this network alone. Said once: passes go on."""
+        name = self._network.name
+        problem = f"a look for deposits on {name} has failed ({type(error).__name__})"
+        if problem != self.problem:
+            log.error("deposits_not_observed", network=name, exc_info=error)
+        self.problem = problem
+        return Unavailable(f"Deposits on {name} can't be seen right now. Try again later.")
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Record what is committed, and move the cursor to the block that was looked at.

@@ -28,6 +28,7 @@ from rpcsvc.orders.ports import (
     PreparedTransfer,
     Verdict,
 )
+from rpcsvc.settlement.onchain.each import each_of
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
@@ -94,6 +95,7 @@ class _Branch:
         )
         self.opening = EvmOpening(self.link, signer.address, ledgers.openings)
         self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
+        self._fault: str | None = None
 
     @property
     def problem(self) -> str | None:
@@ -136,6 +138,15 @@ class _Branch:
             return f"the hot wallet on {name} has {hot.ether} wei, and a transfer may cost {cost}"
         return None
 
+    async def keep_up(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
+        """Do it; a fault of the service itself is one of this network alone, and in health."""
+        try:
+            await work(self)
+            self._fault = None
+        except Exception as error:
+            log.exception("upkeep_failed", network=self.network.name)
+            self._fault = type(error).__name__
+
     async def look(self) -> None:
         """Check the node, then note fees and balances."""
         try:
@@ -162,6 +173,8 @@ class _Branch:
         name, found = self.network.name, []
         if self.problem is not None:
             found.append(self.problem)
+        if self._fault is not None:
+            found.append(f"the upkeep of {name} has failed ({self._fault})")
         if self.link.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()
@@ -299,8 +312,7 @@ class EvmSide:
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: the cursors may move."""
-        for branch in self._branches.values():
-            await branch.deposits.acknowledge(sightings)
+        await each_of(b.deposits.acknowledge(sightings) for b in self._branches.values())
 
     def confirmations(self, key: DepositKey) -> int:
         """How deep a deposit was at the last look; 0 when it is gone."""
@@ -346,11 +358,13 @@ class EvmSide:
 
     async def maintain(self) -> None:
         """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
-        await self._addresses.refill()
-        await self._each(_Branch.maintain)
+        try:
+            await self._addresses.refill()
+        finally:
+            await self._each(_Branch.maintain)
 
     async def _each(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
-        await asyncio.gather(*(work(branch) for branch in self._branches.values()))
+        await asyncio.gather(*(branch.keep_up(work) for branch in self._branches.values()))
 
     def health(self) -> Health:
         """Whether USDC can be settled on every network, and if not, what is wrong."""

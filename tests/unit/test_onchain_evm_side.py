@@ -1,0 +1,93 @@
+"""Networks of the USDC side stand by themselves: a fault on one is no other's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.options import EvmOptions
+from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.sqlite import Database
+from tests.sandbox import ManualClock
+from tests.unit.evm_chain import NETWORK, Chain
+
+KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
+
+
+@pytest.fixture
+async def side(tmp_path: Path) -> AsyncIterator[EvmSide]:
+    database = await Database.open(tmp_path)
+    ledgers = Ledgers(
+        SqliteEvmDepositLedger(database),
+        SqliteEvmPaymentLedger(database),
+        SqliteForeignLedger(database),
+        SqliteOpeningLedger(database),
+    )
+    nodes = [
+        EvmNode(replace(NETWORK, name=name), Chain(), 2_000_000_000)
+        for name in ("arbitrum", "base")
+    ]
+    chains, options = load_chains(chains_toml(None)), EvmOptions(pool_target=8, pool_low=4)
+    yield EvmSide(nodes, chains, KEYS, ledgers, ManualClock(), options, PauseSwitch(tmp_path))
+    await database.close()
+
+
+async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
+    side: EvmSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_up, broken = list[str](), {"arbitrum"}
+
+    async def maintain(payments: EvmPayments) -> None:
+        name = payments._network.name
+        kept_up.append(name)
+        if name in broken:
+            raise KeyError(name)
+        raise Unavailable("not now")  # enough of it
+
+    async def looked(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(EvmPayments, "maintain", maintain)
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.side._Branch.look", looked)
+    await side.maintain()
+    assert sorted(kept_up) == ["arbitrum", "base"]
+    told = side.health().detail or ""
+    assert "the upkeep of arbitrum has failed (KeyError)" in told
+    assert "upkeep of base" not in told
+    broken.clear()
+    await side.maintain()
+    assert "the upkeep of" not in (side.health().detail or "")
+
+
+async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
+    side: EvmSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_up = list[str]()
+
+    async def maintain(payments: EvmPayments) -> None:
+        kept_up.append(payments._network.name)
+
+    async def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.side._Branch.look", broken)
+    monkeypatch.setattr(
+        "rpcsvc.settlement.onchain.evm.side._Branch.maintain", lambda b: maintain(b.payments)
+    )
+    monkeypatch.setattr(side._addresses, "refill", broken)
+    with pytest.raises(KeyError):
+        await side.maintain()
+    assert sorted(kept_up) == ["arbitrum", "base"]
