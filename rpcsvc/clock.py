@@ -1,7 +1,8 @@
 """Where time comes from: a clock is passed to everything that needs one.
 
 Wall-clock times are integers of milliseconds since the Unix epoch, everywhere inside the service;
-they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC.
+they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC. That clock
+can be set, and is: how long something lasts, where a wrong answer costs money, tells ``steady_ms``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ class SystemClock:
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, from the machine's clock."""
         return time.time_ns() // 1_000_000
+
+
+def steady_ms() -> int:
+    """Milliseconds since some moment before the start; nobody can set this clock.
+
+    It may stand still while the machine sleeps.
+    """
+    return time.monotonic_ns() // 1_000_000
 
 
 class OffsetClock:

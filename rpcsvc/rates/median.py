@@ -7,14 +7,14 @@ quoting says ``unavailable``. What does not live here: reading a source (http.py
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import structlog
 from aiohttp import ClientSession
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Rate
 from rpcsvc.rates.http import RateUnreadable
@@ -35,11 +35,26 @@ class PriceSource(Protocol):
         ...
 
 
+class Moment(NamedTuple):
+    """A time by two clocks, ms: since the epoch, which is shown; and by one that can't be set."""
+
+    wall: int
+    steady: int
+
+    def age(self, now: Moment) -> int:
+        """How long ago it was: by the clock that says more.
+
+        The first may have been set back meanwhile; the other may have stood still in a machine
+        that slept.
+        """
+        return max(now.wall - self.wall, now.steady - self.steady)
+
+
 class Sample(NamedTuple):
-    """A price with the time, in ms since the epoch, at which it was asked for."""
+    """A price with the time at which it was asked for."""
 
     usdc_per_xmr: int
-    as_of: int
+    as_of: Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +66,12 @@ class Agreement:
     max_spread_bps: int
 
 
-def agree(samples: Mapping[str, Sample], now: int, rule: Agreement) -> Rate:
+def agree(samples: Mapping[str, Sample], now: Moment, rule: Agreement) -> Rate:
     """The median of the fresh samples, as of the oldest of them. Raises errors.Unavailable.
 
     Of an even number it is the lower of the two in the middle: nothing is made up between them.
     """
-    fresh = {name: s for name, s in samples.items() if now - s.as_of <= rule.max_age_ms}
+    fresh = {name: s for name, s in samples.items() if s.as_of.age(now) <= rule.max_age_ms}
     if len(fresh) < rule.quorum:
         raise Unavailable(
             f"There is no fresh rate: {len(fresh)} of {rule.quorum} sources answered in the last"
@@ -71,17 +86,26 @@ def agree(samples: Mapping[str, Sample], now: int, rule: Agreement) -> Rate:
             retry_after=_RETRY_SECONDS,
         )
     names = ",".join(sorted(fresh))
-    return Rate(median, min(s.as_of for s in fresh.values()), f"median of {names}")
+    return Rate(median, min(s.as_of.wall for s in fresh.values()), f"median of {names}")
 
 
 _RETRY_SECONDS = 10
 
 
 class MedianRate:
-    """Implements RateSource (orders/ports.py); ``run`` keeps it fresh."""
+    """Implements RateSource (orders/ports.py); ``run`` keeps it fresh.
+
+    ``steady`` gives ms of a clock that only runs forward.
+    """
 
     def __init__(
-        self, sources: Sequence[PriceSource], clock: Clock, rule: Agreement, *, every_ms: int
+        self,
+        sources: Sequence[PriceSource],
+        clock: Clock,
+        rule: Agreement,
+        *,
+        every_ms: int,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         if not 1 <= rule.quorum <= len(sources):
             raise ValueError(f"a quorum of {rule.quorum} among {len(sources)} sources")
@@ -89,12 +113,16 @@ class MedianRate:
         self._clock = clock
         self._rule = rule
         self._every_ms = every_ms
+        self._steady = steady
         self._samples: dict[str, Sample] = {}
         self._failing: set[str] = set()
 
     def rate(self) -> Rate:
         """The price that the sources agree on. Raises errors.Unavailable."""
-        return agree(self._samples, self._clock.now_ms(), self._rule)
+        return agree(self._samples, self._now(), self._rule)
+
+    def _now(self) -> Moment:
+        return Moment(self._clock.now_ms(), self._steady())
 
     async def run(self) -> None:
         """Ask every source, again and again, until cancelled."""
@@ -109,7 +137,7 @@ class MedianRate:
 
     async def _ask(self, source: PriceSource, session: ClientSession) -> None:
         # As of the question: the answer can't be younger than that.
-        asked_at = self._clock.now_ms()
+        asked_at = self._now()
         try:
             price = await source.fetch(session)
         except RateUnreadable as error:

@@ -17,15 +17,20 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.rates import http, median
 from rpcsvc.rates.fixed import FixedRate
 from rpcsvc.rates.http import HttpSource, RateUnreadable, price_in
-from rpcsvc.rates.median import Agreement, MedianRate, Sample, agree
+from rpcsvc.rates.median import Agreement, MedianRate, Moment, Sample, agree
 from tests.sandbox import ManualClock
 
 NOW = ManualClock().now
 RULE = Agreement(max_age_ms=60_000, quorum=2, max_spread_bps=200)
 
 
+def at(ms: int = 0) -> Moment:
+    """So long after NOW, or before it."""
+    return Moment(NOW + ms, 7_000_000 + ms)
+
+
 def samples(*prices: int, age_ms: int = 0) -> dict[str, Sample]:
-    return {f"s{n}": Sample(price, NOW - age_ms) for n, price in enumerate(prices)}
+    return {f"s{n}": Sample(price, at(-age_ms)) for n, price in enumerate(prices)}
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -159,9 +164,9 @@ async def test_a_source_that_is_not_there_is_unreadable() -> None:
 
 
 def test_the_median_is_the_price_as_of_the_oldest_fresh_sample() -> None:
-    given_samples = {**samples(165_000_000, 166_000_000), "s9": Sample(165_500_000, NOW - 5_000)}
+    given_samples = {**samples(165_000_000, 166_000_000), "s9": Sample(165_500_000, at(-5_000))}
 
-    rate = agree(given_samples, NOW, RULE)
+    rate = agree(given_samples, at(), RULE)
 
     assert (rate.usdc_per_xmr, rate.as_of, rate.source) == (
         165_500_000, NOW - 5_000, "median of s0,s1,s9",
@@ -169,31 +174,31 @@ def test_the_median_is_the_price_as_of_the_oldest_fresh_sample() -> None:
 
 
 def test_of_two_the_lower_one_counts() -> None:
-    assert agree(samples(166_000_000, 165_000_000), NOW, RULE).usdc_per_xmr == 165_000_000
+    assert agree(samples(166_000_000, 165_000_000), at(), RULE).usdc_per_xmr == 165_000_000
 
 
 def test_a_stale_sample_does_not_count() -> None:
     old = samples(165_000_000, 165_000_000, age_ms=60_001)
     with pytest.raises(Unavailable, match="0 of 2"):
-        agree(old, NOW, RULE)
-    assert agree(samples(165_000_000, 165_000_000, age_ms=60_000), NOW, RULE).as_of == NOW - 60_000
+        agree(old, at(), RULE)
+    assert agree(samples(165_000_000, 165_000_000, age_ms=60_000), at(), RULE).as_of == NOW - 60_000
 
 
 def test_too_few_sources_make_no_price() -> None:
     with pytest.raises(Unavailable, match="1 of 2"):
-        agree(samples(165_000_000), NOW, RULE)
+        agree(samples(165_000_000), at(), RULE)
 
 
 def test_sources_that_contradict_each_other_make_no_price() -> None:
-    assert agree(samples(100_000_000, 102_000_000), NOW, RULE).usdc_per_xmr == 100_000_000
+    assert agree(samples(100_000_000, 102_000_000), at(), RULE).usdc_per_xmr == 100_000_000
     with pytest.raises(Unavailable, match="contradict"):
-        agree(samples(100_000_000, 102_000_001), NOW, RULE)
+        agree(samples(100_000_000, 102_000_001), at(), RULE)
 
 
 @given(st.lists(st.integers(1, 10**13), max_size=7), st.integers(0, 120_000))
 def test_a_price_is_always_one_that_a_fresh_source_gave(prices: list[int], age_ms: int) -> None:
     try:
-        rate = agree(samples(*prices, age_ms=age_ms), NOW, RULE)
+        rate = agree(samples(*prices, age_ms=age_ms), at(), RULE)
     except Unavailable:
         return
     assert rate.usdc_per_xmr in prices
@@ -247,6 +252,30 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
         await rates.refresh(session)
     assert rates.rate().usdc_per_xmr == 170
     assert log.events == ["rate_source_failed"] * 2 + ["rate_source_well_again"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "steady_ms"),
+    [
+        pytest.param(-3_600_000, 60_001, id="set back by an hour"),
+        pytest.param(0, 3_600_000, id="an hour after it was set back by one"),
+        pytest.param(60_001, 0, id="slept"),
+    ],
+)
+async def test_a_clock_that_is_set_makes_no_old_price_fresh(wall_ms: int, steady_ms: int) -> None:
+    clock, steady = ManualClock(), ManualClock()
+    sources = [Scripted("a", 165, None, 170), Scripted("b", 165, None, 170)]
+    rates = MedianRate(sources, clock, RULE, every_ms=10_000, steady=steady.now_ms)
+    async with ClientSession() as session:
+        await rates.refresh(session)
+        clock.now += wall_ms
+        steady.now += steady_ms
+        await rates.refresh(session)
+        with pytest.raises(Unavailable, match="0 of 2"):
+            rates.rate()
+        await rates.refresh(session)
+    assert rates.rate().usdc_per_xmr == 170
+    assert rates.rate().as_of == clock.now
 
 
 def test_a_quorum_that_can_never_be_met_is_refused() -> None:
