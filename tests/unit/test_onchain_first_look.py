@@ -65,12 +65,15 @@ class Stand:
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip
+        self.steady = ManualClock()
         self.signed: list[str] = []
         self.start()
 
     def start(self) -> None:
         """As the service does: what it knew is gone, but for the database and the switch."""
-        self.look = FirstLook(self.wallet, self.ledger, self.switch, self.clock)
+        self.look = FirstLook(
+            self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
+        )
         guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at, _id: 0, self.clock)
         sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
@@ -157,8 +160,8 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
     for _ in range(2):
         with pytest.raises(Unavailable, match="not known yet"):
             await stand.engine.prepare(transfer("monero"))
-        stand.clock.now += PATIENCE_MS // 2 - 1
-    stand.clock.now += 2
+        stand.steady.now += PATIENCE_MS // 2 - 1
+    stand.steady.now += 2
     await stand.engine.prepare(transfer("monero"))
     assert stand.signed == ["monero"]
     assert "can't be looked at" in str(stand.engine.health().detail)
@@ -168,12 +171,26 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
         await stand.engine.prepare(transfer("monero"))
 
 
+@pytest.mark.parametrize("by_ms", [PATIENCE_MS, -PATIENCE_MS])
+async def test_a_clock_that_is_set_lets_nothing_through(stand: Stand, by_ms: int) -> None:
+    stand.wallet.sent = {"ab"}
+    stand.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="not known yet"):
+            await stand.engine.prepare(transfer("monero"))
+        stand.clock.now += by_ms
+    stand.wallet.failure = None
+    with pytest.raises(Unavailable, match="not on record"):
+        await stand.engine.prepare(transfer("monero"))
+    assert stand.signed == []
+
+
 async def test_a_wallet_that_is_not_fit_is_waited_for(stand: Stand) -> None:
     stand.wallet.failure = Unavailable("behind its node")
     for _ in range(3):
         with pytest.raises(Unavailable, match="behind its node"):
             await stand.engine.prepare(transfer("monero"))
-        stand.clock.now += PATIENCE_MS
+        stand.steady.now += PATIENCE_MS
     assert (stand.signed, stand.look.health().ok) == ([], True)
 
 

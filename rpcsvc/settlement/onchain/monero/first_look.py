@@ -11,11 +11,12 @@ signature (evm/nonces.py).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
@@ -86,16 +87,24 @@ class FirstLook:
 
     A wallet that is not fit to be asked is not fit to sign either, so holding costs nothing. Should
     one sign and yet fail to answer this, payouts go on after ``PATIENCE_MS``, and health says so;
-    it is asked again before each signature all the same.
+    it is asked again before each signature all the same. ``steady`` gives ms of a clock that only
+    runs forward: the other one may be set at any time, and often is soon after the machine's start.
     """
 
     def __init__(
-        self, outgoing: Outgoing, foreign: ForeignLedger, switch: PauseSwitch, clock: Clock
+        self,
+        outgoing: Outgoing,
+        foreign: ForeignLedger,
+        switch: PauseSwitch,
+        clock: Clock,
+        *,
+        steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._outgoing = outgoing
         self._foreign = foreign
         self._switch = switch
         self._clock = clock
+        self._steady = steady
         self._is_done = False
         self._problem: str | None = None
         self._failing_since: int | None = None
@@ -136,7 +145,7 @@ class FirstLook:
 
     def _failed(self, failure: RpcFailure) -> None:
         """Raises errors.Unavailable, unless it has gone on for too long."""
-        now = self._clock.now_ms()
+        now = self._steady()
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since < PATIENCE_MS:
