@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
-from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState, Purpose
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -305,6 +305,27 @@ async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
     async with own.again() as later:
         forgets(later, monkeypatch, states=True)
         assert (await later.pay(transfer)).outcome is Outcome.FAILED
+
+
+async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(own: Till) -> None:
+    transfer = await own.prepared(own.transfer(USER))
+    order = own.payment(transfer).order
+    plan = TransactionPlan(
+        own.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data
+    )
+    raised = KEYS.signer(0).sign(plan)
+    await own.token.client.submit(raised.raw)
+    await mined(own.token.client, raised.txid)
+    await own.controls.mine(3 * own.network.failed_after)
+    verdict = await own.pay(transfer)
+    assert (verdict.outcome, raised.txid in verdict.reason) == (Outcome.UNKNOWN, True)
+    (told,) = own.payments.conditions()
+    assert "makes the same payout" in told
+    attempt = Attempt(raised.txid, raised.raw.hex(), 50 * GWEI, 5 * GWEI, own.clock.now)
+    await own.ledger.add_attempt(own.payment(transfer), attempt)  # as adopting it does
+    assert (await own.pay(transfer)).outcome is Outcome.SETTLED
+    assert own.payments.conditions() == []
+    assert await own.token.balance(USER) == USDC
 
 
 async def test_a_failure_found_while_the_record_changed_is_not_told(

@@ -13,6 +13,8 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
     EvmFields,
+    EvmTransaction,
+    Receipt,
     SentIn,
     Tag,
     read_sent_in,
@@ -36,27 +38,33 @@ NETWORK = EvmNetwork(
 )
 A_MINUTE = 240
 OURS = ("0xfirst", "0xsecond")
+CALL = b"\xa9\x05"
 
 
 def block(number: int) -> Block:
     return Block(number, f"0x{number}", f"0x{number - 1}", 10 * number, None)
 
 
+def made(txid: str, data: bytes = b"") -> EvmTransaction:
+    return EvmTransaction(txid, HOT, TOKEN, NONCE, 0, data, 1, "0x1")
+
+
 class Node:
     """A node whose hot wallet sent nonce 7 as ``txid`` in block ``spent_in``.
 
-    It shows neither receipts nor transactions. ``oldest``: the first block that it has the state
-    of. ``bodies`` False: blocks come empty.
+    It shows no transactions by id, and of receipts only ``receipts``. ``oldest``: the first block
+    that it has the state of. ``bodies`` False: blocks come empty.
     """
 
     def __init__(self, txid: str, spent_in: int, top: int) -> None:
-        self.txid, self.spent_in, self.top = txid, spent_in, top
+        self.made, self.spent_in, self.top = made(txid), spent_in, top
         self.oldest = 0
         self.bodies = True
+        self.receipts: dict[str, Receipt] = {}
         self.asked: list[str] = []
 
-    async def receipt(self, _txid: str) -> None:
-        return None
+    async def receipt(self, txid: str) -> Receipt | None:
+        return self.receipts.get(txid)
 
     async def transaction(self, _txid: str) -> None:
         return None
@@ -76,7 +84,7 @@ class Node:
         self.asked.append("body")
         assert sender == HOT
         here = self.bodies and number == self.spent_in
-        return SentIn(block(number), {NONCE: self.txid, NONCE + 1: "0xnext"} if here else {})
+        return SentIn(block(number), {NONCE: self.made, NONCE + 1: made("0xnext")} if here else {})
 
 
 class Link:
@@ -96,7 +104,7 @@ class Stand:
     """Looks one published payment up, again and again."""
 
     def __init__(self, node: Node, state: PaymentState = PaymentState.PUBLISHED) -> None:
-        order = PaymentOrder("tr_1", Purpose.TRANSFER, USER, 5, TOKEN, b"", 65_000)
+        order = PaymentOrder("tr_1", Purpose.TRANSFER, USER, 5, TOKEN, CALL, 65_000)
         attempts = tuple(Attempt(txid, "02", n + 1, n + 1, 1) for n, txid in enumerate(OURS))
         self.node = node
         self.payment = EvmPayment(NETWORK.name, HOT, NONCE, order, attempts, 1, state)
@@ -148,6 +156,26 @@ async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
     assert stand.conditions.texts() == []
 
 
+@pytest.mark.parametrize(
+    ("ok", "outcome"),
+    [(None, Outcome.UNKNOWN), (True, Outcome.UNKNOWN), (False, Outcome.FAILED)],
+)
+async def test_the_same_payout_that_is_not_on_record_is_no_failure_unless_it_moved_nothing(
+    ok: bool | None, outcome: Outcome
+) -> None:
+    """Its fee was raised after the copy was made that the database was put back from."""
+    stand = Stand(Node("0xraised", 4_000, 5_000))
+    stand.node.made = made("0xraised", CALL)
+    if ok is not None:
+        receipt = Receipt("0xraised", ok, 4_000, "0x4000", 1, 1, ())
+        stand.node.receipts["0xraised"] = receipt
+    verdict = (await stand.judge()).verdict
+    assert verdict.outcome is outcome
+    assert "0xraised" in verdict.reason
+    told = ["is not on record" in text for text in stand.conditions.texts()]
+    assert told == ([] if outcome is Outcome.FAILED else [True])
+
+
 async def test_what_an_older_release_recorded_is_no_proof() -> None:
     """It noted the newest block of the first look, whatever had spent the nonce before it."""
     stand = Stand(Node(OURS[0], 4_000, 5_000))
@@ -164,7 +192,7 @@ async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: i
     spent = SpentNonces(cast("Any", Link(node)))
     payment, top = Stand(node).payment, block(node.top)
     by = BlockPoint(top.number, top.hash)
-    here = Spender("0xother", BlockPoint(spent_in, f"0x{spent_in}"))
+    here = Spender(made("0xother"), BlockPoint(spent_in, f"0x{spent_in}"))
     assert await spent.find(payment, by, top) == here
     assert len(node.asked) <= 60
     node.asked.clear()
@@ -193,9 +221,11 @@ def answer(transactions: list[Any]) -> EvmFields:
 
 def test_of_a_block_only_what_the_account_sent_is_read() -> None:
     txid = "0x" + "CD" * 32
-    mine = {"from": HOT.lower(), "nonce": "0x7", "hash": txid}
+    mine = {"from": HOT.lower(), "to": TOKEN, "nonce": "0x7", "hash": txid, "value": "0x0"}
+    mine["input"] = "0x" + CALL.hex()
     strange = {"from": STRANGER, "type": "0x7e"}
-    assert read_sent_in(answer([strange, mine]), HOT).txids == {NONCE: txid.lower()}
+    (found,) = read_sent_in(answer([strange, mine]), HOT).sent.values()
+    assert (found.txid, found.nonce, found.to, found.data) == (txid.lower(), NONCE, TOKEN, CALL)
 
 
 def test_a_block_without_whole_transactions_is_refused() -> None:

@@ -121,10 +121,10 @@ class EvmTransaction:
 
 @dataclass(frozen=True, slots=True)
 class SentIn:
-    """What one account sent in a block: transaction ids by nonce."""
+    """What one account sent in a block, by nonce."""
 
     block: Block
-    txids: Mapping[int, str]
+    sent: Mapping[int, EvmTransaction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,8 @@ def read_sent_in(item: EvmFields, sender: str) -> SentIn:
     Of the others only the sender is read: some networks have kinds of their own. Raises BadAnswer.
     """
     made = item.list_of("transactions")
-    own = [each for each in made if each.text("from").lower() == sender.lower()]
-    return SentIn(read_block(item), {each.quantity("nonce"): each.hash("hash") for each in own})
+    mine = [each for each in made if each.text("from").lower() == sender.lower()]
+    return SentIn(read_block(item), {one.nonce: one for one in map(read_transaction, mine)})
 
 
 def read_log(item: EvmFields) -> Log:

@@ -151,10 +151,20 @@ class EvmPresence:
         if not isinstance(found, Spender):
             why = f"nonce {payment.nonce} of the hot wallet is spent, and {found.why}"
             return self._open(after, why, depth)
-        if found.txid in {attempt.txid for attempt in payment.attempts}:
-            why = f"{found.txid} is in block {since.number}, and the node shows no receipt of it"
+        if found.is_attempt_of(payment):
+            why = (
+                f"{found.made.txid} is in block {since.number}, and the node shows no receipt of it"
+            )
+            return self._open(_published(after), why, depth)
+        if found.calls_as(payment) and not await self._was_in_vain(found):
+            why = f"{found.made.txid} makes the same payout with its nonce, and is not on record"
             return self._open(_published(after), why, depth)
         return self._displaced(after, found, depth)
+
+    async def _was_in_vain(self, found: Spender) -> bool:
+        """Whether its receipt says that it failed. No receipt says nothing."""
+        receipt = await self._link.client.receipt(found.made.txid)
+        return receipt is not None and not receipt.ok
 
     def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:
         """Neither paid nor failed. A node that is only late has caught up before it is told."""
@@ -165,7 +175,8 @@ class EvmPresence:
     def _displaced(self, after: EvmPayment, found: Spender, depth: int) -> Judgement:
         """Another transaction has its nonce: none of its own can be mined while that one is."""
         needed = self._network.failed_after
-        why = f"another transaction of the hot wallet, {found.txid}, has used nonce {after.nonce}"
+        txid = found.made.txid
+        why = f"another transaction of the hot wallet, {txid}, has used nonce {after.nonce}"
         self._tell(after, None)
         if depth < needed or after.state is PaymentState.SETTLED:
             verdict = Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} blocks ago")

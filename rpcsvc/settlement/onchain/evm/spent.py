@@ -15,8 +15,8 @@ import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node_types import Block
-from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint, EvmPayment
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction
+from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint, EvmPayment, Purpose
 
 log = structlog.get_logger(__name__)
 
@@ -27,8 +27,21 @@ _RETRY_SECONDS: Final = 60
 class Spender:
     """The transaction that has spent a nonce, and its block."""
 
-    txid: str
+    made: EvmTransaction
     block: BlockPoint
+
+    def is_attempt_of(self, payment: EvmPayment) -> bool:
+        """Whether it is one that is on record."""
+        return self.made.txid in {attempt.txid for attempt in payment.attempts}
+
+    def calls_as(self, payment: EvmPayment) -> bool:
+        """Whether it does what a payout was to do: its fee was raised, and that is not on record.
+
+        So it is in a database that was put back from an older copy.
+        """
+        order, to = payment.order, self.made.to or ""
+        same = (to.lower(), self.made.data) == (order.contract.lower(), order.data)
+        return same and order.purpose is Purpose.TRANSFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +100,10 @@ class SpentNonces:
 
     async def _in_body(self, payment: EvmPayment, number: int) -> Spender | None:
         sent = await self._link.client.sent_in(number, payment.sender)
-        txid = None if sent is None else sent.txids.get(payment.nonce)
-        if sent is None or txid is None:
+        made = None if sent is None else sent.sent.get(payment.nonce)
+        if sent is None or made is None:
             return None
-        return Spender(txid, BlockPoint(sent.block.number, sent.block.hash))
+        return Spender(made, BlockPoint(sent.block.number, sent.block.hash))
 
     async def _first_block_with(self, payment: EvmPayment, high: int) -> int:
         """The first block by which the nonce is spent, no later than ``high``.
