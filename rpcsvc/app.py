@@ -59,7 +59,7 @@ from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.edge import edge
+from rpcsvc.transport.edge import Edge
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.health import HealthRoutes
 from rpcsvc.transport.http import Refusals
@@ -269,8 +269,8 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
         await up.worker.stop()
 
 
-def web_app(up: Running) -> web.Application:
-    """All HTTP surfaces over a running service."""
+def web_app(up: Running) -> Edge:
+    """All HTTP surfaces over a running service, to be served by http_server.EdgeRunner."""
     settings = up.settings
     gate = Gate(settings, up.service.random, time.monotonic)
     limits = settings.limits
@@ -297,19 +297,19 @@ def web_app(up: Running) -> web.Application:
         body_bytes=limits.body_bytes,
         max_depth=limits.depth,
     )
-    outermost = edge(
+    routes = web.Application(client_max_size=limits.body_bytes)
+    routes.add_routes([web.post("/rpc", rpc.handle)])
+    routes.add_routes(agent.routes(operations))
+    routes.add_routes(bff.routes(BFF_OPERATIONS))
+    routes.add_routes(discovery.routes())
+    routes.add_routes(HealthRoutes(gate, up.service, up.worker, up.database, up.signer).routes())
+    return Edge(
+        routes,
         Refusals(gate, up.dispatcher, flat),
         Cors(discovery.paths, site.signature_headers),
         up.signer,
         body_bytes=limits.body_bytes,
     )
-    app = web.Application(middlewares=[outermost], client_max_size=limits.body_bytes)
-    app.add_routes([web.post("/rpc", rpc.handle)])
-    app.add_routes(agent.routes(operations))
-    app.add_routes(bff.routes(BFF_OPERATIONS))
-    app.add_routes(discovery.routes())
-    app.add_routes(HealthRoutes(gate, up.service, up.worker, up.database, up.signer).routes())
-    return app
 
 
 def _sources(site: Site, signer: ResponseSigner | None) -> Sources:

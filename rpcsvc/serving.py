@@ -22,6 +22,7 @@ from aiohttp import web
 
 from rpcsvc.app import Running, running, web_app
 from rpcsvc.settings import Settings, SettingsError, check_bind
+from rpcsvc.transport.http_server import EdgeRunner
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +71,7 @@ async def listening(up: Running) -> AsyncIterator[None]:
     Raises OSError when the address can't be bound, and SettingsError for a certificate.
     """
     settings = up.settings
-    runner = web.AppRunner(
+    runner = EdgeRunner(
         web_app(up),
         access_log=None,
         shutdown_timeout=settings.graceful_seconds,

@@ -182,6 +182,8 @@ class Refusals:
 
     def answer(self, request: web.Request, error: Exception) -> web.Response:
         """The response that tells of an error, with its status."""
+        if isinstance(error, UnicodeEncodeError) and "expect" in request.headers:
+            error = web.HTTPExpectationFailed()  # aiohttp's words fail at a header that is no text
         if isinstance(error, ServiceError):
             return self._refuse(request, error)
         if isinstance(error, web.HTTPException):
@@ -225,4 +227,9 @@ def _translate(error: web.HTTPException, request: web.Request) -> ServiceError:
         return MethodNotAllowed(f"This path answers to {allowed}.", details={"allowed": allowed})
     if error.status == 413:
         return PayloadTooLarge("The body is too large.")
+    if error.status == 417:
+        return InvalidRequest(
+            "The header expect asks for what is not done here. Leave it out: 100-continue is the"
+            " only expectation that is met."
+        )
     return InvalidRequest("The request can't be read as HTTP.")

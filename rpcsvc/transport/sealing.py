@@ -48,14 +48,14 @@ class Sealer:
             if waiting.sealed.done():
                 continue  # whoever asked has gone
             try:
-                self._seal(waiting)
+                self.seal_now(waiting.request, waiting.asked, waiting.response)
             except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
                 waiting.sealed.set_exception(error)
             else:
                 waiting.sealed.set_result(None)
 
-    def _seal(self, waiting: _Waiting) -> None:
-        request, asked, response, _ = waiting
+    def seal_now(self, request: web.Request, asked: bytes, response: web.StreamResponse) -> None:
+        """Sign one response by itself, where nothing can be awaited. Raises as seal does."""
         headers = self._signer.headers(
             request.method, request.raw_path, response.status, asked, _sent(request, response)
         )

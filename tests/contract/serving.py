@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aiohttp import ClientResponse
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import BaseTestServer, TestClient
 
 from rpcsvc.app import Running, running, web_app
 from rpcsvc.settings import load_settings
+from rpcsvc.transport.edge import Edge
+from rpcsvc.transport.http_server import EdgeRunner
 
 TOKEN = "correct-horse-battery-staple"
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -31,6 +33,18 @@ class Answer(NamedTuple):
     status: int
     body: Any
     headers: Any
+
+
+class EdgeServer(BaseTestServer):
+    """Serves an edge on a free port of loopback."""
+
+    def __init__(self, edge: Edge) -> None:
+        super().__init__()
+        self.app = edge.routes
+        self._edge = edge
+
+    async def _make_runner(self, **kwargs: Any) -> web.BaseRunner:
+        return EdgeRunner(self._edge, **kwargs)
 
 
 class Served:
@@ -84,7 +98,7 @@ async def serving(
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
     async with running(settings) as up:
-        client = TestClient(TestServer(web_app(up)))
+        client: TestClient[Any, Any] = TestClient(EdgeServer(web_app(up)))
         await client.start_server()
         beat = asyncio.create_task(up.worker.run())
         try:

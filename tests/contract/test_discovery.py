@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient
 from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
@@ -25,11 +25,11 @@ from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import links, recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.edge import edge
+from rpcsvc.transport.edge import Edge
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.http import Refusals
 from rpcsvc.transport.site import site_of
-from tests.contract.serving import JSON, TOKEN, Served
+from tests.contract.serving import JSON, TOKEN, EdgeServer, Served
 
 PUBLIC = "https://swap.example.com"
 DOCUMENTS = (*links.DESCRIPTIONS, *links.ALIASES, links.HOME, links.LOGO)
@@ -80,19 +80,19 @@ def discovery_of(up: Running, made: Made) -> DiscoveryHttp:
     return DiscoveryHttp(gate, up.service.clock, documents)
 
 
-def documents_app(up: Running, made: Made) -> web.Application:
+def documents_edge(up: Running, made: Made) -> Edge:
     """The documents alone, with foreign parts that the test controls."""
     gate = Gate(up.settings, up.service.random, time.monotonic)
     discovery = discovery_of(up, made)
-    outermost = edge(
+    routes = web.Application()
+    routes.add_routes(discovery.routes())
+    return Edge(
+        routes,
         Refusals(gate, up.dispatcher, FlatDispatcher(up.service)),
         Cors(discovery.paths, ()),
         None,
         body_bytes=65_536,
     )
-    app = web.Application(middlewares=[outermost])
-    app.add_routes(discovery.routes())
-    return app
 
 
 @asynccontextmanager
@@ -108,8 +108,8 @@ async def visiting(
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
     async with running(settings) as up:
-        app = web_app(up) if made is None else documents_app(up, made)
-        client = TestClient(TestServer(app))
+        edge = web_app(up) if made is None else documents_edge(up, made)
+        client: TestClient[Any, Any] = TestClient(EdgeServer(edge))
         await client.start_server()
         try:
             yield Served(up, client)

@@ -1,0 +1,199 @@
+"""What aiohttp refuses before any route sees it is answered as everything else is."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp import web
+
+from rpcsvc.transport.sealing import Sealer
+from rpcsvc.verify import BadSignature, Exchange, verify_response
+from tests.contract.serving import Served, serving
+from tests.contract.test_signed import jwks
+
+PLAN = "/api/v1/agent/swap/plan"
+ENVELOPE = [
+    "ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data",
+    "requestId", "error",
+]  # fmt: skip
+OF_THE_MACHINERY = (b"aiohttp", b"python", b"brotli", b"zstandard", b"traceback", b"secret")
+
+
+class Got(NamedTuple):
+    """One response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def to(self, method: str, target: str, body: bytes) -> Exchange:
+        """The response as an answer to that request."""
+        return Exchange(
+            method=method,
+            target=target,
+            request_body=body,
+            status=self.status,
+            headers=self.headers,
+            body=self.body,
+        )
+
+
+async def answers(served: Served, raw: bytes) -> list[Got]:
+    """Every response to bytes sent as they are, until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
+    writer.write(raw)
+    found = []
+    async with asyncio.timeout(30):
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                found.append(await _read(reader))
+    writer.close()
+    return found
+
+
+async def _read(reader: asyncio.StreamReader) -> Got:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+    pairs = (line.split(": ", 1) for line in lines)
+    headers = {name.lower(): value for name, value in pairs}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Got(int(first.split()[1]), headers, body)
+
+
+def post(*headers: bytes, to: str = PLAN, method: str = "POST") -> bytes:
+    line = f"{method} {to} HTTP/1.1".encode()
+    head = [line, b"host: localhost", b"content-type: application/json", b"content-length: 2"]
+    return b"\r\n".join([*head, *headers, b"", b"{}"])
+
+
+UNREADABLE: dict[str, tuple[bytes, int, str]] = {
+    "brotli": (post(b"content-encoding: br"), 415, "unsupported_media_type"),
+    "zstandard": (post(b"content-encoding: zstd"), 415, "unsupported_media_type"),
+    "a long header": (post(b"x-long: " + b"a" * 9000), 400, "invalid_request"),
+    "a long target": (post(to="/" + "a" * 9000), 400, "invalid_request"),
+    "too many headers": (post(*[b"a: b"] * 300), 400, "invalid_request"),
+    "no ASCII in the path": (b"GET /caf\xe9 HTTP/1.1\r\n\r\n", 400, "invalid_request"),
+    "no ASCII in the query": (b"GET /livez?\xff HTTP/1.1\r\n\r\n", 400, "invalid_request"),
+    "two content types": (post(b"content-type: text/plain"), 400, "invalid_request"),
+    "two lengths": (post(b"content-length: 5"), 400, "invalid_request"),
+    "no HTTP": (b"hello\r\n\r\n", 400, "invalid_request"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "invalid_request"),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "invalid_request"),
+}
+
+
+def must_be_ours(got: Got, status: int, code: str, state: str = "invalid_input") -> None:
+    """An ErrorEnvelope and an envelope at once, that tells nothing of what wrote it."""
+    assert got.status == status
+    assert got.headers["server"] == "rpcsvc"
+    assert got.headers["content-type"] == "application/json"
+    told = json.loads(got.body)
+    assert list(told) == ENVELOPE
+    assert (told["ok"], told["state"], told["error"]["code"]) == (False, state, code)
+    assert told["requestId"] == got.headers["x-request-id"]
+    whole = (json.dumps(got.headers).encode() + got.body).lower()
+    assert [word for word in OF_THE_MACHINERY if word in whole] == []
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+async def test_what_can_t_be_read_as_a_request_gets_an_envelope(served: Served, name: str) -> None:
+    raw, status, code = UNREADABLE[name]
+
+    (got,) = await answers(served, raw)
+
+    must_be_ours(got, status, code)
+
+
+@pytest.mark.parametrize("name", ["brotli", "no HTTP"])
+async def test_what_can_t_be_read_is_answered_for_no_request_in_particular(
+    served: Served, name: str
+) -> None:
+    (got,) = await answers(served, UNREADABLE[name][0])
+
+    keys = await jwks(served)
+    verify_response(got.to("UNKNOWN", "/", b""), keys, now=datetime.now(UTC))
+    with pytest.raises(BadSignature):
+        verify_response(got.to("POST", PLAN, b""), keys)
+
+
+async def test_without_signing_what_can_t_be_read_gets_its_envelope_all_the_same(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, signing__enabled=False) as served:
+        (got,) = await answers(served, b"hello\r\n\r\n")
+
+    must_be_ours(got, 400, "invalid_request")
+    assert not [name for name in got.headers if "sign" in name]
+
+
+async def test_the_refusal_of_an_encoding_says_which_ones_are_read(served: Served) -> None:
+    (got,) = await answers(served, post(b"content-encoding: br"))
+
+    assert "gzip" in json.loads(got.body)["error"]["message"]
+
+
+async def test_a_connection_that_served_well_is_answered_when_it_turns_to_rubbish(
+    served: Served,
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
+    writer.write(post())
+    assert (await _read(reader)).status == 200
+
+    writer.write(b"\x00\x01\x02\r\n\r\n")
+    must_be_ours(await _read(reader), 400, "invalid_request")
+
+    assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("expected", [b"foo", b"100-continue, foo", b"\xff"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", PLAN), ("POST", "/rpc"), ("POST", "/no/such"), ("PUT", PLAN)],
+)
+async def test_an_expectation_that_can_t_be_met_gets_an_envelope(
+    served: Served, method: str, path: str, expected: bytes
+) -> None:
+    raw = post(b"expect: " + expected, b"connection: close", to=path, method=method)
+
+    (got,) = await answers(served, raw)
+
+    must_be_ours(got, 400, "invalid_request")
+    assert "100-continue" in json.loads(got.body)["error"]["message"]
+    verify_response(got.to(method, path, b"{}"), await jwks(served), now=datetime.now(UTC))
+
+
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told(served: Served) -> None:
+    go_on, got = await answers(served, post(b"expect: 100-continue", b"connection: close"))
+
+    assert (go_on.status, go_on.headers, got.status) == (100, {}, 200)
+
+
+async def test_a_fault_on_the_way_out_tells_nothing_of_itself(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(Sealer, "seal", fail)
+
+    (got,) = await answers(served, post())
+
+    must_be_ours(got, 500, "internal_error", "internal_error")
+    verify_response(got.to("POST", PLAN, b"{}"), served.up.signer.jwks())  # type: ignore[union-attr]
+
+
+def test_aiohttp_still_asks_its_connection_what_to_answer_for_what_it_can_t_read() -> None:
+    asked = inspect.signature(web.RequestHandler.handle_error)
+
+    assert list(asked.parameters) == ["self", "request", "status", "exc", "message"]
+    source = inspect.getsource(web.RequestHandler)
+    assert "self.handle_error(" in source
+    assert "RequestHandler(self, loop=" in inspect.getsource(web.Server.__call__)
