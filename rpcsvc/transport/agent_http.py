@@ -18,9 +18,9 @@ from rpcsvc.transport.http import (
     Handler,
     read_json_object,
     read_query,
-    require_one_key,
     respond_with,
 )
+from rpcsvc.transport.misplaced import IDEMPOTENCY_KEY, require_key_header, require_no_query
 from rpcsvc.transport.site import API_ROOT
 
 
@@ -60,14 +60,15 @@ class AgentHttp:
         return handle
 
     def _call(self, operation: Operation, request: web.Request, visitor: Visitor) -> Call:
-        key = request.headers.get("idempotency-key") if operation.idempotent else None
+        key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
         return Call(visitor.request_id or self._gate.new_request_id(), "public", key)
 
     async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
         if operation.method == "GET":
             return read_query(request)
+        require_no_query(request)
         if operation.idempotent:
-            require_one_key(request)
+            require_key_header(request)
         return await read_json_object(request, self._body_bytes, self._max_depth)
 
 

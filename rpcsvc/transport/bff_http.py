@@ -19,9 +19,9 @@ from rpcsvc.transport.http import (
     Handler,
     read_json_object,
     read_query,
-    require_one_key,
     respond_with,
 )
+from rpcsvc.transport.misplaced import IDEMPOTENCY_KEY, require_key_header, require_no_query
 from rpcsvc.transport.site import BFF_ROOT
 
 
@@ -70,8 +70,8 @@ class BffHttp:
         if integrator is not None:
             call = call._replace(integrator=integrator, namespace=integrator.id)
         if operation.idempotent:
-            require_one_key(request)
-            call = call._replace(idempotency_key=request.headers.get("idempotency-key"))
+            require_key_header(request)
+            call = call._replace(idempotency_key=request.headers.get(IDEMPOTENCY_KEY))
         return call
 
     def _integrator(self, request: web.Request) -> Integrator | None:
@@ -89,4 +89,5 @@ class BffHttp:
     async def _params(self, operation: BffOperation, request: web.Request) -> dict[str, Any]:
         if operation.method == "GET":
             return read_query(request)
+        require_no_query(request)
         return await read_json_object(request, self._body_bytes, self._max_depth)

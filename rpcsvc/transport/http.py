@@ -16,7 +16,6 @@ from aiohttp import web
 
 from rpcsvc.errors import (
     InternalError,
-    InvalidInput,
     InvalidRequest,
     MethodNotAllowed,
     PayloadTooLarge,
@@ -119,16 +118,6 @@ async def read_json_object(request: web.Request, limit: int, max_depth: int) -> 
     require_json(request, limit)
     body = await read_body(request, limit)
     return require_object(strict_json.loads(body, max_depth=max_depth))
-
-
-def require_one_key(request: web.Request) -> None:
-    """Raise InvalidInput when the header idempotency-key occurs more than once."""
-    if len(request.headers.getall("idempotency-key", ())) > 1:
-        raise InvalidInput(
-            "The header idempotency-key occurs more than once. Send it once:"
-            " which of the two counts would be a guess.",
-            field="idempotency-key",
-        )
 
 
 def read_query(request: web.Request) -> dict[str, Any]:

@@ -5,7 +5,7 @@ What does not live here: JSON-RPC itself (jsonrpc.py), what an operation does (o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from rpcsvc.errors import InternalError, InvalidParams, ServiceError, TlsRequired
+from rpcsvc.errors import InternalError, InvalidInput, InvalidParams, ServiceError, TlsRequired
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import read_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
 from rpcsvc.transport.gate import (
@@ -27,8 +28,11 @@ from rpcsvc.transport.gate import (
 )
 from rpcsvc.transport.http import error_headers, read_body, require_json, respond
 from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, whole_error
-
-IDEMPOTENCY_KEY = "idempotency-key"
+from rpcsvc.transport.misplaced import (
+    IDEMPOTENCY_KEY,
+    require_no_key_header,
+    require_no_query_of_rpc,
+)
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Caller:
     """The HTTP request that a JSON-RPC message came in, while it is being answered."""
 
     visitor: Visitor
+    headers: Mapping[str, str]
     namespace: str
     budget_of: str | None
     new_request_id: Callable[[], str]
@@ -96,12 +101,13 @@ class RpcHttp:
             by_token = self._gate.require_token(request, visitor)
             client = self._budget_of(request, visitor, by_token=by_token)
             self._gate.charge(visitor, "rpc", client)
+            require_no_query_of_rpc(request)
             require_json(request, self._body_bytes)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
             return self._refuse(visitor, error)
         namespace = "rpc" if by_token else "public"
-        caller = Caller(visitor, namespace, client, self._gate.new_request_id)
+        caller = Caller(visitor, request.headers, namespace, client, self._gate.new_request_id)
         answer = await self._server.answer(body, caller)
         return respond(
             answer.body, caller.request_id, status=answer.status, headers=visitor.headers
@@ -121,20 +127,23 @@ class RpcHttp:
         return SOCKET_CLIENT if visitor.address == SOCKET_CLIENT else None
 
     def _method(self, operation: Operation) -> RpcMethod[Caller]:
-        async def call(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
+        async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
-            key = params.pop(IDEMPOTENCY_KEY, None) if operation.idempotent else None
-            request_id = caller.request_id_for(hint)
-            reply = await self._dispatcher.run(
-                operation, params, Call(request_id, caller.namespace, key)
-            )
+            call = Call(caller.request_id_for(hint), caller.namespace)
+            try:
+                if operation.idempotent:
+                    call = call._replace(idempotency_key=_take_key(caller, params))
+            except InvalidInput as error:
+                reply = self._dispatcher.refuse(operation.name, error, call)
+            else:
+                reply = await self._dispatcher.run(operation, params, call)
             if isinstance(reply.error, InternalError):
                 raise reply.error
             if reply.replayed:
                 caller.visitor.headers["idempotent-replayed"] = "true"
             return orjson.Fragment(reply.body)
 
-        return RpcMethod(call, runs_as_notification=not operation.creates)
+        return RpcMethod(run, runs_as_notification=not operation.creates)
 
     def _discovery(self, describe: Callable[[], Json]) -> RpcMethod[Caller]:
         """``rpc.discover`` of the OpenRPC specification: the description of the methods."""
@@ -154,3 +163,16 @@ class RpcHttp:
         caller.calls += 1
         if caller.calls > 1:
             self._gate.charge(caller.visitor, "rpc", caller.budget_of)
+
+
+def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
+    """The idempotency key of a call that takes one, out of its params, as it came.
+
+    Raises InvalidInput for null, which would make an order that no retry finds again, and for a
+    key in a header.
+    """
+    require_no_key_header(caller.headers)
+    if IDEMPOTENCY_KEY not in params:
+        return None
+    key = params.pop(IDEMPOTENCY_KEY)
+    return read_key(key) if key is None else key
