@@ -42,7 +42,8 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-
 class Visitor:
     """A request that was let in. ``address`` is SOCKET_CLIENT on the UNIX socket.
 
-    ``request_id`` is the caller's own, if it gave a good one. ``headers`` go onto the response.
+    ``request_id`` is the caller's own, a generated one if that was not good, and None if it gave
+    none. ``headers`` go onto the response.
     """
 
     address: str
@@ -117,7 +118,11 @@ class Gate:
 
     def admit(self, request: web.Request) -> Visitor:
         """Who asks. Raises TlsRequired."""
-        return Visitor(self._address(request), given_request_id(request))
+        return Visitor(self._address(request), self._request_id(request))
+
+    def _request_id(self, request: web.Request) -> str | None:
+        given = request.headers.get("x-request-id")
+        return given if given is None or is_request_id(given) else self.new_request_id()
 
     def new_request_id(self) -> str:
         """A generated request id."""

@@ -193,6 +193,36 @@ async def test_thousands_of_wrong_inputs_get_a_short_answer(served: Served) -> N
     assert len(answer.body["validationErrors"]) == 32
 
 
+@pytest.mark.parametrize("bad", ["not good!", "", "x" * 129, "a,b"])
+async def test_a_bad_request_id_over_json_rpc_is_replaced_by_a_generated_one(
+    served: Served, bad: str
+) -> None:
+    answer = await served.rpc("swap.plan", {}, x_request_id=bad)
+
+    request_id = answer.body["result"]["requestId"]
+    assert request_id.startswith("req_")
+    assert answer.headers["x-request-id"] == request_id
+
+
+async def test_a_batch_with_a_bad_request_id_has_one_generated_one(served: Served) -> None:
+    call = b'{"jsonrpc":"2.0","id":"%b","method":"service.swap.plan"}'
+
+    answer = await served.raw(b"[%b,%b]" % (call % b"1", call % b"2"), x_request_id="not good!")
+
+    [request_id] = {one["result"]["requestId"] for one in answer.body}
+    assert request_id.startswith("req_")
+    assert answer.headers["x-request-id"] == request_id
+
+
+async def test_a_refusal_before_the_body_is_read_has_its_generated_request_id_twice(
+    served: Served,
+) -> None:
+    response = await served.client.post("/rpc", data=b"{}", headers={"x-request-id": "not good!"})
+
+    told = (await response.json())["error"]["data"]["requestId"]
+    assert (response.status, told) == (415, response.headers["x-request-id"])
+
+
 async def test_null_stands_for_an_optional_input_that_was_left_out(served: Served) -> None:
     nothing = dict.fromkeys(["direction", "chain", "amount", "to", "hasFunds"])
     for answer in await over_both(served, "swap.plan", nothing):
