@@ -235,7 +235,7 @@ async def test_a_fault_of_the_service_is_declared_for_every_operation(
     def fail(*_: Any) -> Any:
         raise fault
 
-    monkeypatch.setattr(dispatch, "parse_params", fail)
+    monkeypatch.setattr(dispatch, "parse_call", fail)
     for method, path, _ in calls(document_of(served)):
         if path in ("/health", links.QUICKSTART.removeprefix("/api/v1")):
             continue

@@ -163,7 +163,7 @@ async def test_a_call_that_can_t_be_carried_out_gets_an_error_of_its_method(
     assert declared(document, await served.rpc("swap.plan", []), method)
     assert declared(document, await served.rpc("swap.plan", 1), method)
     assert declared(document, await served.rpc("swap.plam", {}), method)
-    monkeypatch.setattr(dispatch, "parse_params", fail)
+    monkeypatch.setattr(dispatch, "parse_call", fail)
     assert declared(document, await served.rpc("swap.plan", {}), method)
 
 

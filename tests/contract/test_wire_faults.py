@@ -164,7 +164,7 @@ async def test_a_fault_of_the_service_tells_nothing_of_itself(
     def fail(*_: Any) -> Any:
         raise sqlite3.OperationalError("no such table: orders in /var/lib/secret.sqlite3")
 
-    monkeypatch.setattr("rpcsvc.operations.dispatch.parse_params", fail)
+    monkeypatch.setattr("rpcsvc.operations.dispatch.parse_call", fail)
     over_http = await served.post("/agent/swap/create", SWAP, x_request_id="mine")
     over_rpc = await served.rpc("swap.create", SWAP, x_request_id="mine")
     assert over_http.status == 500
