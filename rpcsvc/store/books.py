@@ -36,11 +36,15 @@ class IntegratorFees(NamedTuple):
 
 
 class Doubt(NamedTuple):
-    """A call to the upstream whose outcome is not known. ``created_at`` in ms since the epoch."""
+    """A call to the upstream whose outcome is not known. ``created_at`` in ms since the epoch.
+
+    ``note``: what the operator noted when closing it, of one that came into doubt again.
+    """
 
     order_id: str
     upstream_id: str | None
     reason: str | None
+    note: str | None
     created_at: int
 
 
@@ -52,7 +56,7 @@ def integrator_fees(data_dir: Path) -> list[IntegratorFees]:
 def doubts(data_dir: Path) -> list[Doubt]:
     """The upstream orders in doubt, oldest first. Raises BooksUnreadable."""
     sql = (
-        "SELECT order_id, upstream_id, reason, created_at FROM relays"
+        "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
         " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
     )
     return [Doubt(*row) for row in _rows(data_dir, sql)]

@@ -92,11 +92,18 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_t
                 assert told(tmp_path, capsys, *close)["closed"]["orderId"] == f"ord_{n}"
             assert refused(tmp_path, capsys, *close) == (2, True)
         assert refused(tmp_path, capsys, "relays", "close", "ord_0", "--note", " ")[0] == 2
+        # A call that was under way when it was closed puts it in doubt again.
+        again = RelayRecord("ord_3", RelayState.RECONCILING, 0, "", upstream_id="up-3", raw=b"{}")
+        await store.commit(Change(relay=again))
+        notes = {e["orderId"]: e["note"] for e in told(tmp_path, capsys, "relays")["inDoubt"]}
+        assert notes["ord_0"] is None
+        assert notes["ord_3"].endswith("Z: it is not there")
+        assert told(tmp_path, capsys, "relays", "close", "ord_3", "--note", "nor now")
     async with sandbox(tmp_path) as box:
         rows = box.up.database.read("SELECT state, reason, raw FROM relays ORDER BY seq")
     assert [state for state, _, _ in rows] == ["claimed", "created", "refused", "refused"]
     assert rows[3][1].startswith("closed by the operator at 20")
-    assert rows[3][1].endswith("Z: it is not there")
+    assert rows[3][1].endswith("Z: nor now")
     assert rows[3][2] == b"{}"
 
 

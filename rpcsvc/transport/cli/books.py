@@ -96,6 +96,7 @@ def _relays(context: Context) -> int:
                     "orderId": each.order_id,
                     "upstreamId": each.upstream_id,
                     "reason": each.reason,
+                    "note": each.note,
                     "createdAt": iso8601(each.created_at),
                 }
                 for each in found
