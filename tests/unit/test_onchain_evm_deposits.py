@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,28 @@ async def test_a_deposit_that_is_gone_is_shown_once_and_again_when_it_comes_back
     assert await reader.look() == {key("a"): SEEN}
     reader.chain.mine(count=2)
     assert await reader.look() == {key("a"): CONFIRMED}
+
+
+async def test_after_a_restart_no_deposit_is_deep_before_what_is_gone_is_on_record(
+    reader: Reader, ledger: SqliteEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = reader.chain.mine(("a", pays(5)))
+    reader.chain.mine(count=5)
+    assert await reader.look() == {key("a"): CONFIRMED}
+    reader.chain.replace_from(number, salt=1)
+    reader.chain.mine(count=10)
+    reader.restart()
+    depths = []
+    put = ledger.put_deposits
+
+    async def looked_at(changed: Any) -> None:
+        depths.append(reader.scanner.confirmations(key("a")))
+        await put(changed)
+        depths.append(reader.scanner.confirmations(key("a")))
+
+    monkeypatch.setattr(ledger, "put_deposits", looked_at)
+    assert await reader.look() == {key("a"): REMOVED}
+    assert depths == [0, 0]
 
 
 async def test_a_removal_that_was_not_acknowledged_is_shown_again_after_a_restart(

@@ -115,6 +115,7 @@ class EvmDepositScanner:
         self._pool = PoolWatch(link, ledger, clock)
         self._span = WIDEST_LOG_RANGE
         self._height = -1
+        self._recorded_height = -1
         self._finalized = -1
         self._next: CursorMove | None = None
         self.problem: str | None = "not started"
@@ -158,11 +159,14 @@ class EvmDepositScanner:
         await self._ledger.acknowledge(states, move)
 
     def confirmations(self, key: DepositKey) -> int:
-        """How deep the deposit was at the last look, its own block included; 0 when it is gone."""
+        """How deep the deposit was at the last look, its own block included; 0 when it is gone.
+
+        Of a look that is under way nothing counts before what it found gone is on record.
+        """
         found = self._ledger.deposit(key)
         if found is None or found.block_number is None:
             return 0
-        return max(0, self._height - found.block_number + 1)
+        return max(0, self._recorded_height - found.block_number + 1)
 
     # --- one pass ------------------------------------------------------------------------------
 
@@ -180,6 +184,7 @@ class EvmDepositScanner:
         await self._look_up_lost(look)
         states = {key: await self._state(item, look) for key, item in look.deposits.items()}
         await self._remember(look, states)
+        self._recorded_height = self._height
         await self._plan_move(look)
         return [
             _sighting(item, states[key])
