@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import SystemRandom
+
+from rpcsvc.clock import steady_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,4 +25,4 @@ def system_timing() -> Timing:
     async def sleep_ms(ms: int) -> None:
         await asyncio.sleep(ms / 1000)
 
-    return Timing(lambda: time.monotonic_ns() // 1_000_000, sleep_ms, SystemRandom().random)
+    return Timing(steady_ms, sleep_ms, SystemRandom().random)
