@@ -131,6 +131,15 @@ def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
         transition(order, ev.TransferPrepared(payout.transfer_id, "t", "r"), NOW)
 
 
+def test_a_price_that_comes_when_the_payout_is_planned_is_refused() -> None:
+    order = open_order(terms())
+    order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    assert order.payout is not None
+    with pytest.raises(ImpossibleTransition, match="planned already"):
+        transition(order, ev.Repriced(165_000_000), NOW)
+
+
 @pytest.mark.parametrize(("agreed", "table"), [OF_OURS, RELAYED_ONE])
 def test_a_deadline_does_not_pass_a_millisecond_before_its_time(
     agreed: Terms, table: Table
