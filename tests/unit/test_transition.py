@@ -117,6 +117,15 @@ def test_a_deposit_is_not_credited_twice() -> None:
         transition(order, seen, NOW)
 
 
+def test_a_confirmed_deposit_that_is_seen_once_more_stays_confirmed() -> None:
+    seen = ev.DepositSeen(key(1), XMR_UNIT // 2, None, NOW)
+    order = transition(open_order(terms()), seen, NOW).order
+    order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
+    assert order.status is OrderStatus.DEPOSIT_DETECTED, "half of it is still awaited"
+    with pytest.raises(ImpossibleTransition, match="known already"):
+        transition(order, seen, NOW)
+
+
 def test_a_payout_that_was_taken_back_can_not_be_prepared() -> None:
     order = open_order(terms())
     order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
