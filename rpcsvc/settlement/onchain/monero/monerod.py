@@ -234,6 +234,15 @@ class MonerodClient:
         items = (await self._read_path("/get_transactions", body)).each("txs")
         return _node_bytes(items[0]) if items else None
 
+    async def bodies(self, txids: Sequence[str]) -> dict[str, NodeBytes]:
+        """Those of ``txids`` that are in the pool or the main chain, pruned, by transaction id."""
+        found: dict[str, NodeBytes] = {}
+        for some in _batches(txids):
+            body = {"txs_hashes": some, "decode_as_json": True, "prune": True}
+            answer = await self._read_path("/get_transactions", body)
+            found |= {made.txid: made for made in map(_node_bytes, answer.each("txs"))}
+        return found
+
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         """Whether each key image is spent, by key image."""
         states: dict[str, Spent] = {}

@@ -5,7 +5,8 @@ be published. The wallet reserves nothing for a signed payment, so there is one 
 time; its key images are unique among all that was, or may yet be, made. The wallet relays a
 payment at most once, since doing it again for a mined one inflates its balance for good; after
 that the same bytes go to the node. What became of a payment is read off the network, never from
-an error. It failed only if something else has spent an input of it in a block that is deep.
+an error. It failed only if another transaction is found that has spent an input of it, in a block
+that is deep.
 
 What does not live here: which transfers are due (orders/payouts.py), where a payment is
 (presence.py), fees and outputs (inventory.py).
@@ -66,7 +67,7 @@ class MoneroPayments:
         self._ledger = ledger
         self._clock = clock
         self._options = options
-        self._presence = MoneroPresence(link, ledger, options)
+        self._presence = MoneroPresence(link, ledger, clock, options)
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
@@ -320,10 +321,10 @@ class MoneroPayments:
         now = self._clock.now_ms()
         for item in self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
-                return f"payment {item.payment_id} is signed and the network does not take it"
+                return _told(item, "is signed and the network does not take it")
         for item in self._ledger.payments_in(PaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
-                return f"payment {item.payment_id} was published and is not mined for long"
+                return _told(item, "was published and is not mined for long")
         return None
 
     def is_busy(self) -> bool:
@@ -350,6 +351,12 @@ class MoneroPayments:
         except NodeError as error:
             log.warning("monero_no_proof", txid=txid, reason=str(error))
             return None
+
+
+def _told(payment: Payment, problem: str) -> str:
+    """For the operator: it says so if the node may know more than it shows."""
+    spent = ", and something has spent an input of it" if payment.conflict is not None else ""
+    return f"payment {payment.payment_id} {problem}{spent}"
 
 
 def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:

@@ -1,12 +1,14 @@
 """Where a payment of XMR is, by the node's word: in a block, in the pool, nowhere, or impossible.
 
-What does not live here: what is done about it (payments.py).
+What does not live here: finding what has spent its inputs (spent.py), what is done about it
+(payments.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from rpcsvc.clock import Clock
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
@@ -17,15 +19,19 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 )
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction, Spent
+from rpcsvc.settlement.onchain.monero.spent import SpentInputs
 
 
 class MoneroPresence:
     """Looks payments up and records how far they are. May raise RpcFailure and SideUnusable."""
 
-    def __init__(self, link: MoneroLink, ledger: MoneroLedger, options: MoneroOptions) -> None:
+    def __init__(
+        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+    ) -> None:
         self._link = link
         self._ledger = ledger
         self._options = options
+        self._spent = SpentInputs(link, clock)
 
     async def verdict(self, payment: Payment) -> Verdict:
         """Ask the node, record how far the payment is, and say it."""
@@ -34,6 +40,7 @@ class MoneroPresence:
         found = (await self._link.node.transactions([payment.txid])).get(payment.txid)
         after = await self._link.check_node()
         if found is not None:
+            self._spent.forget(payment.payment_id)
             return await self._present(payment, found, after)
         if before.top_hash != after.top_hash or Spent.IN_CHAIN not in spent.values():
             return await self._absent(payment)
@@ -53,28 +60,31 @@ class MoneroPresence:
         return Verdict(Outcome.ABSENT)
 
     async def _in_conflict(self, payment: Payment, info: NodeInfo) -> Verdict:
-        """Something else has spent an input, in this chain up to ``info``'s top.
+        """An input is spent, in this chain up to ``info``'s top, and the payment is nowhere.
 
-        The node doesn't say in which block. The top at the first sight of it bounds that from
-        above: once that block is deep, and still there, so is the one in question.
+        Without the transaction that spent it nothing is said: the payment itself may be mined, and
+        the node that answered for it may not have it.
         """
         since = await self._conflict_since(payment, info)
-        depth = info.height - since.height
-        if depth >= self._options.failed_after:
-            over = replace(payment, state=PaymentState.FAILED, height=None, conflict=since)
-            await self._put(payment, over)
+        found = await self._spent.find(payment, since, info)
+        if found is None:
+            await self._put(payment, replace(payment, height=None, conflict=since))
             return Verdict(
-                Outcome.FAILED,
-                f"another transaction has spent its inputs, {depth} confirmations ago",
+                Outcome.UNKNOWN,
+                "an input of it is spent, and no other transaction of the wallet is found that did"
+                f" it ({info.height - since.height} blocks ago at least)",
             )
-        await self._put(payment, replace(payment, height=None, conflict=since))
-        return Verdict(
-            Outcome.UNKNOWN,
-            f"another transaction has spent its inputs, at least {depth} of"
-            f" {self._options.failed_after} confirmations ago",
-        )
+        depth, needed = info.height - found.block.height, self._options.failed_after
+        after = replace(payment, height=None, conflict=found.block)
+        why = f"another transaction, {found.txid}, has spent its inputs"
+        if depth < needed:
+            await self._put(payment, after)
+            return Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} confirmations ago")
+        await self._put(payment, replace(after, state=PaymentState.FAILED))
+        return Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago")
 
     async def _conflict_since(self, payment: Payment, info: NodeInfo) -> Cursor:
+        """A block by which it was spent: that of the first sight, while it is still there."""
         top = Cursor(info.height - 1, info.top_hash)
         known = payment.conflict
         if known is None:

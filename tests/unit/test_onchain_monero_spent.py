@@ -1,0 +1,230 @@
+"""An XMR payment has failed only when what has spent its inputs is found, whatever else is said.
+
+Node and wallet are played: they have to contradict themselves on command. The same on real daemons
+is in tests/regtest/test_monero_side_payouts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.monero.ledger import (
+    MoneroOptions,
+    Payment,
+    PaymentState,
+    Purpose,
+    WalletRecord,
+)
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import (
+    BlockHeader,
+    NodeBytes,
+    NodeInfo,
+    NodeTransaction,
+    Spent,
+)
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    Refreshed,
+    SubaddressIndex,
+    TransferKind,
+    WalletTransfer,
+)
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+
+NOW = 1_700_000_000_000
+OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5)
+SIGNED_AT = 3_000_000  # the height
+OURS, RIVAL, OTHER = "ours", "rival", "other"
+BODIES = {
+    OURS: NodeBytes(OURS, "", ("image-1", "image-2"), SIGNED_AT),
+    RIVAL: NodeBytes(RIVAL, "", ("image-2", "image-9"), SIGNED_AT),
+    OTHER: NodeBytes(OTHER, "", ("image-7",), SIGNED_AT),
+}
+
+
+@dataclass
+class Node:
+    """A node that has seen image-2 spent, and does not show our payment. ``mined``: what it has."""
+
+    top: int = SIGNED_AT
+    mined: dict[str, int] = field(default_factory=dict)
+    branch: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    async def info(self) -> NodeInfo:
+        height = self.top + 1
+        top = f"h{self.top}{self.branch}"
+        return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+
+    async def header_at(self, height: int) -> BlockHeader | None:
+        return BlockHeader(height, f"h{height}{self.branch}", "", 0, False, 0)
+
+    async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
+        return {image: Spent.IN_CHAIN if image == "image-2" else Spent.UNSPENT for image in images}
+
+    async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        assert list(txids) == [OURS]
+        return {}
+
+    async def bodies(self, txids: Sequence[str]) -> dict[str, NodeBytes]:
+        self.asked += txids
+        shown = [txid for txid in txids if txid in self.mined]
+        return {
+            txid: NodeBytes(txid, "", BODIES[txid].key_images, self.mined[txid]) for txid in shown
+        }
+
+
+@dataclass
+class Wallet:
+    """A wallet that lists what it has sent, by height."""
+
+    sent: dict[str, int] = field(default_factory=dict)
+
+    async def primary_address(self) -> str:
+        return "4primary"
+
+    async def refresh(self) -> Refreshed:
+        return Refreshed(0, False)
+
+    async def transfers(
+        self, from_height: int, kinds: Collection[TransferKind]
+    ) -> list[WalletTransfer]:
+        assert tuple(kinds) == (TransferKind.OUTGOING,)
+        index = SubaddressIndex(0, 0)
+        return [
+            WalletTransfer(
+                TransferKind.OUTGOING, txid, "4primary", index, 1, 1, height, 0, 0, 0, False,
+                False, False,
+            )
+            for txid, height in self.sent.items()
+            if height >= from_height
+        ]  # fmt: skip
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+@dataclass
+class Desk:
+    node: Node
+    wallet: Wallet
+    clock: Clock
+    ledger: SqliteMoneroLedger
+    presence: MoneroPresence
+
+    async def look(self, blocks: int = 0) -> Verdict:
+        """What is said of the payment so many blocks later."""
+        self.node.top += blocks
+        self.clock.now += blocks * 120_000
+        payment = self.ledger.payment("tr_1")
+        assert payment is not None
+        return await self.presence.verdict(payment)
+
+    def payments(self) -> MoneroPayments:
+        node: Any = self.node
+        wallet: Any = self.wallet
+        return MoneroPayments(
+            MoneroLink(node, wallet, self.ledger, OPTIONS), self.ledger, self.clock, OPTIONS
+        )
+
+    def restart(self) -> None:
+        self.presence = presence(self.node, self.wallet, self.ledger, self.clock)
+
+
+def presence(node: Any, wallet: Any, ledger: SqliteMoneroLedger, clock: Clock) -> MoneroPresence:
+    return MoneroPresence(MoneroLink(node, wallet, ledger, OPTIONS), ledger, clock, OPTIONS)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    database = await Database.open(tmp_path)
+    ledger = SqliteMoneroLedger(database)
+    await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
+    images = BODIES[OURS].key_images
+    signed = Payment(
+        "tr_1", Purpose.TRANSFER, "4x", 10**12, 5, OURS, "raw", "meta", "key", images, NOW,
+        PaymentState.PUBLISHED,
+    )  # fmt: skip
+    await ledger.add_payment(signed)
+    node, wallet, clock = Node(), Wallet(), Clock()
+    yield Desk(node, wallet, clock, ledger, presence(node, wallet, ledger, clock))
+    await database.close()
+
+
+async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(desk: Desk) -> None:
+    """Two nodes behind one address: one has mined the payment, the other has not got that far."""
+    desk.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
+    desk.node.mined = dict(desk.wallet.sent)
+    for _ in range(3 * OPTIONS.failed_after):
+        verdict = await desk.look(blocks=1)
+        assert verdict.outcome is Outcome.UNKNOWN
+    assert "no other transaction" in verdict.reason
+    payment = desk.ledger.payment("tr_1")
+    assert payment is not None
+    assert payment.state is PaymentState.PUBLISHED
+    assert desk.ledger.live_key_images(payment.key_images) == set(payment.key_images)
+    desk.clock.now += 3_600_000
+    assert "something has spent an input of it" in (desk.payments().stuck() or "")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_it_has_failed_once_what_took_its_input_is_found_deep(
+    desk: Desk, restarts: bool
+) -> None:
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: SIGNED_AT}
+    desk.node.mined = dict(desk.wallet.sent)
+    for _ in range(OPTIONS.failed_after - 1):
+        verdict = await desk.look(blocks=1)
+        assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.UNKNOWN, True)
+        if restarts:
+            desk.restart()
+    verdict = await desk.look(blocks=1)
+    assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.FAILED, True)
+    payment = desk.ledger.payment("tr_1")
+    assert payment is not None
+    assert payment.state is PaymentState.FAILED
+
+
+async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_first_sight(
+    desk: Desk,
+) -> None:
+    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1}
+    assert (await desk.look(blocks=6)).outcome is Outcome.FAILED
+
+
+async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) -> None:
+    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1}
+    assert RIVAL in (await desk.look(blocks=4)).reason
+    desk.node.mined, desk.node.branch = {}, "b"
+    assert (await desk.look(blocks=5)).outcome is Outcome.UNKNOWN
+    desk.node.mined = {RIVAL: SIGNED_AT + 9}
+    assert "2 of 5" in (await desk.look(blocks=1)).reason
+
+
+async def test_a_search_in_vain_is_made_once_a_block(desk: Desk) -> None:
+    desk.wallet.sent = desk.node.mined = {OTHER: SIGNED_AT}
+    for _ in range(3):
+        await desk.look()
+    assert desk.node.asked == [OTHER]
+    await desk.look(blocks=1)
+    assert desk.node.asked == [OTHER, OTHER]
+
+
+async def test_a_service_that_was_down_for_long_looks_as_far_back(desk: Desk) -> None:
+    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1, OTHER: 1}
+    assert (await desk.look(blocks=50_000)).outcome is Outcome.FAILED
+    assert desk.node.asked == [RIVAL], "what was sent long before it was signed is left alone"
