@@ -6,6 +6,7 @@ import pytest
 
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
+from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.wiring import (
     evm_nodes,
@@ -44,3 +45,19 @@ def test_a_network_asks_the_oracle_that_the_table_of_chains_names_and_else_none(
         "arbitrum": None,
         "base": "0x420000000000000000000000000000000000000F",
     }
+
+
+@pytest.mark.parametrize("name", ["etherum", "Ethereum", "eth"])
+def test_finality_for_what_is_no_chain_is_refused_not_left_out(name: str) -> None:
+    chains = load_chains(chains_toml(None))
+    nodes = ("ethereum=http://127.0.0.1:1",)
+    with pytest.raises(SettingsError, match=f"onchain.finalized: received {name}; .*ethereum"):
+        served_chains(OnchainSettings(nodes=nodes, finalized=("arbitrum", name)), chains)
+    made = served_chains(OnchainSettings(nodes=nodes, finalized=("arbitrum", "ethereum")), chains)
+    assert [chain.name for chain in made.all()] == ["ethereum"]
+
+
+@pytest.mark.parametrize("count", ["1_0", "\uff11\uff10", "+10", " 10", "", "1e1"])
+def test_confirmations_that_are_no_plain_number_are_refused(count: str) -> None:
+    with pytest.raises(SettingsError, match="xmr_confirmations"):
+        monero_options(OnchainSettings(xmr_confirmations=(f"0={count}",)))

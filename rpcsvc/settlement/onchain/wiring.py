@@ -5,6 +5,7 @@ What does not live here: anything that decides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ KEY_FILE: Final = "evm-mnemonic"
 _WEI: Final = 10**18
 # More orders than half of this, in the time that a commit takes, find no XMR address ready.
 _LEAST_RESERVE: Final = 256
+# int() takes more than people mean by a number: 1_0, digits of any script.
+_COUNT: Final = re.compile(r"[0-9]{1,6}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,14 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
             [
                 f"onchain.nodes: received {received}; allowed: chain=URL, of the chains"
                 f" {', '.join(known)}, such as arbitrum=http://127.0.0.1:8545"
+            ]
+        )
+    # One that is not the name of a chain would leave that chain's deposits without finality.
+    if unknown := sorted(set(settings.finalized) - set(known)):
+        raise SettingsError(
+            [
+                f"onchain.finalized: received {', '.join(unknown)}; allowed: names of the chains"
+                f" {', '.join(known)}"
             ]
         )
     return ChainRegistry(known[name] for name in nodes)
@@ -155,7 +166,7 @@ def _threshold(text: str) -> Threshold:
     amount, _, confirmations = text.partition("=")
     try:
         units = 0 if amount == "0" else parse_amount(amount, XMR).units
-        return Threshold(units, int(confirmations))
+        return Threshold(units, _count(confirmations))
     except (ServiceError, ValueError) as error:
         raise SettingsError(
             [
@@ -163,6 +174,12 @@ def _threshold(text: str) -> Threshold:
                 ' rising from 0, such as "0=10, 50=20"'
             ]
         ) from error
+
+
+def _count(text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
 
 
 # --- USDC ------------------------------------------------------------------------------------
