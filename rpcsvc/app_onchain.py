@@ -21,6 +21,7 @@ from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.side import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
@@ -29,6 +30,7 @@ from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
+from rpcsvc.store.unserved_orders import UnservedOrders
 
 
 @asynccontextmanager
@@ -38,6 +40,7 @@ async def onchain_backend(
     """Both sides, rates and audits, running. Raises SettingsError for what a node refuses."""
     rates = rate_source(settings.rates, clock)
     served = wiring.served_chains(settings.onchain, chains)
+    networks = {MONERO, *(chain.name for chain in served.all())}
     # One for all: a pause that can't be written holds in this object alone.
     switch = PauseSwitch(settings.data_dir)
     parts = wiring.Parts(
@@ -53,6 +56,7 @@ async def onchain_backend(
             SqliteOpeningLedger(database),
         ),
         sent_since=OnchainBooks(database).sent_since,
+        unserved=UnservedOrders(database, networks).problem,
     )
     name = settings.onchain.monero_network
     # Addresses of a regtest chain are those of mainnet.

@@ -15,11 +15,15 @@ import pytest
 
 from rpcsvc.app import Running, running
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.order import Terms
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.orders.ports import StatusView
+from rpcsvc.orders.processor import OrderProcessor
+from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
 from tests.unit.test_transition import terms
 
@@ -53,6 +57,31 @@ async def test_an_order_is_shown_whether_its_chain_has_a_node_or_not(
     funding = orjson.loads(reply.body)["data"]["fundingInstructions"]
     assert (funding["network"], funding["chainId"]) == (chain, chain_id)
     assert funding["paymentUri"].startswith(f"ethereum:{token}@{chain_id}/")
+
+
+async def test_orders_of_a_chain_whose_node_was_taken_out_are_an_alarm_until_they_are_over(
+    tmp_path: Path,
+) -> None:
+    """Nothing sees their deposits, and nothing pays them: they would wait for ever, unheard."""
+    settings = unreachable(tmp_path)
+    async with running(settings) as before:
+        await before.service.processor.open(open_order(order_of(before, "base")), None, None)
+        assert ORDER_ID not in (before.service.engine.health().detail or "")
+    async with running(settings) as up:
+        told = up.service.engine.health().detail or ""
+        assert f"orders: 1 orders wait for a network without a node, such as {ORDER_ID}" in told
+        await expire(up, ORDER_ID)
+        assert ORDER_ID not in (up.service.engine.health().detail or "")
+
+
+async def expire(up: Running, order_id: str) -> None:
+    """What the worker does when the order's time is over."""
+    clock = ManualClock()
+    clock.now = up.service.clock.now_ms() + 10**10
+    processor = OrderProcessor(up.service.store, clock, lambda _order: StatusView(b"{}", None))
+    order = await processor.apply(order_id, DeadlinePassed())
+    while not order.status.is_terminal:
+        order = await processor.apply(order_id, DeadlinePassed())
 
 
 def order_of(up: Running, chain: str) -> Terms:

@@ -43,6 +43,7 @@ class OnchainEngine:
     """Implements SettlementEngine with one side per asset.
 
     ``first_looks``: what has to be looked at once, by asset, before anything is signed for it.
+    ``unserved``: what is wrong with orders that neither side serves; None: nothing.
     """
 
     name = "onchain"
@@ -56,12 +57,14 @@ class OnchainEngine:
         floors: Mapping[Asset, int],
         poll_ms: int,
         first_looks: Mapping[Asset, FirstLook] | None = None,
+        unserved: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._sides = {side.asset: side for side in sides}
         self._watches = {side.asset: SideWatch(side) for side in sides}
         self._guard = guard
         self._floors = floors
         self._first_looks = dict(first_looks or {})
+        self._unserved = unserved
         self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
@@ -207,9 +210,18 @@ class OnchainEngine:
         checks += [(asset.symbol, look.health()) for asset, look in self._first_looks.items()]
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
         checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
+        checks += [("orders", self._without_node())]
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
         notes = [text for side in self._sides.values() for text in side.notes()]
         return Health(not wrong, "; ".join(wrong + notes) or None)
+
+    def _without_node(self) -> Health:
+        """Whether all orders are of networks that a node serves: the others wait for ever."""
+        try:
+            problem = self._unserved()
+        except Unavailable:
+            return Health(True)  # the database's own health tells
+        return Health(problem is None, problem)
 
     def _above_floor(self, side: Side) -> Health:
         """Whether the wallet holds what the operator wants it to hold at least."""

@@ -6,7 +6,7 @@ What does not live here: anything that decides.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ class Parts:
     """What the engine is given besides its settings.
 
     ``switch``: the one that the auditor throws. ``chains``: the table, with nodes or not.
+    ``unserved`` says what is wrong with orders of chains that have no node; None: nothing.
     """
 
     data_dir: Path
@@ -55,6 +56,7 @@ class Parts:
     monero_ledger: MoneroLedger
     evm_ledgers: Ledgers
     sent_since: SentSince
+    unserved: Callable[[], str | None]
 
 
 @asynccontextmanager
@@ -69,6 +71,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         floors=floors(settings),
         poll_ms=settings.poll_ms,
         first_looks=_first_looks(settings, parts, clients),
+        unserved=parts.unserved,
     )
     try:
         yield engine
