@@ -55,7 +55,7 @@ async def onchain_backend(
             SqliteForeignLedger(database),
             SqliteOpeningLedger(database),
         ),
-        sent_since=OnchainBooks(database).sent_since,
+        signed=OnchainBooks(database),
         unserved=UnservedOrders(database, networks).problem,
     )
     name = settings.onchain.monero_network

@@ -5,7 +5,7 @@ What does not live here: the rows themselves (onchain_monero.py, onchain_evm_pay
 
 from __future__ import annotations
 
-from typing import Final, overload
+from typing import Final
 
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.store.sqlite import Tables
@@ -40,19 +40,15 @@ class OnchainBooks:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    @overload
-    def sent_since(self, asset: Asset, at: int) -> int: ...
-
-    @overload
-    def sent_since(self, asset: Asset, at: int, transfer_id: str) -> int | None: ...
-
-    def sent_since(self, asset: Asset, at: int, transfer_id: str | None = None) -> int | None:
-        """Atomic units signed away for orders since ``at`` (ms), over all networks.
-
-        None when the named transfer has a payment on record: nothing is signed for it any more.
-        """
-        side = "XMR" if asset is XMR else "USDC"
-        if transfer_id is not None and self._db.read_one(_SIGNED[side], (transfer_id,)):
-            return None
-        row = self._db.read_one(_SENT[side], (at,))
+    def sent_since(self, asset: Asset, at: int) -> int:
+        """Atomic units signed away for orders since ``at`` (ms), over all networks."""
+        row = self._db.read_one(_SENT[_side(asset)], (at,))
         return int(row[0]) if row else 0
+
+    def is_signed(self, asset: Asset, transfer_id: str) -> bool:
+        """Whether a transfer has a payment on record: nothing is signed for it any more."""
+        return self._db.read_one(_SIGNED[_side(asset)], (transfer_id,)) is not None
+
+
+def _side(asset: Asset) -> str:
+    return "XMR" if asset is XMR else "USDC"

@@ -18,6 +18,7 @@ from rpcsvc.orders.ports import DepositSighting, Health, Holdings, Outcome, Verd
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard
 from tests.sandbox import ManualClock
+from tests.unit.test_onchain_guard import Signed
 
 CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
 FLOORS = {XMR: 50, USDC: 0}
@@ -84,7 +85,7 @@ class Stand:
         self.xmr = FakeSide(XMR, "monero", Verdict(outcome))
         self.usdc = FakeSide(USDC, "arbitrum", Verdict(outcome))
         self.switch = PauseSwitch(data_dir)
-        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at, _id: 0, ManualClock())
+        guard = PayoutGuard(self.switch, CAPS, Signed(), ManualClock())
         sides = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(sides, guard, floors=FLOORS, poll_ms=10)
 

@@ -22,6 +22,7 @@ from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeSide, transfer
+from tests.unit.test_onchain_guard import Signed
 
 TOLD = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 
@@ -74,7 +75,7 @@ class Stand:
         self.look = FirstLook(
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
-        guard = PayoutGuard(self.switch, CAPS, lambda _asset, _at, _id: 0, self.clock)
+        guard = PayoutGuard(self.switch, CAPS, Signed(), self.clock)
         sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
             cast("Any", sides), guard, floors=FLOORS, poll_ms=1, first_looks={XMR: self.look}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,23 @@ def transfer(units: int, asset: Asset = XMR) -> Transfer:
     return Transfer("ord_1/payout/1", TransferKind.PAYOUT, "monero", asset, "to", units, 0)
 
 
-def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
-    def sent_since(_asset: Asset, at: int, _id: str) -> int:
-        assert at == 9 * DAY
-        return sent
+@dataclass
+class Signed:
+    """Books of wallets that signed ``sent`` units away within a day, and none for the transfer."""
 
-    return PayoutGuard(PauseSwitch(data_dir), CAPS, sent_since, Clock())
+    sent: int = 0
+    since: list[int] = field(default_factory=list)
+
+    def sent_since(self, _asset: Asset, at: int) -> int:
+        self.since.append(at)
+        return self.sent
+
+    def is_signed(self, _asset: Asset, _transfer_id: str) -> bool:
+        return False
+
+
+def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
+    return PayoutGuard(PauseSwitch(data_dir), CAPS, Signed(sent), Clock())
 
 
 def test_a_thrown_switch_holds_over_a_restart_until_it_is_thrown_back(tmp_path: Path) -> None:
@@ -73,18 +84,17 @@ def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) 
     with pytest.raises(Unavailable, match="cap per day"):
         guard(tmp_path, sent=91).require_within_caps(transfer(10))
     guard(tmp_path, sent=91).require_within_caps(transfer(10, USDC))
+    signed = Signed()
+    PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()).require_within_caps(transfer(10))
+    assert signed.since == [9 * DAY]
 
 
 def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
-    sent = 95
-
-    def sent_since(_asset: Asset, _at: int, _id: str) -> int:
-        return sent
-
-    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, sent_since, Clock())
+    signed = Signed(95)
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock())
     with pytest.raises(Unavailable):
         held.require_within_caps(transfer(10))
-    sent = 0
+    signed.sent = 0
     held.require_within_caps(transfer(10))
     assert held.health().ok
 
@@ -95,7 +105,7 @@ def test_what_is_not_asked_for_any_more_is_not_held_against_health(
 ) -> None:
     """Its order was refunded or cancelled: nobody asks for it, so nothing waits."""
     clock = Clock()
-    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, lambda _asset, _at, _id: 0, clock)
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     with pytest.raises(Unavailable):
         held.require_within_caps(transfer(11))
     clock.now += later
@@ -104,7 +114,7 @@ def test_what_is_not_asked_for_any_more_is_not_held_against_health(
 
 def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None:
     clock = Clock()
-    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, lambda _asset, _at, _id: 0, clock)
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     for _ in range(10):
         with pytest.raises(Unavailable):
             held.require_within_caps(transfer(11))

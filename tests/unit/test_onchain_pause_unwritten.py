@@ -19,7 +19,7 @@ from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.full_disk import Disk, disk
 from tests.unit.onchain_service import unreachable
-from tests.unit.test_onchain_guard import CAPS
+from tests.unit.test_onchain_guard import CAPS, Signed
 
 __all__ = ["disk"]
 
@@ -39,7 +39,7 @@ def the_command(data_dir: Path) -> PauseSwitch:
 
 
 def guard_of(switch: PauseSwitch) -> PayoutGuard:
-    return PayoutGuard(switch, CAPS, lambda _asset, _since, _id: 0, ManualClock())
+    return PayoutGuard(switch, CAPS, Signed(), ManualClock())
 
 
 # --- the switch ------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Books:
     def guard(self, caps: dict[Asset, Caps] | None = None) -> PayoutGuard:
         sums = OnchainBooks(self.database)
         switch = PauseSwitch(self.data_dir)
-        return PayoutGuard(switch, caps or CAPS, sums.sent_since, self.office.clock)
+        return PayoutGuard(switch, caps or CAPS, sums, self.office.clock)
 
     async def sign_usdc(self, name: str) -> None:
         made = replace(evm.payment(name, 0), prepared_at=self.office.clock.now)

@@ -10,10 +10,10 @@ wallet signs nothing else before it is on the network. What does not live here: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -44,9 +44,16 @@ class Caps:
     per_day: int
 
 
-# Units of an asset that were signed away since a time (ms), other than what can never be made; None
-# when the transfer of that id is signed itself.
-SentSince = Callable[[Asset, int, str], int | None]
+class Signed(Protocol):
+    """What the wallets have signed away, as the books have it."""
+
+    def sent_since(self, asset: Asset, at: int) -> int:
+        """Units signed away since a time (ms), other than what can never be made."""
+        ...
+
+    def is_signed(self, asset: Asset, transfer_id: str) -> bool:
+        """Whether a transfer has been signed, and nothing more is signed for it."""
+        ...
 
 
 class _Held(NamedTuple):
@@ -151,12 +158,12 @@ class PayoutGuard:
         self,
         switch: PauseSwitch,
         caps: Mapping[Asset, Caps],
-        sent_since: SentSince,
+        signed: Signed,
         clock: Clock,
     ) -> None:
         self._switch = switch
         self._caps = caps
-        self._sent_since = sent_since
+        self._signed = signed
         self._clock = clock
         self._held: dict[str, _Held] = {}
 
@@ -190,14 +197,13 @@ class PayoutGuard:
     def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
         """What a transfer is over, if ``besides`` units are about to be signed away as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
-        day_ago = self._clock.now_ms() - _DAY_MS
-        sent = self._sent_since(asset, day_ago, transfer.transfer_id)
-        if sent is None:
+        if self._signed.is_signed(asset, transfer.transfer_id):
             # A crash came before its order knew. It would count against itself, and while it
             # waits, its wallet signs nothing.
             return None
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
+        sent = self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
         if sent + besides + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None

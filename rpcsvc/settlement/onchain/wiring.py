@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnem
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
-from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, SentSince
+from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.monero.first_look import FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -55,14 +55,14 @@ class Parts:
     clock: Clock
     monero_ledger: MoneroLedger
     evm_ledgers: Ledgers
-    sent_since: SentSince
+    signed: Signed
     unserved: Callable[[], str | None]
 
 
 @asynccontextmanager
 async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterator[OnchainEngine]:
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
-    guard = PayoutGuard(parts.switch, caps(settings), parts.sent_since, parts.clock)
+    guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock)
     clients = monero_clients(settings)
     sides = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
     engine = OnchainEngine(
