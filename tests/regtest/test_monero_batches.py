@@ -20,7 +20,7 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury, kill_wallet
 pytestmark = pytest.mark.slow
 
 UNITS = XMR // 20
-ACCOUNTS = 9  # how many of the tests below may use one up
+ACCOUNTS = 10  # how many of the tests below may use one up
 
 
 async def due(own: Treasury, payee: Payee, count: int) -> list[Transfer]:
@@ -141,6 +141,24 @@ async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, paye
     again = own.transfer(good.address, UNITS)
     signed = await own.side.prepare(good, [*bad, ours, again])
     assert signed.transfer_ids == (good.transfer_id,)
+
+
+async def test_an_integrated_address_is_paid_alone_and_keeps_no_others_apart(
+    own: Treasury, payee: Payee
+) -> None:
+    """The wallet makes no transaction with a payment id for several: all would be paid alone."""
+    made = await payee.wallet.rpc.read("make_integrated_address", {})
+    integrated = own.transfer(made["integrated_address"], UNITS)
+    first, last = await due(own, payee, 2)
+    calls = own.count_calls()
+    together = await own.side.prepare(first, [integrated, last])
+    assert together.transfer_ids == (first.transfer_id, last.transfer_id)
+    assert calls.count("transfer") == 1
+    await pay(own, replace(first, state=TransferState.PREPARED, txid=together.txid,
+                           raw=together.raw))  # fmt: skip
+    calls.clear()
+    alone = await own.side.prepare(integrated, [own.transfer(payee.address, UNITS)])
+    assert (alone.transfer_ids, calls.count("transfer")) == ((integrated.transfer_id,), 1)
 
 
 async def test_without_money_for_all_the_first_is_paid_alone(

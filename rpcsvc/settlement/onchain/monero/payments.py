@@ -40,7 +40,12 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
-from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    AddressCheck,
+    Destination,
+    PreparedPayment,
+    WalletCode,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -86,8 +91,10 @@ class MoneroPayments:
             if known is None:
                 # Another wallet would judge the destination by what is its own: check that first.
                 await self._link.check_wallet()
-                await self._check_destination(transfer.address)
-                known = await self._sign_together([transfer, *await self._fit(companions)])
+                check = await self._check_destination(transfer.address)
+                # A transaction with a payment id has one recipient.
+                fit = [] if check.integrated else await self._fit(companions)
+                known = await self._sign_together([transfer, *fit])
             _require_same(known, transfer)
             if known.state.is_over:
                 raise TransferRejected(f"its payment {known.txid} is {known.state}")
@@ -108,16 +115,17 @@ class MoneroPayments:
         return None
 
     async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
-        """Those that can be paid and have no payment yet."""
+        """Those that can be paid together with others and have no payment yet."""
         fit = []
         for item in companions:
             if self._ledger.payment(item.transfer_id) is not None:
                 continue
             try:
-                await self._check_destination(item.address)
+                check = await self._check_destination(item.address)
             except TransferRejected:
                 continue  # it is told so when its own turn comes
-            fit.append(item)
+            if not check.integrated:
+                fit.append(item)
         return fit
 
     async def _sign_together(self, transfers: Sequence[Transfer]) -> Payment:
@@ -185,7 +193,8 @@ class MoneroPayments:
         log.info("monero_payment_withdrawn", txid=payment.txid, transfers=len(payment.payees))
         await self._ledger.put_payment(replace(payment, state=PaymentState.WITHDRAWN))
 
-    async def _check_destination(self, address: str) -> None:
+    async def _check_destination(self, address: str) -> AddressCheck:
+        """What the wallet says of an address that can be paid. Raises TransferRejected."""
         check = await self._link.wallet.validate(address)
         if not check.valid:
             raise TransferRejected("the destination is no Monero address")
@@ -196,6 +205,7 @@ class MoneroPayments:
             )
         if await self._is_ours(address):
             raise TransferRejected("the destination is an address of the service itself")
+        return check
 
     async def _is_ours(self, address: str) -> bool:
         if self._ledger.address_minor(address) is not None:
