@@ -20,6 +20,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
+from rpcsvc.settlement.onchain.patience import PATIENCE_MS
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
@@ -355,6 +356,34 @@ async def test_a_payout_taken_back_leaves_no_gap_in_the_nonces(
     assert (own.payment(given_up).nonce, own.payment(next_one).nonce) == (0, 1)
     assert await own.token.balance(USER) == 0
     assert await own.token.balance(FRIEND) == USDC
+
+
+async def test_a_payout_that_its_order_never_takes_up_makes_room_in_the_end(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash came before its order knew, and the order can't go on: others would wait for ever."""
+    first = await own.prepared(own.transfer(USER))
+    second, waited = own.transfer(FRIEND), [0]
+    state = TransferState.PREPARED
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: state)
+    monkeypatch.setattr(own.payments._patience, "_steady", lambda: waited[0])
+    for state, now in (  # noqa: B007 - the ledger is asked for it
+        (TransferState.PLANNED, 0),
+        (TransferState.PLANNED, PATIENCE_MS - 1),
+        (TransferState.PREPARED, 2 * PATIENCE_MS),  # committed: it is published, whenever that is
+    ):
+        waited[0] = now
+        with pytest.raises(Unavailable, match="earlier payment"):
+            await own.payments.prepare(second)
+    state = TransferState.PLANNED
+    await own.payments.maintain()
+    assert own.payment(first).state is PaymentState.PREPARED, "only another payout gives it up"
+    paid = await own.paid(second)
+    assert (await own.pay(first)).outcome is Outcome.UNKNOWN
+    with pytest.raises(TransferRejected, match="withdrawn"):
+        await own.payments.prepare(replace(first, txid=None, raw=None))
+    assert (await own.settle(paid)).outcome is Outcome.SETTLED
+    assert (await own.token.balance(USER), await own.token.balance(FRIEND)) == (0, USDC)
 
 
 async def test_what_was_taken_back_is_never_published(

@@ -21,6 +21,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.settlement.onchain.patience import PATIENCE_MS
 from rpcsvc.store.sqlite import StoreConflict
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, sent, settle
@@ -34,7 +35,7 @@ from tests.regtest.treasury import (
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 UNITS = XMR // 7
-ACCOUNTS = 24  # how many of the tests below may use one up
+ACCOUNTS = 25  # how many of the tests below may use one up
 
 
 # --- the plain way -----------------------------------------------------------------------------
@@ -162,6 +163,30 @@ async def test_a_payment_taken_back_before_it_was_published_makes_room(
     verdict = await own.side.publish(first)
     assert verdict.outcome is Outcome.UNKNOWN
     with pytest.raises(TransferRejected):
+        await own.side.prepare(replace(first, txid=None, raw=None))
+
+
+async def test_a_payment_that_its_order_never_takes_up_makes_room_in_the_end(
+    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash came before its order knew, and the order can't go on: others would wait for ever."""
+    first = await own.prepared(own.transfer(payee.address, UNITS))
+    second, waited = own.transfer(payee.address, 2 * UNITS), [0]
+    state = TransferState.PREPARED
+    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: state)
+    monkeypatch.setattr(own.side._payments._patience, "_steady", lambda: waited[0])
+    for state, now in (  # noqa: B007 - the ledger is asked for it
+        (TransferState.PLANNED, 0),
+        (TransferState.PLANNED, PATIENCE_MS - 1),
+        (TransferState.PREPARED, 2 * PATIENCE_MS),  # committed: it is published, whenever that is
+    ):
+        waited[0] = now
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await own.side.prepare(second)
+    state = TransferState.PLANNED
+    assert (await own.side.prepare(second)).txid != first.txid
+    assert (await own.side.publish(first)).outcome is Outcome.UNKNOWN
+    with pytest.raises(TransferRejected, match="withdrawn"):
         await own.side.prepare(replace(first, txid=None, raw=None))
 
 

@@ -43,6 +43,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from rpcsvc.settlement.onchain.patience import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +76,7 @@ class EvmPayments:
         self._writer = asyncio.Lock()
         self._nonces = nonces
         self._payouts_waiting = 0
+        self._patience = Patience()
         self._conditions = Conditions(link.network.name)
         self._publisher = EvmPublisher(link, signer, ledger, clock, self._conditions)
         self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
@@ -117,7 +119,7 @@ class EvmPayments:
         return await self._gas.estimate(self._network.token, data)
 
     async def _sign(self, order: PaymentOrder, sweep: Sweep | None = None) -> EvmPayment:
-        if waiting := await self._finish_earlier():
+        if waiting := await self._finish_earlier(order):
             raise Unavailable(
                 f"An earlier payment on {self._network.name} is signed and not on the network yet."
                 " Nothing new is signed before it is.",
@@ -146,10 +148,11 @@ class EvmPayments:
 
     # --- what was signed earlier ---------------------------------------------------------------
 
-    async def _finish_earlier(self) -> str | None:
+    async def _finish_earlier(self, order: PaymentOrder | None = None) -> str | None:
         """Bring what is signed and unpublished to the network; a payout that is not there yet.
 
-        A payout is published by the order layer alone, once it has committed its id.
+        A payout is published by the order layer alone, once it has committed its id. ``order`` is
+        what waits for that.
         """
         for earlier in self._publisher.own(PaymentState.PREPARED):
             if not _is_payout(earlier):
@@ -158,7 +161,7 @@ class EvmPayments:
             verdict = await self._publisher.verdict(earlier)
             if verdict.outcome is not Outcome.ABSENT:
                 continue
-            if not self._was_taken_back(earlier):
+            if not self._was_taken_back(earlier) and not self._is_given_up(earlier, order):
                 return earlier.payment_id
             await self._fill(earlier)
         return None
@@ -166,6 +169,20 @@ class EvmPayments:
     def _was_taken_back(self, payment: EvmPayment) -> bool:
         """Whether the order layer gave it up before anything was published."""
         return self._ledger.transfer_state(payment.payment_id) is TransferState.CANCELLED
+
+    def _is_given_up(self, payment: EvmPayment, order: PaymentOrder | None) -> bool:
+        """Whether its order does not take it up, and a transfer has waited for it for too long.
+
+        Only a transfer may find that: the order layer has one of a wallet at a time under way, so
+        that it has no other in its hands.
+        """
+        if order is None or order.purpose is not Purpose.TRANSFER:
+            return False
+        state = self._ledger.transfer_state(payment.payment_id)
+        if state is not TransferState.PLANNED or not self._patience.is_over(payment.payment_id):
+            return False
+        log.warning("evm_payment_given_up", payment_id=payment.payment_id)
+        return True
 
     async def _fill(self, payment: EvmPayment) -> None:
         """Give a nonce that nothing will use to a transaction of the hot wallet to itself."""

@@ -46,6 +46,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
+from rpcsvc.settlement.onchain.patience import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +74,7 @@ class MoneroPayments:
         self._clock = clock
         self._options = options
         self._presence = MoneroPresence(link, ledger, clock, options)
+        self._patience = Patience()
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class MoneroPayments:
 
     async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
         """Sign and commit ``order``, or ``otherwise`` if the wallet can't make it."""
-        await self._finish_earlier()
+        await self._finish_earlier(order)
         await self._link.check_wallet()
         await self._link.in_step()
         try:
@@ -165,29 +167,48 @@ class MoneroPayments:
         self._check(order, signed)
         return signed
 
-    async def _finish_earlier(self) -> None:
+    async def _finish_earlier(self, order: PaymentOrder) -> None:
         """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
         for earlier in self._ledger.payments_in(*_UNPUBLISHED):
             if self._was_taken_back(earlier):
                 await self._withdraw(earlier)
                 continue
             verdict = await self._presence.verdict(earlier)
-            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
-                raise Unavailable(
-                    "An earlier XMR payment is signed and not on the network yet. Nothing new is"
-                    " signed before it is.",
-                    details={"paymentId": earlier.payment_id},
-                )
+            if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
+                continue
+            if verdict.outcome is Outcome.ABSENT and self._is_given_up(earlier, order):
+                log.warning("monero_payment_given_up", payment_id=earlier.payment_id)
+                await self._withdraw(earlier)
+                continue
+            raise Unavailable(
+                "An earlier XMR payment is signed and not on the network yet. Nothing new is"
+                " signed before it is.",
+                details={"paymentId": earlier.payment_id},
+            )
 
     def _was_taken_back(self, payment: Payment) -> bool:
         """Whether the order layer gave it up before anything was published.
 
         That commits to all transfers of a payment or to none, before the first is published.
         """
-        if payment.state is not PaymentState.PREPARED or payment.purpose is not Purpose.TRANSFER:
-            return False
-        states = {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
-        return TransferState.CANCELLED in states and states <= _NOT_COMMITTED
+        return self._is_uncommitted(payment) and TransferState.CANCELLED in self._states(payment)
+
+    def _is_given_up(self, payment: Payment, order: PaymentOrder) -> bool:
+        """Whether its orders do not take it up, and a transfer has waited for it for too long.
+
+        Only a transfer may find that: the order layer has one of a wallet at a time under way, so
+        that it has no other in its hands.
+        """
+        is_turn = order.purpose is Purpose.TRANSFER and self._is_uncommitted(payment)
+        return is_turn and self._patience.is_over(payment.payment_id)
+
+    def _is_uncommitted(self, payment: Payment) -> bool:
+        """Whether it was never handed to anyone, nor will be before its orders have committed."""
+        is_ready = payment.state is PaymentState.PREPARED and payment.purpose is Purpose.TRANSFER
+        return is_ready and self._states(payment) <= _NOT_COMMITTED
+
+    def _states(self, payment: Payment) -> set[TransferState | None]:
+        return {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
 
     async def _withdraw(self, payment: Payment) -> None:
         log.info("monero_payment_withdrawn", txid=payment.txid, transfers=len(payment.payees))
