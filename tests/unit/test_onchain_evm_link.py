@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ class Node(EvmClient):
 
     def __init__(self) -> None:
         super().__init__(Endpoint("node", "http://127.0.0.1:1"))
-        self.chain = 42161
+        self.chain, self.head = 42161, HEAD
         self.answers = asyncio.Event()
         self.answers.set()
         self.was_asked = asyncio.Event()
@@ -56,7 +57,7 @@ class Node(EvmClient):
         assert at is Tag.LATEST
         self.was_asked.set()
         await self.answers.wait()
-        return HEAD
+        return self.head
 
     async def call(self, call: EvmCall, at: Any = Tag.LATEST) -> bytes:
         assert at is Tag.LATEST
@@ -96,3 +97,23 @@ async def test_a_check_after_the_failure_makes_it_right_again() -> None:
     fail(link)
     assert await link.check() == HEAD
     assert link.problem is None
+
+
+async def test_a_chain_that_stands_still_is_told_though_its_node_answers() -> None:
+    node, now = Node(), [0]
+    link = EvmLink(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
+    link._standstill._steady = lambda: now[0]
+    assert link.standstill() is None, "nobody has looked"
+    await link.check()
+    now[0] = 20 * 60_000 - 1
+    await link.check()
+    assert (link.problem, link.standstill()) == (None, None)
+    now[0] += 1
+    await link.check()
+    assert link.standstill() == "the node of arbitrum has shown no new block for 20 minutes"
+    node.head = replace(HEAD, number=6)  # one of several nodes, which is later still
+    await link.check()
+    assert link.standstill() is not None
+    node.head = replace(HEAD, number=8)
+    await link.check()
+    assert link.standstill() is None

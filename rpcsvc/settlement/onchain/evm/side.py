@@ -170,11 +170,9 @@ class _Branch:
 
     def problems(self) -> list[str]:
         """What is wrong, in words for the operator."""
-        name, found = self.network.name, []
-        if self.problem is not None:
-            found.append(self.problem)
-        if self._fault is not None:
-            found.append(f"the upkeep of {name} has failed ({self._fault})")
+        name = self.network.name
+        failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
+        found = [text for text in (self.problem, self.link.standstill(), failed) if text]
         if self.link.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()

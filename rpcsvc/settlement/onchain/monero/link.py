@@ -18,12 +18,15 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions,
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
+from rpcsvc.settlement.onchain.standstill import Standstill
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
 
 # Blocks come every two minutes; a node may be this many behind what its peers say.
 _MOST_BEHIND: Final = 2
+# In 20 times as long as usual no block comes once in some hundred million.
+_LONGEST_GAP_MS: Final = 40 * 60_000
 # A block may come while the wallet refreshes.
 _TRIES: Final = 3
 
@@ -47,6 +50,7 @@ class MoneroLink:
         self._ledger = ledger
         self._options = options
         self._wallet_checked = False
+        self._standstill = Standstill(_LONGEST_GAP_MS)
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
@@ -77,7 +81,14 @@ class MoneroLink:
         behind = info.target_height - info.height
         if info.busy_syncing or not (info.synchronized or info.offline) or behind > _MOST_BEHIND:
             raise SideUnusable(f"the node is out of sync: at {info.height} of {info.target_height}")
+        self._standstill.saw(info.height)
         return info
+
+    def standstill(self) -> str | None:
+        """That the chain does not go on, for the operator. One of regtest does when it is told."""
+        if self._options.nettype == "fakechain":
+            return None
+        return self._standstill.problem("the Monero node")
 
     async def check_wallet(self) -> None:
         """Whether this is the wallet of the first start. Raises RpcFailure and SideUnusable."""

@@ -8,7 +8,7 @@ meanwhile, and each pass tries again. What does not live here: the parts that it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import structlog
@@ -225,18 +225,23 @@ class MoneroSide:
         return info
 
     def health(self) -> Health:
-        """Whether XMR can be settled, and if not, what is wrong."""
+        """Whether XMR can be settled, and if not, what is wrong: what the rest may come from."""
+        problem = next(self._problems(), None)
+        return Health(problem is None, problem)
+
+    def _problems(self) -> Iterator[str]:
         if self._link.problem is not None:
-            return Health(False, self._link.problem)
+            yield self._link.problem
+        if (stands := self._link.standstill()) is not None:
+            yield stands
         if self._link.lag is not None:
-            return Health(False, f"out of sync: {self._link.lag}")
+            yield f"out of sync: {self._link.lag}"
         if self._addresses.left == 0:
-            return Health(False, "no deposit address is left")
+            yield "no deposit address is left"
         if not self._inventory.is_known:
-            return Health(False, "what the wallet holds is not known yet")
+            yield "what the wallet holds is not known yet"
         if stuck := self._payments.stuck():
-            return Health(False, stuck)
-        return Health(True)
+            yield stuck
 
     def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
