@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.audit.records import ETHER, ETHER_INCOME
 from rpcsvc.transport.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -109,6 +110,34 @@ def test_no_event_is_explained_that_does_not_exist() -> None:
 def test_no_event_is_explained_twice() -> None:
     named = first_cells("event")
     assert sorted({event for event in named if named.count(event) > 1}) == []
+
+
+# --- the audit -------------------------------------------------------------------------------
+
+
+def kinds() -> set[str]:
+    """The kinds of differences that the auditor's rules make."""
+    named: set[str | None] = set()
+    for file, tree in TREES.items():
+        if file.parent.name != "audit":
+            continue
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name("Difference" | "_amounts"), args=[kind, *_]):
+                    named.add(text_of(kind))
+                case ast.Assign(targets=[ast.Name("kind")], value=ast.IfExp(_, one, other)):
+                    named |= {text_of(one), text_of(other)}
+                case ast.Assign(targets=[ast.Name("compared")], value=ast.Dict(keys)):
+                    named |= {text_of(key) for key in keys if key}
+                case ast.Assign(targets=[ast.Subscript(ast.Name("compared"), key)]):
+                    named.add(text_of(key))
+    return {kind for kind in named if kind} | {ETHER, ETHER_INCOME}
+
+
+def test_everything_that_the_audit_finds_is_explained_once() -> None:
+    named = first_cells("the audit finds")
+    assert len(named) > 30
+    assert sorted(named) == sorted(kinds())
 
 
 # --- health ----------------------------------------------------------------------------------
