@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold, WalletRecord
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
@@ -100,7 +101,8 @@ class Wallet:
     """Scans like wallet2: of outputs with one key it keeps the largest, and lists the difference.
 
     ``spent``: keys that were spent. ``believes``: it takes every output for a new one. ``lost``: it
-    never saw these transactions. ``lag``: so many blocks behind it says it is.
+    never saw these transactions. ``lag``: so many blocks behind it says it is. ``most``: so many
+    outputs are as much as an answer may hold.
     """
 
     chain: Chain
@@ -108,6 +110,7 @@ class Wallet:
     believes: bool = False
     lost: set[str] = field(default_factory=set)
     lag: int = 0
+    most: int = 1000
     asked: Counter[str] = field(default_factory=Counter)
 
     async def refresh(self) -> Refreshed:
@@ -130,7 +133,10 @@ class Wallet:
     async def outputs(self, which: OutputFilter, indices: Sequence[int]) -> list[Output]:
         assert which is OutputFilter.ALL
         self.asked["outputs"] += 1
-        return [item for item in self._scanned()[1] if item.index.minor in indices]
+        found = [item for item in self._scanned()[1] if item.index.minor in indices]
+        if len(found) > self.most:
+            raise TooLarge("wallet", "incoming_transfers", "the answer has over 33554432 bytes")
+        return found
 
     def _scanned(self) -> tuple[list[WalletTransfer], list[Output]]:
         listed: list[WalletTransfer] = []
@@ -463,6 +469,20 @@ async def test_a_deposit_that_the_wallet_does_not_know_waits_until_it_does(desk:
     desk.wallet.lost.clear()
     desk.chain.mine()
     assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_more_outputs_than_can_be_listed_keep_only_their_own_order_waiting(
+    desk: Desk,
+) -> None:
+    """66,000 outputs, some 4,500 transactions, are more than an answer may hold."""
+    desk.wallet.most = 2
+    for n in range(3):
+        desk.chain.mine(paid(f"dust {n}", 1, minor=1))
+    desk.chain.mine(paid("honest", 5, minor=2), empty=2)
+    told = await desk.look()
+    assert told["honest"] is CONFIRMED
+    assert {told[f"dust {n}"] for n in range(3)} == {DepositState.SEEN}
+    assert set(desk.logged) == {"monero_deposit_not_in_wallet"}
 
 
 async def test_what_is_confirmed_stays_so_when_the_wallet_has_lost_it(desk: Desk) -> None:

@@ -16,6 +16,7 @@ from enum import Enum
 import structlog
 
 from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.ledger import DepositRecord, MoneroLedger
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
@@ -151,8 +152,18 @@ class DepositProofs:
             proofs[key_of(item)] = Proof.COVERED if covered else Proof.MISSING
 
     async def _held(self, minors: Sequence[int]) -> dict[int, int]:
-        """What the wallet ever had at these addresses, spent or not, each key image once."""
-        outputs = await self._link.wallet.outputs(OutputFilter.ALL, minors)
+        """What the wallet ever had at these addresses, spent or not, each key image once.
+
+        Nothing where that is more than can be listed: whoever sends so many outputs to one address
+        keeps its own order waiting, and no other.
+        """
+        try:
+            outputs = await self._link.wallet.outputs(OutputFilter.ALL, minors)
+        except TooLarge:
+            if len(minors) == 1:
+                return {}
+            half = len(minors) // 2
+            return await self._held(minors[:half]) | await self._held(minors[half:])
         held: dict[int, int] = {}
         for item in {each.key_image: each for each in outputs}.values():
             held[item.index.minor] = held.get(item.index.minor, 0) + item.amount
