@@ -36,6 +36,7 @@ from rpcsvc.operations.table import operations_for
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
+from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import OrderProcessor
@@ -182,9 +183,12 @@ async def _compose(
     aside = OrdersAside()
     payouts = Payouts(store, engine, processor, clock, aside)
     effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
-    relay = Relay(store, processor, backend.upstream, clock) if backend.upstream else None
-    if relay is not None:
+    relay = None
+    if backend.upstream is not None:
+        follower = Follower(store, processor, backend.upstream, clock)
+        relay = Relay(store, backend.upstream, clock, follower)
         await relay.recover()
+        follower.recover()
     retries = partial(follow_requests, RetryRequests(settings.data_dir), effects.hurry)
     worker = Worker(
         store,
@@ -194,7 +198,7 @@ async def _compose(
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
         is_paused=engine.is_paused,
-        beside=(*backend.beside, retries, *((relay.run,) if relay else ())),
+        beside=(*backend.beside, retries, *((relay.run, relay.follower.run) if relay else ())),
     )
     service = Service(
         venue=venue,

@@ -14,7 +14,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.orders.ports import RateSource, SettlementEngine
 from rpcsvc.orders.promises import Promises
-from rpcsvc.orders.relay import UpstreamVenue
+from rpcsvc.orders.upstream_port import UpstreamVenue
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
 

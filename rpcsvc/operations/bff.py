@@ -122,7 +122,7 @@ async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> 
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
     order = find_order(service, params.order_id)
     if service.relay is not None:
-        service.relay.watch(order.order_id)
+        service.relay.follower.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
     view = draft_order_view(order)
     if order.report is not None and order.report.extra is not None:

@@ -53,7 +53,7 @@ async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> F
     """A bridge order as it stands. Raises OrderNotFound."""
     found = find_any_order(service, params.order_id)
     if service.relay is not None:
-        service.relay.watch(found.order_id)
+        service.relay.follower.watch(found.order_id)
     if not found.terms.is_bridge:
         raise OrderNotFound(
             f"{params.order_id} is not a bridge order. Ask for it at GET /orders/{params.order_id}."

@@ -26,7 +26,8 @@ from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import RelayRecord, StoredResponse
-from rpcsvc.orders.relay import Asked, Relay
+from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.upstream_port import Asked
 
 
 class Wish(NamedTuple):
@@ -94,9 +95,7 @@ async def _make(
     # What is told is what was agreed; the price may have moved since the quote.
     found = replace(found, expected_output=terms.expected_output, min_received=terms.min_received)
     async with service.relay.recording(record):
-        body = await _commit(service, open_order(terms), found, claim, write, record)
-    service.relay.follow(terms.order_id)
-    return body
+        return await _commit(service, open_order(terms), found, claim, write, record)
 
 
 async def _commit(

@@ -29,7 +29,7 @@ from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Fees, Rate
-from rpcsvc.orders.relay import Asked, Offer
+from rpcsvc.orders.upstream_port import Asked, Offer
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))

@@ -71,7 +71,7 @@ async def status(service: Service, params: StatusParams, _call: Call) -> Answer 
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
     order_id = read_order_id(params.order_id)
     if service.relay is not None:
-        service.relay.watch(order_id)
+        service.relay.follower.watch(order_id)
     view = service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         to_address, body = view

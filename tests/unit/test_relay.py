@@ -21,15 +21,15 @@ from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
+from rpcsvc.orders.following import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import Change, Health, RelayRecord, RelayState
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.relay import (
-    LONGEST_PAUSE_MS,
+from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.upstream_port import (
     Asked,
     Created,
     CreationUnknown,
-    Relay,
     Sighted,
     VenueResting,
 )
@@ -84,7 +84,9 @@ class World:
         self.store = SqliteOrderStore(database, lambda: "key")
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
-        self.relay = Relay(self.store, processor, cast("Any", self.venue), self.clock)
+        venue = cast("Any", self.venue)
+        self.follower = Follower(self.store, processor, venue, self.clock)
+        self.relay = Relay(self.store, venue, self.clock, self.follower)
 
     async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
         self.venue.answers.append(answer)
@@ -97,14 +99,14 @@ class World:
                 terms(), order_id=name, upstream_id=name, deposit_address=f"address of {name}"
             )
             await self.processor.open(open_order(agreed), None, None)
-            self.relay.follow(name)
+            self.follower.follow(name)
 
     async def ask_for(self, for_ms: int) -> Counter[str]:
         """How often each order is asked for in a time; a call takes 50 ms."""
         self.venue.asked.clear()
         end = self.clock.now + for_ms
         while self.clock.now < end:
-            self.clock.now += max(50, await self.relay.ask_next())
+            self.clock.now += max(50, await self.follower.ask_next())
         return Counter(self.venue.asked)
 
     def note(self) -> str | None:
@@ -315,14 +317,14 @@ async def test_a_refusal_that_can_not_be_written_frees_the_key_all_the_same(
 
 
 async def test_orders_are_asked_for_though_the_clock_has_gone_back(world: World) -> None:
-    world.relay.follow("ord_1")
+    world.follower.follow("ord_1")
     world.clock.now += 1_000
-    assert await world.relay.ask_next() == 0
+    assert await world.follower.ask_next() == 0
 
-    world.relay.follow("ord_1")
+    world.follower.follow("ord_1")
     world.clock.now -= HOUR_MS
 
-    assert await world.relay.ask_next() == 0
+    assert await world.follower.ask_next() == 0
 
 
 async def test_an_order_that_can_not_be_read_holds_up_no_other(world: World) -> None:
@@ -369,10 +371,10 @@ async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World
     world.venue.unreadable = {"lost": resting, "well": resting}
 
     world.clock.now += 1_000
-    assert await world.relay.ask_next() == 60_000
+    assert await world.follower.ask_next() == 60_000
 
     world.venue.unreadable.clear()
-    assert await world.relay.ask_next() == 0
+    assert await world.follower.ask_next() == 0
     assert min((await world.ask_for(10_000)).values()) >= 8
 
 
@@ -383,4 +385,4 @@ async def test_an_order_made_while_others_are_left_alone_is_asked_for_at_once(
     world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
     await world.ask_for(HOUR_MS)
 
-    assert await world.relay.ask_next() <= 1_000
+    assert await world.follower.ask_next() <= 1_000

@@ -1,7 +1,7 @@
 """The upstream as settlement engine: it settles nothing here, and passes orders on.
 
-    UpstreamVenue (orders/relay.py)      quote, create and sight, in the order layer's words
-    SettlementEngine (orders/ports.py)   names and health; no deposits, no transfers
+    UpstreamVenue (orders/upstream_port.py)   quote, create and sight, in the order layer's words
+    SettlementEngine (orders/ports.py)        names and health; no deposits, no transfers
 
 What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
 is committed when (orders/relay.py).
@@ -35,7 +35,7 @@ from rpcsvc.orders.ports import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.orders.relay import (
+from rpcsvc.orders.upstream_port import (
     Asked,
     Created,
     CreationUnknown,

@@ -1,0 +1,185 @@
+"""Following orders at an upstream: asked for, one after the other, until they are over.
+
+An order that can't be read waits by itself, and longer each time; what the upstream's limits or its
+breaker say makes all of them wait. Those that somebody polls come first.
+What does not live here: making the orders (relay.py), how often the upstream may be called
+(settlement/upstream/budget.py), what a report makes of an order (domain/relay.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+from typing import Final, NamedTuple
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.events import UpstreamReported
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import ServiceError
+from rpcsvc.orders.ports import Health, OrderStore
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.upstream_port import Sighted, UpstreamVenue, VenueResting
+
+log = structlog.get_logger(__name__)
+
+# An order is not asked for more often than this.
+ASK_EVERY_MS: Final = 1_000
+# One that could not be read is left alone for twice as long each time, up to this.
+LONGEST_PAUSE_MS: Final = 300_000
+# How long nobody is asked for after that: an upstream that starts again may be back by then.
+AFTER_FAILURE_MS: Final = 250
+# Health tells of orders that could not be read for so long.
+UNREAD_TOLD_MS: Final = 3_600_000
+
+
+class _Unread(NamedTuple):
+    """An order that could not be read since ``since`` (ms), and how long it is left alone."""
+
+    since: int
+    pause_ms: int
+
+
+class Follower:
+    """Asks the upstream for the open orders."""
+
+    def __init__(
+        self, store: OrderStore, processor: OrderProcessor, venue: UpstreamVenue, clock: Clock
+    ) -> None:
+        self._store = store
+        self._processor = processor
+        self._venue = venue
+        self._clock = clock
+        self._open: dict[str, int] = {}  # when each open order was last asked for
+        self._watched: set[str] = set()
+        self._unread: dict[str, _Unread] = {}
+        self._is_failing = False  # the last order that was asked for could not be read
+        self._wake = asyncio.Event()
+
+    def recover(self) -> None:
+        """Take up the open orders that an earlier process left."""
+        self._open = dict.fromkeys(self._store.open_relayed(), 0)
+        self._wake.set()
+
+    def follow(self, order_id: str) -> None:
+        """An order was made: follow it."""
+        self._open[order_id] = self._clock.now_ms()
+        self._wake.set()
+
+    def watch(self, order_id: str) -> None:
+        """Somebody asks for this order: it comes before those that nobody asks for."""
+        if order_id in self._open:
+            self._watched.add(order_id)
+
+    async def run(self) -> None:
+        """Ask for one order after the other, as fast as the upstream's limit allows."""
+        while True:
+            if self._open:
+                await asyncio.sleep(await self.ask_next() / 1000)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    async def ask_next(self) -> int:
+        """Ask for the order that was not asked for longest, watched ones first.
+
+        Returns how long to wait before the next call, in ms.
+        """
+        early = {order_id: self._early_ms(order_id) for order_id in self._turn()}
+        due = {order_id for order_id, wait_ms in early.items() if not wait_ms}
+        if not due:
+            return min(ASK_EVERY_MS, *early.values())  # others may be due by then
+        order_id = min((self._watched & due) or due, key=self._open.__getitem__)
+        is_watched = order_id in self._watched
+        self._watched.discard(order_id)
+        wait_ms = await self._ask_safely(order_id, is_watched=is_watched)
+        if order_id in self._open:
+            self._open[order_id] = self._clock.now_ms()
+        return wait_ms
+
+    def _turn(self) -> Set[str]:
+        """Of whom one is asked for next. After one that could not be read, one that could be.
+
+        Else some orders that can't be read would be failures in a row, and look like an upstream
+        that is down.
+        """
+        readable = self._open.keys() - self._unread.keys() if self._is_failing else None
+        return readable or self._open.keys()
+
+    def _early_ms(self, order_id: str) -> int:
+        """How long an order is left alone yet; 0 when it is due."""
+        unread = self._unread.get(order_id)
+        pause_ms = unread.pause_ms if unread else ASK_EVERY_MS
+        early = self._open[order_id] + pause_ms - self._clock.now_ms()
+        return early if 0 < early <= pause_ms else 0  # more, and the clock has gone back
+
+    async def _ask_safely(self, order_id: str, *, is_watched: bool) -> int:
+        self._is_failing = False
+        wait_ms = 0
+        try:
+            await self._ask(order_id, is_watched=is_watched)
+        except VenueResting as rest:
+            log.warning("upstream_poll_failed", order_id=order_id, reason=rest.reason)
+            wait_ms = rest.wait_ms
+        except ServiceError as error:
+            log.warning("upstream_poll_failed", order_id=order_id, reason=error.message)
+            wait_ms = (error.retry_after or 1) * 1000
+        except Exception:
+            log.exception("upstream_poll_failed", order_id=order_id)
+            wait_ms = ASK_EVERY_MS
+        # An order that can't be read waits by itself; what it told and can't be kept is for all.
+        return AFTER_FAILURE_MS if self._is_failing else wait_ms
+
+    async def _ask(self, order_id: str, *, is_watched: bool) -> None:
+        order = self._store.order(order_id)
+        if order is None or order.terms.upstream_id is None or order.status.is_terminal:
+            self._leave(order_id)
+            return
+        sighted = await self._sight(order, order.terms.upstream_id, is_watched=is_watched)
+        if sighted is None:
+            return
+        event = UpstreamReported(sighted.status, sighted.report)
+        try:
+            order = await self._processor.apply(order_id, event, evidence=sighted.raw)
+        except ImpossibleTransition as refused:
+            if sighted.status is not order.status:
+                log.warning("upstream_report_ignored", order_id=order_id, reason=str(refused))
+        if order.status.is_terminal:
+            self._leave(order_id)
+
+    async def _sight(self, order: Order, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+        try:
+            sighted = await self._venue.sight(
+                upstream_id, is_bridge=order.terms.is_bridge, is_watched=is_watched
+            )
+        except VenueResting:
+            raise
+        except Exception:
+            self._is_failing = True
+            self._leave_alone(order.order_id)
+            raise
+        self._unread.pop(order.order_id, None)
+        return sighted
+
+    def _leave_alone(self, order_id: str) -> None:
+        """An order could not be read: it is asked for again later, and later each time."""
+        before = self._unread.get(order_id)
+        if before is None:
+            self._unread[order_id] = _Unread(self._clock.now_ms(), ASK_EVERY_MS)
+        else:
+            pause_ms = min(2 * before.pause_ms, LONGEST_PAUSE_MS)
+            self._unread[order_id] = before._replace(pause_ms=pause_ms)
+
+    def _leave(self, order_id: str) -> None:
+        self._open.pop(order_id, None)
+        self._unread.pop(order_id, None)
+        self._watched.discard(order_id)
+
+    def health(self) -> Health:
+        """Well, with a note of the orders that could not be read for long."""
+        long_ago = self._clock.now_ms() - UNREAD_TOLD_MS
+        unread = sum(each.since <= long_ago for each in self._unread.values())
+        note = f"{unread} upstream orders could not be read for an hour" if unread else None
+        return Health(True, note)

@@ -1,0 +1,109 @@
+"""The upstream in the order layer's words: what is asked of it, what it tells, how it fails.
+
+``UpstreamVenue`` is the port that the engine upstream implements. What does not live here: making
+an order there (relay.py), following it (following.py), the upstream's words and wire
+(settlement/upstream/).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import Money
+from rpcsvc.domain.order import Report, TwapPlan
+from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.orders.ports import Ticket
+
+
+class Asked(NamedTuple):
+    """What is asked of the upstream; ``twap`` None: at once."""
+
+    direction: Direction
+    chain: Chain
+    amount: Money
+    to: str = ""
+    session_id: str = ""
+    twap: TwapPlan | None = None
+
+
+class Offer(NamedTuple):
+    """A price: payout units, and USDC units per XMR as they follow from it."""
+
+    expected_output: int
+    min_received: int
+    usdc_per_xmr: int
+    seconds: int
+
+
+class Created(NamedTuple):
+    """The order that the upstream made. Times are ms since the epoch."""
+
+    upstream_id: str
+    deposit_address: str
+    expected_output: int
+    expires_at: int
+    raw: bytes
+
+
+class CreationUnknown(Exception):
+    """The upstream may have made the order, or not. ``raw`` is what it answered, if it did."""
+
+    def __init__(self, reason: str, *, upstream_id: str | None = None, raw: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.upstream_id = upstream_id
+        self.raw = raw
+
+
+class VenueResting(Exception):
+    """No order can be asked for now, whichever it is; in ``wait_ms`` one may be."""
+
+    def __init__(self, reason: str, wait_ms: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait_ms = wait_ms
+
+
+class Sighted(NamedTuple):
+    """An order as the upstream tells it; ``raw`` is its answer, for audit."""
+
+    status: OrderStatus
+    report: Report
+    raw: bytes
+
+
+class UpstreamVenue(Protocol):
+    """The upstream, in our words. Raises errors.ServiceError when nothing was done."""
+
+    @property
+    def honours_keys(self) -> bool:
+        """Whether a creation may be repeated with its key."""
+        ...
+
+    def remember(self, ages_ms: list[int]) -> None:
+        """Orders were created so long ago by an earlier process: they count for the limit."""
+        ...
+
+    async def quote(self, asked: Asked) -> Offer:
+        """A price."""
+        ...
+
+    async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+        """Make the order. Raises CreationUnknown when it may have been made."""
+        ...
+
+    async def bridge_rates(self) -> dict[str, Any]:
+        """The bridge's rates, as spec 2.4 has them."""
+        ...
+
+    async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
+        """Open a ticket about an order there, the owner's refund address with it."""
+        ...
+
+    async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
+        """The order as it stands, waited for as long as the budget asks; asked for once.
+
+        None when its status is a word that is not known. Raises VenueResting when it was not asked.
+        """
+        ...
