@@ -15,12 +15,13 @@ from rpcsvc.domain.states import OrderStatus
 
 _S = OrderStatus
 _ANY = frozenset(OrderStatus)
-# Once money has come, an order can't have expired; once it is going back, it is not swapped.
+# Once money is going back, it is not swapped. Whatever is before that may be long ago by the next
+# report: a reorganisation can have taken the deposit away, and the order have expired without it.
 MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
     _S.AWAITING_DEPOSIT: _ANY,
     _S.DEPOSIT_DETECTED: _ANY,
-    _S.DEPOSIT_CONFIRMED: _ANY - {_S.EXPIRED},
-    _S.EXECUTING_SWAP: _ANY - {_S.EXPIRED},
+    _S.DEPOSIT_CONFIRMED: _ANY,
+    _S.EXECUTING_SWAP: _ANY,
     _S.REFUNDING: frozenset({_S.REFUNDING, _S.REFUNDED, _S.FAILED}),
 }
 

@@ -110,6 +110,26 @@ def test_a_terminal_status_has_no_rule_that_leaves_it() -> None:
                 assert all(rule.targets == (status,) for rule in rules.values())
 
 
+def reachable(status: OrderStatus) -> set[OrderStatus]:
+    """What an order of ours can be some time after it had a status, by the table."""
+    found, new = {status}, {status}
+    while new:
+        targets = {to for each in new for rule in TRANSITIONS[each].values() for to in rule.targets}
+        new = targets - found
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("status", [each for each in OrderStatus if not each.is_terminal])
+def test_whatever_becomes_of_an_order_between_two_polls_its_relayed_copy_follows(
+    status: OrderStatus,
+) -> None:
+    copy = replace(open_order(replace(terms(), upstream_id="theirs")), status=status)
+    for later in reachable(status):
+        told = ev.UpstreamReported(later, Report(error="new"))
+        assert transition(copy, told, NOW).order.status is later
+
+
 def test_a_deposit_is_not_credited_twice() -> None:
     seen = ev.DepositSeen(key(1), XMR_UNIT, None, NOW)
     order = transition(open_order(terms()), seen, NOW).order
