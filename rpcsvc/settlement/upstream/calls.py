@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+import structlog
 from yarl import URL
 
 from rpcsvc.domain.money import as_decimal, limits_told
@@ -40,6 +41,7 @@ from rpcsvc.settlement.upstream.models import (
 from rpcsvc.settlement.upstream.reading import Networks
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +212,16 @@ class Upstream:
     def service_error(self, error: UpstreamError) -> ServiceError:
         """What a caller may see of a failed call (errors.py): Unavailable unless it can mend it.
 
-        OutcomeUnknown gives Unavailable too. It must be on record for the operator by then.
+        OutcomeUnknown gives Unavailable too. It must be on record for the operator by then. The
+        reason is for the log alone.
         """
         if isinstance(error, NotAnId):
             return OrderNotFound(_WORDS["order_not_found"])
         if isinstance(error, Refused) and (code := self._dialect.code_of(error)) is not None:
             words = error.message if self._dialect.messages_for_users else _WORDS[code]
             return _caller_error(code, words, error.details)
+        if not isinstance(error, Refused):  # whose words are in the log already
+            log.warning("upstream_call_failed", reason=error.reason)
         seconds = -(-(error.retry_after_ms or 5_000) // 1000)
         return Unavailable(
             "The service that settles this can't be used now. Try again later.",
