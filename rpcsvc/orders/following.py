@@ -137,7 +137,7 @@ class Follower:
         if order is None or order.terms.upstream_id is None or order.status.is_terminal:
             self._leave(order_id)
             return
-        sighted = await self._sight(order, order.terms.upstream_id, is_watched=is_watched)
+        sighted = await self._sight(order, is_watched=is_watched)
         if sighted is None:
             return
         event = UpstreamReported(sighted.status, sighted.report)
@@ -149,11 +149,9 @@ class Follower:
         if order.status.is_terminal:
             self._leave(order_id)
 
-    async def _sight(self, order: Order, upstream_id: str, *, is_watched: bool) -> Sighted | None:
+    async def _sight(self, order: Order, *, is_watched: bool) -> Sighted | None:
         try:
-            sighted = await self._venue.sight(
-                upstream_id, is_bridge=order.terms.is_bridge, is_watched=is_watched
-            )
+            sighted = await self._venue.sight(order.terms, is_watched=is_watched)
         except VenueResting:
             raise
         except Exception:

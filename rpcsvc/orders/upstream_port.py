@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
-from rpcsvc.domain.order import Report, TwapPlan
+from rpcsvc.domain.order import Report, Terms, TwapPlan
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.orders.ports import Ticket
 
@@ -101,8 +101,9 @@ class UpstreamVenue(Protocol):
         """Open a ticket about an order there, the owner's refund address with it."""
         ...
 
-    async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
-        """The order as it stands, waited for as long as the budget asks; asked for once.
+    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted | None:
+        """The order of these terms as it stands, waited for as long as the budget asks; asked for
+        once. What is told of another order than this is an error.
 
         None when its status is a word that is not known. Raises VenueResting when it was not asked.
         """

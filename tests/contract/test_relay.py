@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
@@ -21,6 +22,7 @@ from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
 from tests.e2e.processes import until
+from tests.logs import logs_of
 
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
 OTHER = "0x8617E340B3D01FA5F11F306F4090FD50E238070D"
@@ -268,6 +270,31 @@ async def changed(served: Served, order_id: str, wanted: str) -> None:
         if order is not None and order.status == wanted:
             return
         await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("toAddress", OTHER), ("depositAddress", stagenet_subaddress(bytes(range(64))))],
+)
+async def test_what_is_told_of_another_order_under_this_ones_id_is_not_believed(
+    api: V1Api, tmp_path: Path, field: str, value: str
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        order_id = (await create(served))["data"]["order"]["orderId"]
+        api.change_status = {field: value}
+        api.statuses = type(api.statuses)(["completed"])
+        with logs_of("rpcsvc.settlement.upstream.calls") as lines:
+
+            async def was_told() -> bool:
+                return bool(lines)
+
+            assert await until(was_told)
+        assert lines[0]["event"] == "upstream_call_failed"
+        assert lines[0]["reason"].endswith(f"{field} is not that of the order.")
+        assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
+        api.change_status = {}
+        async with asyncio.timeout(180):
+            await changed(served, order_id, "completed")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.contract.serving import EVM, Served, serving
 from tests.contract.test_relay import LOST, changed, create, service, states
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
+from tests.e2e.processes import until
 from tests.logs import logs_of
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
@@ -217,6 +218,23 @@ async def test_a_bridge_order_is_followed_to_its_end(
         assert order["type"] == way
     assert (order["amount"], order["confirmations"]) == ("500000000000", 10)
     assert order["tx_in"] != order["tx_out"] is not None
+
+
+async def test_a_bridge_order_that_goes_the_other_way_is_not_believed(
+    api: V1Api, served: Served
+) -> None:
+    made = (await post(served, "/bridge/deposit", {"toAddress": EVM})).body
+    api.change_status = {"type": "withdraw"}
+    api.statuses = deque(["failed"])
+    with logs_of("rpcsvc.settlement.upstream.calls") as lines:
+
+        async def was_told() -> bool:
+            return bool(lines)
+
+        assert await until(was_told)
+    assert lines[0]["reason"].endswith("type is not that of the order.")
+    order = (await call(served, "GET", f"/bridge/order/{made['orderId']}")).body
+    assert order["status"] == "awaiting_deposit"
 
 
 async def test_a_bridge_order_that_fails_says_why(api: V1Api, served: Served) -> None:

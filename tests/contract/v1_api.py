@@ -1,7 +1,8 @@
 """The public cross-chain API as it is documented, small, and misbehaving on command.
 
 ``lose`` is what happens to the answer of the next creation after the order was made; ``statuses``
-are what an order says, one after another, the last one for good.
+are what an order says, one after another, the last one for good. ``change`` is what the answer to a
+creation has in place of what is right, ``change_status`` that to a look at an order.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class V1Api:
         self.orders: dict[str, dict[str, Any]] = {}
         self.lose: deque[Behaviour | None] = deque()
         self.change: dict[str, Any] = {}
+        self.change_status: dict[str, Any] = {}
         self.chains = {0: "monero", 42161: "arbitrum", 8453: "base", 101: "solana"}
         self.statuses: deque[str] = deque(["awaiting_deposit"])
         self.asked = asyncio.Event()
@@ -141,6 +143,7 @@ class V1Api:
                 "failure_reason": "The exchange is closed." if status == "failed" else None,
                 "created_at": "2026-01-01T00:00:00Z",
                 "completed_at": "2026-01-01T01:00:00Z" if over else None,
+                **self.change_status,
             }
         )
 
@@ -163,6 +166,7 @@ class V1Api:
                 "refundTxHash": "cd" * 32 if status == "refunded" else None,
                 "createdAt": "2026-01-01T00:00:00Z",
                 "completedAt": "2026-01-01T01:00:00Z" if over else None,
+                **self.change_status,
             }
         )
 

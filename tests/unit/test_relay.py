@@ -17,7 +17,7 @@ import rpcsvc.orders.relay as relay_module
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Money
-from rpcsvc.domain.order import Report
+from rpcsvc.domain.order import Report, Terms
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
@@ -68,7 +68,8 @@ class Venue:
     def remember(self, _ages_ms: list[int]) -> None:
         pass
 
-    async def sight(self, upstream_id: str, **_how: bool) -> Sighted:
+    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted:
+        upstream_id = terms.upstream_id or ""
         self.asked.append(upstream_id)
         if upstream_id in self.unreadable:
             raise self.unreadable[upstream_id]

@@ -15,11 +15,11 @@ from typing import Any
 import orjson
 import structlog
 
-from rpcsvc.domain.addresses import MoneroNetwork
-from rpcsvc.domain.bridge import BridgeStatus
+from rpcsvc.domain.addresses import MoneroNetwork, same_address
+from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
-from rpcsvc.domain.order import PERPS, DepositKey, Report, Transfer, TwapPlan
+from rpcsvc.domain.order import PERPS, DepositKey, Report, Terms, Transfer, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.errors import ServiceError, Unavailable, UnsupportedChain, UnsupportedToken
@@ -51,6 +51,7 @@ from rpcsvc.settlement.upstream.models import (
     BreakerOpen,
     BudgetSpent,
     OutcomeUnknown,
+    UpstreamBroken,
     UpstreamError,
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
@@ -186,7 +187,7 @@ class UpstreamEngine:
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
-    async def sight(self, upstream_id: str, *, is_bridge: bool, is_watched: bool) -> Sighted | None:
+    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted | None:
         """The order as it stands; None when its status is not known, which is logged.
 
         Raises VenueResting while the upstream is left alone, and errors.ServiceError.
@@ -194,18 +195,20 @@ class UpstreamEngine:
         # The relay asks for it again by itself, and for others in between.
         urgency = Urgency.WATCHED if is_watched else Urgency.ROUTINE
         demand = Demand(urgency, is_repeated=False)
-        look = self._sight_bridge if is_bridge else self._sight_swap
+        look = self._sight_bridge if terms.is_bridge else self._sight_swap
         try:
-            return await look(upstream_id, demand)
+            return await look(terms, demand)
         except (BreakerOpen, BudgetSpent) as error:
             raise VenueResting(error.reason, error.retry_after_ms or _REST_MS) from error
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
-    async def _sight_bridge(self, upstream_id: str, demand: Demand) -> Sighted | None:
-        found = await self._upstream.bridge_order(upstream_id, demand=demand)
+    async def _sight_bridge(self, terms: Terms, demand: Demand) -> Sighted | None:
+        found = await self._upstream.bridge_order(terms.upstream_id or "", demand=demand)
+        if DIRECTION_OF[BridgeKind(found.kind)] is not terms.direction:
+            raise _another("type")
         if found.status is UNKNOWN:
-            _log_unknown(upstream_id, found.status_text)
+            _log_unknown(found.order_id, found.status_text)
             return None
         progress = {
             "amount": str(found.amount),
@@ -221,10 +224,15 @@ class UpstreamEngine:
         )
         return Sighted(_BRIDGE_STATUS[found.status], report, found.raw)
 
-    async def _sight_swap(self, upstream_id: str, demand: Demand) -> Sighted | None:
-        found = await self._upstream.order(upstream_id, demand=demand)
+    async def _sight_swap(self, terms: Terms, demand: Demand) -> Sighted | None:
+        found = await self._upstream.order(terms.upstream_id or "", demand=demand)
+        # What is paid from another address, or to another, tells nothing of this order's money.
+        if not same_address(found.to_address, terms.to_address):
+            raise _another("toAddress")
+        if not same_address(found.deposit_address, terms.deposit_address):
+            raise _another("depositAddress")
         if found.status is UNKNOWN:
-            _log_unknown(upstream_id, found.status_text)
+            _log_unknown(found.order_id, found.status_text)
             return None
         report = Report(
             deposit_txid=found.deposit_tx_hash,
@@ -340,6 +348,12 @@ _BRIDGE_STATUS = {
     BridgeStatus.FAILED: OrderStatus.FAILED,
     BridgeStatus.EXPIRED: OrderStatus.EXPIRED,
 }
+
+
+def _another(field: str) -> UpstreamBroken:
+    return UpstreamBroken(
+        f"The upstream's answer is not as agreed: {field} is not that of the order.", field=field
+    )
 
 
 def _log_unknown(upstream_id: str, status: str) -> None:
