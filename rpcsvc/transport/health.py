@@ -1,8 +1,8 @@
 """Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF.
 
 Two questions are kept apart. /health is for the operator: is all well? The others are for those
-who send orders: can one be taken now? A payment that is stuck on one chain is the operator's
-matter and keeps nobody from asking for the status of an order.
+who send orders: can one be taken now? A payment that is stuck on one chain, or an upstream order in
+doubt, is the operator's matter and keeps nobody from asking for the status of an order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HealthRoutes:
 
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
-        checks = {**self._checks(), **self._signing()}
+        checks = {**self._checks(), **self._relayed(), **self._signing()}
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -97,6 +97,11 @@ class HealthRoutes:
         checks = self._readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
+    def _relayed(self) -> dict[str, Health]:
+        """Not needed to take orders: a call in doubt is the operator's, and others are made."""
+        relay = self._service.relay
+        return {} if relay is None else {"relay": relay.health()}
+
     def _signing(self) -> dict[str, Health]:
         """Not needed to take orders: signing goes on with the keys that were read last."""
         if self._signer is None:
@@ -105,9 +110,7 @@ class HealthRoutes:
         return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
 
     def _checks(self) -> dict[str, Health]:
-        relay = self._service.relay
         return {
-            **({"relay": relay.health()} if relay is not None else {}),
             "store": self._database.health(),
             "engine": self._service.engine.health(),
             "rates": self._service.rates_health(),

@@ -95,6 +95,19 @@ async def test_an_order_of_unknown_outcome_is_never_made_again(
     assert api.sent("POST", "/v1/order") == 2
 
 
+async def test_a_doubt_is_the_operators_and_orders_are_taken_all_the_while(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.lose.append(does.reset())
+        assert not (await create(served, "mine"))["ok"]
+
+        assert (await served.client.get("/health")).status == 503
+        for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
+            assert (await served.client.get(path)).status == 200
+        assert (await create(served, "another"))["ok"]
+
+
 async def test_a_key_in_doubt_is_no_key_for_another_order(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
