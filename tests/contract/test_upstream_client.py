@@ -388,7 +388,10 @@ async def test_retry_after_as_a_date_counts_from_the_date_of_the_answer(world: W
     assert world.time.pauses == [9_000 + 125]
 
 
-@pytest.mark.parametrize("value", ["", "soon", "-5", "1.5", "٣", "0"])
+FAR = "Fri, 31 Dec 99999999999999999999 23:59:59 GMT"
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-5", "1.5", "٣", "0", FAR])
 async def test_a_retry_after_of_no_meaning_is_no_pause(world: World, value: str) -> None:
     refusal = bff_error("rate_limited", 503, **{"Retry-After": value})
 

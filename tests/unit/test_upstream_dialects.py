@@ -336,6 +336,21 @@ def test_whatever_a_field_holds_it_is_read_or_named_and_nothing_else(
         assert error.field is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("quote", "estimatedTime", 1e300),
+        ("bridge order", "confirmations", 2.0**63),
+        ("order", "expiresAt", "0001-01-01T00:00:00+14:00"),
+        ("status", "completedAt", "9999-12-31T23:59:59-14:00"),
+    ],
+)
+def test_what_no_answer_of_ours_could_hold_is_named(name: str, field: str, value: Any) -> None:
+    with pytest.raises(m.UpstreamBroken) as caught:
+        read(name, changed(SHAPES[name].sample, (field,), value))
+    assert caught.value.field == field
+
+
 @given(st.sampled_from(sorted(SHAPES)), JSON)
 def test_whatever_an_answer_is_it_is_read_or_broken(name: str, value: Any) -> None:
     with pytest.raises(m.UpstreamBroken):

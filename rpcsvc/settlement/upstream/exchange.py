@@ -297,6 +297,6 @@ def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
         try:
             then, now = (parsedate_to_datetime(t) for t in (text, headers.get("Date", "")))
             seconds = int((then - now).total_seconds())
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
     return min(max(0, seconds) * 1000, _LONGEST_PAUSE_MS)

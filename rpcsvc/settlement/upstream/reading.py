@@ -148,6 +148,13 @@ class Fields:
         value = self.number(name)
         if value != value.to_integral_value():
             raise self.broken(name, "is not a whole number")
+        return self.rounded_up(name)
+
+    def rounded_up(self, name: str) -> int:
+        """A JSON number that is not negative, rounded up to a whole one that we can write again."""
+        value = self.number(name).to_integral_value(ROUND_CEILING)
+        if value > MAX_UNITS:
+            raise self.broken(name, "is too large")
         return int(value)
 
     def flag(self, name: str) -> bool:
@@ -163,7 +170,7 @@ class Fields:
         try:
             moment = datetime.fromisoformat(value)
             if moment.tzinfo is not None:
-                return (moment - _EPOCH) // _MILLISECOND
+                return (moment.astimezone(UTC) - _EPOCH) // _MILLISECOND
         except (ValueError, OverflowError):
             pass
         raise self.broken(name, "is not an ISO 8601 time with an offset or Z")
@@ -254,7 +261,7 @@ def quote(answer: UpstreamAnswer, request: m.QuoteRequest) -> m.UpstreamQuote:
         to_amount=f.positive_units("toAmount"),
         to_amount_usd=f.decimal("toAmountUsd"),
         to_symbol=f.text("toSymbol"),
-        estimated_seconds=int(f.number("estimatedTime").to_integral_value(ROUND_CEILING)),
+        estimated_seconds=f.rounded_up("estimatedTime"),
         min_received=f.units("minReceived"),
         integrator_fee=f.nullable("integratorFee", lambda name: _fee(f.inner(name))),
         raw=answer.kept,
