@@ -1,7 +1,7 @@
 """Following orders at an upstream: asked for, one after the other, until they are over.
 
 An order that can't be read waits by itself, and longer each time; what the upstream's limits or its
-breaker say makes all of them wait. Those that somebody polls come first.
+breaker say makes all of them wait. Those that somebody polls come first, in three calls of four.
 What does not live here: making the orders (relay.py), how often the upstream may be called
 (settlement/upstream/budget.py), what a report makes of an order (domain/relay.py).
 """
@@ -33,6 +33,9 @@ LONGEST_PAUSE_MS: Final = 300_000
 AFTER_FAILURE_MS: Final = 250
 # Health tells of orders that could not be read for so long.
 UNREAD_TOLD_MS: Final = 3_600_000
+# One call of so many is for whichever order has waited longest: else those that nobody polls would
+# wait for ever where the upstream's limits leave room for those only that somebody does.
+FOR_ALL_EVERY: Final = 4
 
 
 class _Unread(NamedTuple):
@@ -55,6 +58,7 @@ class Follower:
         self._open: dict[str, int] = {}  # when each open order was last asked for
         self._watched: set[str] = set()
         self._unread: dict[str, _Unread] = {}
+        self._calls = 0
         self._is_failing = False  # the last order that was asked for could not be read
         self._wake = asyncio.Event()
 
@@ -83,7 +87,7 @@ class Follower:
                 await self._wake.wait()
 
     async def ask_next(self) -> int:
-        """Ask for the order that was not asked for longest, watched ones first.
+        """Ask for the order that was not asked for longest, of watched ones mostly.
 
         Returns how long to wait before the next call, in ms.
         """
@@ -91,10 +95,13 @@ class Follower:
         due = {order_id for order_id, wait_ms in early.items() if not wait_ms}
         if not due:
             return min(ASK_EVERY_MS, *early.values())  # others may be due by then
-        order_id = min((self._watched & due) or due, key=self._open.__getitem__)
-        is_watched = order_id in self._watched
+        watched = self._watched & due
+        self._calls += 1
+        is_for_all = self._calls % FOR_ALL_EVERY == 0
+        order_id = min(due if is_for_all else watched or due, key=self._open.__getitem__)
         self._watched.discard(order_id)
-        wait_ms = await self._ask_safely(order_id, is_watched=is_watched)
+        # Those that are watched wait for this call, whichever order it is for.
+        wait_ms = await self._ask_safely(order_id, is_watched=bool(watched))
         if order_id in self._open:
             self._open[order_id] = self._clock.now_ms()
         return wait_ms

@@ -387,3 +387,18 @@ async def test_an_order_made_while_others_are_left_alone_is_asked_for_at_once(
     await world.ask_for(HOUR_MS)
 
     assert await world.follower.ask_next() <= 1_000
+
+
+async def test_an_order_that_nobody_polls_is_asked_for_beside_those_that_are_polled_all_the_time(
+    world: World,
+) -> None:
+    await world.follow("polled", "polled too", "left alone")
+    for _ in range(40):
+        world.follower.watch("polled")
+        world.follower.watch("polled too")
+        world.clock.now += 3_000  # as with the public API's limit
+        await world.follower.ask_next()
+
+    asked = Counter(world.venue.asked)
+    assert asked["left alone"] >= 5
+    assert min(asked["polled"], asked["polled too"]) >= 12
