@@ -26,6 +26,10 @@ from tests.logs import logs_of
 
 SWAP = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM}
 OTHER = "0x8617E340B3D01FA5F11F306F4090FD50E238070D"
+TWAP = {
+    "enabled": True, "status": "active", "chunksCompleted": 1, "chunksTotal": 4, "filledQty": 1,
+    "totalQty": 4, "chunkSizeUsd": 250, "intervalMs": 5000,
+}  # fmt: skip
 SESSION = "6f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c11"
 STRANGERS = "7f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c22"
 
@@ -308,6 +312,25 @@ async def test_what_is_told_of_another_order_under_this_ones_id_is_not_believed(
         api.change_status = {}
         async with asyncio.timeout(180):
             await changed(served, order_id, "completed")
+
+
+async def test_time_that_passes_between_two_chunks_is_no_line_of_history(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        order_id = (await create(served))["data"]["order"]["orderId"]
+        api.statuses = type(api.statuses)(["executing_swap"])
+        for left in (14_000, 11_000, 10_001, 10_000):
+            api.change_status = {"twap": {**TWAP, "estimatedTimeRemainingMs": left}}
+            api.asked.clear()
+            async with asyncio.timeout(180):
+                await api.asked.wait()
+                api.asked.clear()
+                await api.asked.wait()  # so that the first look is on record
+        reports = "SELECT count(*) FROM event_log WHERE event = 'UpstreamReported'"
+        assert served.up.database.read_one(reports) == (2,)
+        seen = await (await served.client.get(f"/bff/v1/orders/{order_id}")).text()
+        assert '"estimatedTimeRemainingMs":10000}' in seen
 
 
 @pytest.mark.parametrize(

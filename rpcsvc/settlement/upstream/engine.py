@@ -10,6 +10,8 @@ is committed when (orders/relay.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
+from math import ceil
 from typing import Any
 
 import orjson
@@ -380,7 +382,7 @@ def _twap(plan: TwapPlan | None) -> m.TwapRequest:
 
 
 def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
-    """The twap object of spec 2.4, as it was on the wire."""
+    """The twap object of spec 2.4, as it was on the wire but for what is left of the time."""
     if twap is None:
         return None
     return orjson.dumps(
@@ -393,9 +395,15 @@ def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
             "totalQty": _number(twap.total_qty),
             "chunkSizeUsd": _number(twap.chunk_size_usd),
             "intervalMs": _number(twap.interval_ms),
-            "estimatedTimeRemainingMs": _number(twap.estimated_time_remaining_ms),
+            "estimatedTimeRemainingMs": _number(_whole_intervals(twap)),
         }
     ).decode()
+
+
+def _whole_intervals(twap: m.UpstreamTwap) -> Decimal:
+    """What is left of the time, rounded up: else each look would be news and a line of history."""
+    interval, left = ceil(twap.interval_ms) or 1, ceil(twap.estimated_time_remaining_ms)
+    return Decimal(interval * -(-left // interval))
 
 
 def _number(value: object) -> orjson.Fragment:
