@@ -333,6 +333,20 @@ async def test_time_that_passes_between_two_chunks_is_no_line_of_history(
         assert '"estimatedTimeRemainingMs":10000}' in seen
 
 
+async def test_progress_in_a_word_that_callers_were_not_promised_is_not_passed_on(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        order_id = (await create(served))["data"]["order"]["orderId"]
+        odd = {**TWAP, "status": "paused", "estimatedTimeRemainingMs": 0}
+        api.change_status = {"twap": odd}
+        api.statuses = type(api.statuses)(["executing_swap"])
+        async with asyncio.timeout(180):
+            await changed(served, order_id, "executing_swap")
+        seen = await (await served.client.get(f"/bff/v1/orders/{order_id}")).json()
+        assert "twap" not in seen
+
+
 @pytest.mark.parametrize(
     ("said", "field"), [("refunded", "refundTxHash"), ("failed", "errorMessage"), ("expired", None)]
 )

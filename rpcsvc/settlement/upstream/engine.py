@@ -382,8 +382,11 @@ def _twap(plan: TwapPlan | None) -> m.TwapRequest:
 
 
 def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
-    """The twap object of spec 2.4, as it was on the wire but for what is left of the time."""
-    if twap is None:
+    """The twap object of spec 2.4, as it was on the wire but for what is left of the time.
+
+    None, too, while its status is a word that callers were not promised.
+    """
+    if twap is None or twap.status not in _TWAP_STATUSES:
         return None
     return orjson.dumps(
         {
@@ -398,6 +401,10 @@ def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
             "estimatedTimeRemainingMs": _number(_whole_intervals(twap)),
         }
     ).decode()
+
+
+# Spec 3.4.
+_TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
 
 
 def _whole_intervals(twap: m.UpstreamTwap) -> Decimal:
