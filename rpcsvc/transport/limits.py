@@ -99,19 +99,16 @@ class RateLimiter:
 
 
 def rate_limit_headers(policy_name: str, verdict: Verdict) -> dict[str, str]:
-    """The headers that tell a client its budget; ``Retry-After`` only when it was refused.
+    """The headers that tell a client its budget, refused or not.
 
-    ``RateLimit`` and ``RateLimit-Policy`` are structured fields (RFC 9651) of the IETF draft
-    "RateLimit header fields for HTTP"; ``Retry-After`` is RFC 9110, section 10.2.3.
-    ``policy_name`` is one of the service's own names: letters, digits and hyphens.
+    They are structured fields (RFC 9651) of the IETF draft "RateLimit header fields for HTTP".
+    ``policy_name`` is one of the service's own names: letters, digits and hyphens. The
+    ``Retry-After`` of a refusal comes from its error, as that of any other (http.py).
     """
-    headers = {
+    return {
         "RateLimit-Policy": f'"{policy_name}";q={verdict.limit};w={WINDOW_SECONDS}',
         "RateLimit": f'"{policy_name}";r={verdict.remaining};t={verdict.reset_seconds}',
     }
-    if not verdict.allowed:
-        headers["Retry-After"] = str(verdict.retry_after)
-    return headers
 
 
 def client_key(address: str) -> str:

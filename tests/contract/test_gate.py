@@ -132,6 +132,33 @@ async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Pat
         assert plan.headers["ratelimit"].startswith('"requests";r=2')
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/rpc", b'{"jsonrpc":"2.0","id":1,"method":"service.swap.plan"}'),
+        ("POST", "/api/v1/agent/swap/plan", b"{}"),
+        ("POST", "/bff/v1/quote", b"{}"),
+        ("GET", "/llms.txt", None),
+    ],
+)
+async def test_a_refused_caller_is_told_once_when_to_come_back(
+    tmp_path: Path, method: str, path: str, body: bytes | None
+) -> None:
+    """Of two such headers most clients make "60, 60", which is no number of seconds."""
+    async with serving(
+        tmp_path,
+        rate_limit__enabled=True,
+        rate_limit__requests_per_minute=1,
+        rate_limit__rpc_requests_per_minute=1,
+    ) as served:
+        headers = {"content-type": "application/json"} if body else {}
+        await served.client.request(method, path, data=body, headers=headers)
+        refused = await served.client.request(method, path, data=body, headers=headers)
+        assert refused.status == 429
+        [seconds] = refused.headers.getall("retry-after")
+        assert 0 < int(seconds) <= 60
+
+
 async def test_clients_behind_a_proxy_have_a_budget_each(tmp_path: Path) -> None:
     async with serving(
         tmp_path,

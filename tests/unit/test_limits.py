@@ -172,15 +172,14 @@ def test_headers_of_an_admitted_request_name_policy_and_budget() -> None:
     }
 
 
-def test_headers_of_a_refused_request_say_when_to_come_back() -> None:
+def test_headers_of_a_refused_request_say_when_the_budget_is_whole_again() -> None:
     limit = limiter(30)
     limit.take("a", 30)
 
     headers = rate_limit_headers("orders", limit.take("a"))
 
-    assert headers["Retry-After"] == "2"
     assert headers["RateLimit"] == '"orders";r=0;t=60'
-    assert all(re.fullmatch(r'"[a-z]+"(;[a-z]=[0-9]+)+', headers[h]) for h in list(headers)[:2])
+    assert all(re.fullmatch(r'"[a-z]+"(;[a-z]=[0-9]+)+', value) for value in headers.values())
 
 
 @pytest.mark.parametrize(
