@@ -85,6 +85,12 @@ def _was_forwarded(request: web.Request) -> bool:
     return any(name in request.headers for name in _FORWARDED)
 
 
+def _came_over_tls(request: web.Request) -> bool:
+    """Whether proxies say so, each of them: one that adds a line may follow the client's own."""
+    lines = ",".join(request.headers.getall("x-forwarded-proto", ()))
+    return all(protocol.strip().lower() == "https" for protocol in lines.split(","))
+
+
 def given_request_id(request: web.Request) -> str | None:
     """The caller's own request id, if it gave a good one."""
     given = request.headers.get("x-request-id")
@@ -179,9 +185,8 @@ class Gate:
         address = client_address(peer, forwarded or None, self._trusted)
         peer_ip = ipaddress.ip_address(peer)
         by_proxy = any(peer_ip in network for network in self._trusted)
-        protocol = request.headers.get("x-forwarded-proto", "").lower() if by_proxy else ""
-        if protocol == "https" or request.secure:
+        if request.secure or (by_proxy and _came_over_tls(request)):
             return address
-        if peer_ip.is_loopback and not (by_proxy and forwarded):
+        if peer_ip.is_loopback and not (by_proxy and _was_forwarded(request)):
             return address
         raise TlsRequired("This service is reached over HTTPS only.")

@@ -103,13 +103,30 @@ async def test_the_budgets_are_those_of_the_design_unless_set(tmp_path: Path) ->
         assert policies == ['"orders";q=30;w=60', '"requests";q=300;w=60', '"rpc";q=6000;w=60']
 
 
-async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {**PROXIED, "x-forwarded-proto": "http"},
+        {**PROXIED, "x-forwarded-proto": "https, http"},
+        [*PROXIED.items(), ("x-forwarded-proto", "http")],
+        {"x-forwarded-for": "203.0.113.7"},
+        {"x-forwarded-proto": "http"},
+        {"x-real-ip": "203.0.113.7"},
+        {"forwarded": "for=203.0.113.7;proto=http"},
+    ],
+)
+async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path, headers: Any) -> None:
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
-        plain = {**PROXIED, "x-forwarded-proto": "http"}
-        for headers in (plain, {"x-forwarded-for": "203.0.113.7"}):
-            response = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=headers)
-            assert response.status == 403
-            assert (await response.json())["error"]["code"] == "tls_required"
+        response = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=headers)
+        assert response.status == 403
+        assert (await response.json())["error"]["code"] == "tls_required"
+
+
+async def test_a_local_caller_needs_no_tls_beside_a_proxy_on_the_same_machine(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        assert (await served.post("/agent/swap/plan", {})).status == 200
 
 
 async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Path) -> None:
