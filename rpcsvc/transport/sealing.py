@@ -9,11 +9,15 @@ What does not live here: keys, the signed bytes and the six headers (signing/, v
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+import re
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from rpcsvc.signing.response_signer import ResponseSigner
+
+# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
+_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 
 class _Waiting(NamedTuple):
@@ -57,9 +61,18 @@ class Sealer:
     def seal_now(self, request: web.Request, asked: bytes, response: web.StreamResponse) -> None:
         """Sign one response by itself, where nothing can be awaited. Raises as seal does."""
         headers = self._signer.headers(
-            request.method, request.raw_path, response.status, asked, _sent(request, response)
+            request.method, _target(request), response.status, asked, _sent(request, response)
         )
         response.headers.update(headers)
+
+
+def _target(request: web.Request) -> str:
+    """Path and query as they came, without the scheme and host that proxies may write before."""
+    root = _ROOT.match(request.raw_path)
+    if root is None:
+        return request.raw_path
+    target = request.raw_path[root.end() :]
+    return target if target.startswith("/") else f"/{target}"
 
 
 def _sent(request: web.Request, response: web.StreamResponse) -> bytes:

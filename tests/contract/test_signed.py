@@ -105,6 +105,48 @@ async def test_every_kind_of_response_verifies(served: Served, name: str) -> Non
     assert verified.key_retired_at is None
 
 
+@pytest.mark.parametrize(
+    ("written", "target"),
+    [
+        ("http://swap.example/api/v1/health?a=%7e", "/api/v1/health?a=%7e"),
+        ("HTTPS://swap.example:8443?a=/b", "/?a=/b"),
+        ("/api/v1/health?a=http://swap.example/b", "/api/v1/health?a=http://swap.example/b"),
+    ],
+)
+async def test_scheme_and_host_in_a_target_are_not_signed(
+    served: Served, written: str, target: str
+) -> None:
+    """What proxies may write before path and query; a verifier knows its own path and query."""
+    reader, writer = await asyncio.open_connection(
+        served.client.server.host, served.client.server.port
+    )
+    writer.write(f"GET {written} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    status, *lines = head.decode().split("\r\n")
+
+    exchange = Exchange(
+        method="GET",
+        target=target,
+        request_body=b"",
+        status=int(status.split()[1]),
+        headers=[(name, value) for name, _, value in (line.partition(": ") for line in lines)],
+        body=body,
+    )
+
+    verify_response(exchange, await jwks(served), now=datetime.now(UTC))
+
+
+async def test_of_a_compressed_request_the_body_itself_is_signed(served: Served) -> None:
+    url, headers = f"{served.url}{API}/agent/swap/plan", {"content-type": "application/json"}
+    session = served.client.session
+    async with session.post(url, data=ORDER, headers=headers, compress="gzip") as answer:
+        assert answer.status == 200
+        exchange = await kept(answer, "POST", f"{API}/agent/swap/plan", ORDER)
+
+    verify_response(exchange, await jwks(served), now=datetime.now(UTC))
+
+
 async def test_a_caller_without_a_token_gets_a_signed_no(tmp_path: Path) -> None:
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
         exchange = await exchanged(served, "POST", "/rpc", call("service.schemas"), **JSON)
