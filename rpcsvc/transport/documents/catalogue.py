@@ -95,9 +95,10 @@ def _descriptions(sources: Sources) -> tuple[Document, ...]:
         ),
         Document(links.OPENRPC, JSON, _compact(sources.openrpc)),
         Document(
-            links.JWKS, "application/jwk-set+json", _once(sources.jwks), Renewal.EVERY_REQUEST
+            links.JWKS, "application/jwk-set+json", _once(sources.jwks), Renewal.EVERY_REQUEST,
+            kept_seconds=0,  # asked for because of a new key, a cache must not give the old set
         ),
-    )
+    )  # fmt: skip
 
 
 def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
