@@ -50,6 +50,12 @@ class Site:
         """Names of the headers that a signed response has (spec 5.3)."""
         return signature_headers(self.brand.slug)
 
+    @property
+    def client(self) -> str:
+        """The command line's client, as it is called for this site."""
+        slug = self.brand.slug
+        return "rpcsvc" if slug == BrandSettings().slug else f"RPCSVC_BRAND__SLUG={slug} rpcsvc"
+
     def rpc_method(self, operation: Operation) -> str:
         """The JSON-RPC method of an operation."""
         return f"{self.brand.slug}.{operation.name}"

@@ -6,6 +6,8 @@ import asyncio
 import fcntl
 import json
 import os
+import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.e2e.processes import SETTINGS, Server, call, free_port, server, until
@@ -102,6 +105,25 @@ async def test_a_swap_runs_from_plan_to_completed_over_the_socket(cli: Cli) -> N
         assert up.stop() == 0
     # and the same command goes on in process when the server is gone
     assert (await cli.ask("agent:swap:status"))["state"] == "completed"
+
+
+async def test_the_commands_in_the_documents_work_for_a_service_of_another_brand(
+    cli: Cli, tmp_path: Path
+) -> None:
+    environ = {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_BRAND__SLUG": "acme"}
+    async with server(cli.data_dir, environ=environ) as up, aiohttp.ClientSession() as session:
+        lines: list[str] = []
+        for path in ("/llms-full.txt", "/.well-known/agent.json"):
+            async with session.get(up.url + path) as page:
+                lines += re.findall(r'[^\n"`]*rpcsvc [a-z:]+ --url [^\n"]*', await page.text())
+        assert len(lines) == 2
+        elsewhere = Cli(tmp_path / "client")
+        for line in lines:
+            words = shlex.split(line)
+            name = words.index("rpcsvc")
+            given = dict(word.split("=", 1) for word in words[:name])
+            answer = await elsewhere.ask(*words[name + 1 :], AGENT_RPC_TOKEN=TOKEN, **given)
+            assert answer["ok"]
 
 
 @pytest.mark.slow

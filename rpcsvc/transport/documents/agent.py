@@ -91,7 +91,7 @@ def _transports(site: Site) -> Json:
         },
         "cli": {
             "command": "rpcsvc",
-            "usage": f"rpcsvc agent:capabilities --url {site.url}",
+            "usage": f"{site.client} agent:capabilities --url {site.url}",
         },
     }
 

@@ -52,7 +52,7 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
     )
     options = " ".join(f"--{name} {value}" for name, value in exchange.params.items())
     command = (
-        f"rpcsvc {operation.command} --url {site.url} {options}"
+        f"{site.client} {operation.command} --url {site.url} {options}"
         f" --idempotency-key {exchange.key} --request-id {exchange.name}"
     )
     return "\n\n".join(
@@ -61,7 +61,14 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
             "The envelope is in `result`. Protocol faults are JSON-RPC errors; what the operation"
             " itself finds is a result with `ok: false`.",
             code(command, "sh"),
-            "The command prints one envelope. Exit status: 0 ok, 1 `ok: false`, 2 usage error, 3"
-            " service not reachable.",
+            f"{_where_the_token_goes(site)}The command prints one envelope. Exit status: 0 ok, 1"
+            " `ok: false`, 2 usage error, 3 no answer of the service: the call may have been"
+            " carried out.",
         )
     )
+
+
+def _where_the_token_goes(site: Site) -> str:
+    if not site.rpc_needs_token:
+        return ""
+    return "The operator's token is read from the variable `AGENT_RPC_TOKEN`. "

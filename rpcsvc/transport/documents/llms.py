@@ -49,7 +49,7 @@ def summary(site: Site) -> str:
             f"- HTTPS API: {site.absolute(API_ROOT)}, JSON bodies, no API key.",
             f"- JSON-RPC 2.0: POST {site.absolute(RPC_PATH)}, methods `{site.brand.slug}.*`,"
             f" {token}.",
-            f"- Command line: `rpcsvc agent:swap:plan ... --url {site.url}`.",
+            f"- Command line: `{site.client} agent:swap:plan ... --url {site.url}`.",
             "- `x2u` sends XMR and receives USDC; `u2x` sends USDC and receives XMR.",
             "- Amounts are decimal strings of what the user sends, never JSON numbers.",
             f"- Send the header `{links.IDEMPOTENCY_HEADER}` when you create an order: a repeated"

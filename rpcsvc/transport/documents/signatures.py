@@ -50,8 +50,8 @@ def signature_check(site: Site) -> str:
             "Method, target (path and query) and request body are those that you sent: take none"
             " of them from the answer. Because they are signed, an answer to another request"
             " can't be passed off as yours.",
-            "`rpcsvc verify` and the Python module `rpcsvc.verify`, which needs PyNaCl only, do"
-            " the same.",
+            f"`rpcsvc verify response --slug {site.brand.slug}` and the Python module"
+            " `rpcsvc.verify`, which needs PyNaCl only, do the same.",
             _attestation(site),
         )
     )
