@@ -29,8 +29,20 @@ async def _local(settings: Settings) -> AsyncIterator[LocalService]:
         yield service
 
 
+def _open_standard_streams() -> None:
+    """Put the null device in the place of each that was closed, for Python then has None there.
+
+    What is said is lost, as the caller wanted; what is asked for is done. And no other file gets
+    a number under which something is written that is not meant for it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - open to the end
+
+
 def main() -> None:
     """The console script."""
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:], os.environ, serve=_serve, local=_local))
 
 

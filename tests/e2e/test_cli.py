@@ -49,6 +49,18 @@ class Cli:
             timeout=180,
         )
 
+    async def in_shell(self, redirection: str, *arguments: str) -> Done:
+        """A command whose standard streams are not the usual ones."""
+        return await asyncio.to_thread(
+            subprocess.run,
+            ["sh", "-c", f'"$@" {redirection}', "sh", sys.executable, "-m", "rpcsvc", *arguments],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+
     async def ask(self, *arguments: str, **environ: str) -> dict[str, Any]:
         """The envelope of a call, which is all there is on stdout; nothing is on stderr."""
         done = await self.run(*arguments, **environ)
@@ -330,7 +342,38 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
         )
     finally:
         os.close(write_end)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+async def test_an_order_whose_answer_can_t_be_written_is_not_called_refused(cli: Cli) -> None:
+    """1 would say that there is no order, and a script would make another one."""
+    words = ["agent:swap:execute", *SWAP, "--idempotency-key", "k"]
+    done = await cli.in_shell(">/dev/full", *words)
+    assert done.returncode == 3
+    assert done.stderr.startswith("rpcsvc: The answer can't be written to stdout: No space left")
+    assert done.stderr.count("\n") == 1
+    made = await cli.ask("agent:swap:status")
+    assert (await cli.ask(*words))["data"]["order"]["orderId"] == made["data"]["order"]["orderId"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "status"),
+    [
+        ("<&-", ["agent:swap:plan", "--params", "-"], 2),
+        ("<&-", ["verify", "attestation", "-", "--chain-id", "1", "--issuer", "http://127.0.0.1:1",
+                 "--jwks", "/dev/null", *SWAP[:2], *SWAP[4:]], 1),
+        (">&-", ["agent:swap:plan"], 0),
+        (">&-", ["config", "check"], 0),
+        ("2>&-", ["agent:swap:plan"], 0),
+        ("2>&-", ["agent:swap:plan", "--params", "{"], 2),
+    ],
+)  # fmt: skip
+async def test_a_closed_stream_is_an_empty_one(
+    cli: Cli, closed: str, words: list[str], status: int
+) -> None:
+    done = await cli.in_shell(closed, *words)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
 
 
 async def test_health_asks_a_running_server_and_never_becomes_one(tmp_path: Path) -> None:

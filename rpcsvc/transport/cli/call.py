@@ -23,8 +23,16 @@ from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.table import Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
-from rpcsvc.transport.cli.client import Endpoint, call_rpc, find_endpoint
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
+from rpcsvc.transport.cli.client import MAYBE_DONE, Endpoint, call_rpc, find_endpoint
+from rpcsvc.transport.cli.context import (
+    FAILED,
+    OK,
+    AnswerUnwritten,
+    Context,
+    Json,
+    UsageError,
+    in_process,
+)
 from rpcsvc.transport.cli.state import CliState, load_state, save_state
 
 FIELD: Final = "field_"
@@ -36,6 +44,7 @@ def run_operation(context: Context) -> int:
     """Call the operation of this command line and print its envelope; the exit status.
 
     Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable: stdout is empty then.
+    Raises AnswerUnwritten and BrokenPipeError after the call.
     """
     options, operation = context.options, context.options.operation
     settings = context.settings()
@@ -235,9 +244,19 @@ def _call_in_process(context: Context, settings: Settings, params: Json, key: An
 
 
 def _print(envelope: Json, *, pretty: bool | None) -> None:
-    """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program."""
+    """Write the envelope in UTF-8, whatever the terminal's encoding: it is for a program.
+
+    Raises AnswerUnwritten, and BrokenPipeError where nobody reads it any more.
+    """
     wanted = sys.stdout.isatty() if pretty is None else pretty
     text = json.dumps(envelope, indent=2 if wanted else None, ensure_ascii=False) + "\n"
-    # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-    sys.stdout.buffer.flush()
+    try:
+        # Half a surrogate pair becomes \udXXX, which is also its escape in JSON.
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise AnswerUnwritten(
+            f"The answer can't be written to stdout: {error.strerror}. {MAYBE_DONE}"
+        ) from error

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 _AGENT_API: Final = "/api/v1"
 _ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
-_MAYBE: Final = (
+MAYBE_DONE: Final = (
     "The call may have been carried out: repeat it with the same idempotency key, or ask for the"
     " status."
 )
@@ -134,7 +134,7 @@ def _advice(status: int) -> str:
         return f" Give the service's root URL, {_ROOT_URLS}."
     if 400 <= status < 500 and status != 408:
         return ""  # refused on the way; 408 tells only that something took too long
-    return f" {_MAYBE}"
+    return f" {MAYBE_DONE}"
 
 
 def _connection_to(parts: SplitResult) -> Callable[[], http.client.HTTPConnection]:
@@ -182,7 +182,8 @@ def _post(endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> tuple[int
         return response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(
-            f"The connection to {endpoint.name} broke ({error or type(error).__name__}). {_MAYBE}"
+            f"The connection to {endpoint.name} broke ({error or type(error).__name__})."
+            f" {MAYBE_DONE}"
         ) from error
     finally:
         connection.close()

@@ -32,6 +32,10 @@ class UsageError(Exception):
     """The command line can't be carried out as it stands."""
 
 
+class AnswerUnwritten(Exception):
+    """stdout takes no more: what the service answered is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """One command line, and the service that it may run: ``serve`` it, or call it ``local``ly."""

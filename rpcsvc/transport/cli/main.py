@@ -1,7 +1,7 @@
 """The command line: one command per operation (spec 1), and those that run the service.
 
 stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
-0 ok, 1 ``ok: false``, 2 usage error, 3 service not reachable.
+0 ok, 1 ``ok: false``, 2 usage error, 3 no answer of the service, or none that could be told.
 What does not live here: the commands of operations (operations.py), carrying one out
 (call.py), where a call goes (client.py), what is remembered (state.py), signing keys
 and checking signatures (evm/keys.py, verify.py).
@@ -26,6 +26,7 @@ from rpcsvc.transport.cli.context import (
     SERVE_FLAGS,
     UNREACHABLE,
     USAGE,
+    AnswerUnwritten,
     Context,
     Local,
     Serve,
@@ -49,9 +50,17 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read stdout has gone; the flush at exit must not find that out again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        # Whoever read stdout has gone, and does not know what the answer was.
+        _leave_stdout()
+        return UNREACHABLE
+    except AnswerUnwritten as error:
+        _leave_stdout()
+        return _complain(error, UNREACHABLE)
+
+
+def _leave_stdout() -> None:
+    """What can't be written there must not be found out again by the flush at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(error: Exception, status: int) -> int:
