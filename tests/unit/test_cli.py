@@ -272,6 +272,12 @@ def test_a_key_within_params_is_the_idempotency_key(cli: Cli) -> None:
     assert cli.sent == {"idempotency-key": "k"}  # for the service to refuse by name
 
 
+def test_a_key_that_is_null_in_params_is_not_left_out_in_silence(cli: Cli) -> None:
+    assert cli("agent:swap:create", *SWAP, "--params", '{"idempotency-key": null}') == 2
+    assert cli.service.calls == []
+    assert "idempotency-key is null" in cli.err
+
+
 # --- memory ----------------------------------------------------------------------------------
 
 

@@ -101,11 +101,22 @@ def _whole_params(text: str | None) -> Json:
 
 
 def _take_key(options: argparse.Namespace, operation: Operation, params: Json) -> Any:
-    """The idempotency key; in ``--params`` it has the place that it has over JSON-RPC."""
+    """The idempotency key; in ``--params`` it has the place that it has over JSON-RPC.
+
+    Raises UsageError for null.
+    """
     if not operation.idempotent:
         return None
-    in_params = params.pop(IDEMPOTENCY_KEY, None)
-    return in_params if options.idempotency_key is None else options.idempotency_key
+    given = options.idempotency_key
+    if IDEMPOTENCY_KEY not in params:
+        return given
+    in_params = params.pop(IDEMPOTENCY_KEY)
+    if in_params is None and given is None:
+        raise UsageError(
+            f"--params: {IDEMPOTENCY_KEY} is null, and no retry would find such an order. Give a"
+            " string, such as a UUID, or leave it out."
+        )
+    return in_params if given is None else given
 
 
 # --- memory ----------------------------------------------------------------------------------
