@@ -688,6 +688,22 @@ def test_a_url_that_cannot_be_one_is_a_usage_error(cli: Cli, url: str) -> None:
     assert "root URL" in cli.err
 
 
+@pytest.mark.parametrize(
+    "url", ["http://swap.example", "http://192.0.2.1:8080", "http://127.0.0.1.swap.example"]
+)
+@pytest.mark.parametrize("command", ["agent:capabilities", "health"])
+def test_plain_http_is_spoken_on_this_machine_only(cli: Cli, command: str, url: str) -> None:
+    """Anybody on the way would learn the token, and could answer with a deposit address."""
+    assert cli(command, "--url", url, "--token", "a-token-that-is-long-enough") == 2
+    assert (cli.out, cli.err.count("\n")) == (b"", 1)
+    assert "use https://" in cli.err
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2:8080", "[::1]"])
+def test_plain_http_is_good_enough_on_this_machine(host: str) -> None:
+    assert endpoint_of(f"http://{host}").path == "/rpc"
+
+
 def test_an_https_url_is_called_over_tls() -> None:
     endpoint = endpoint_of("https://swap.example/base/")
     connection = endpoint.connection()

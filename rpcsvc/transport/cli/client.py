@@ -146,9 +146,26 @@ def _connection_to(parts: SplitResult) -> Callable[[], http.client.HTTPConnectio
     if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
         raise ValueError("its path must be percent-encoded")
     if parts.scheme == "http":
+        if not is_this_machine(host):
+            raise ValueError(
+                "over plain HTTP anybody on the way could take the token and replace a deposit"
+                " address, except on this machine; use https://"
+            )
         return lambda: http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     context = ssl.create_default_context()
     return lambda: http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether nobody is on the way to ``host``."""
+    import ipaddress  # noqa: PLC0415 - a probe asks over the socket, and needs none of it
+
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _connected(path: str, seconds: int) -> socket.socket:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import ipaddress
 import json
 import re
 import ssl
@@ -20,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from rpcsvc.errors import InvalidJson
-from rpcsvc.transport.cli.client import Unreachable
+from rpcsvc.transport.cli.client import Unreachable, is_this_machine
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli.options import Once, Text
 from rpcsvc.transport.strict_json import loads
@@ -288,7 +287,7 @@ def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:
                 host, port, timeout=TIMEOUT_SECONDS, context=context
             )
         else:
-            _require_loopback(host)
+            _require_this_machine(host)
             made = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     except (ValueError, http.client.InvalidURL) as error:
         raise UsageError(f"{url!r} can't be fetched: {error}.") from error
@@ -304,14 +303,8 @@ def _target(parts: SplitResult) -> str:
     return target
 
 
-def _require_loopback(host: str) -> None:
-    if host == "localhost":
-        return
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback:
+def _require_this_machine(host: str) -> None:
+    if not is_this_machine(host):
         raise ValueError(
             "keys over plain HTTP could be anybody's, except from this machine; use https://"
         )
