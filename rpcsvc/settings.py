@@ -84,6 +84,13 @@ class BrandSettings(Group):
     motto: Annotated[str, line(0, 200)] = "XMR and USDC swaps for software agents"
     domain: Annotated[str, line(0, 253)] = ""
 
+    @field_validator("slug")
+    @classmethod
+    def _is_free_to_use(cls, slug: str) -> str:
+        if slug == "rpc":
+            raise ValueError("another word: rpc.* is reserved by JSON-RPC 2.0 (section 4.3)")
+        return slug
+
 
 class RateLimitSettings(Group):
     """Requests a minute: per client address, ``rpc_requests_per_minute`` per token."""

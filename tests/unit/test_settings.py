@@ -356,6 +356,7 @@ def test_an_inventory_may_be_as_large_as_the_store_can_count_and_no_larger() -> 
         ("RPCSVC_LOG__LEVEL", "loud"),
         ("RPCSVC_BRAND__NAME", "two\nlines"),
         ("RPCSVC_BRAND__SLUG", "service\n"),
+        ("RPCSVC_BRAND__SLUG", "rpc"),
         ("RPCSVC_CONTACT", "ops@example.com"),
         ("RPCSVC_SITE_URL", "swap.example.com"),
         ("RPCSVC_SITE_URL", "ftp://swap.example.com"),
