@@ -27,7 +27,7 @@ from rpcsvc.transport.gate import (
     is_request_id,
 )
 from rpcsvc.transport.http import error_headers, read_body, require_json, respond
-from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, whole_error
+from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
 from rpcsvc.transport.misplaced import (
     IDEMPOTENCY_KEY,
     require_no_key_header,
@@ -88,7 +88,11 @@ class RpcHttp:
         methods = {f"{slug}.{op.name}": self._method(op) for op in operations}
         methods["rpc.discover"] = self._discovery(describe)
         self._server: JsonRpcServer[Caller] = JsonRpcServer(
-            methods, max_batch=max_batch, max_depth=max_depth, request_id=Caller.request_id_for
+            methods,
+            max_batch=max_batch,
+            max_depth=max_depth,
+            describe_error=_described,
+            request_id=Caller.request_id_for,
         )
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -139,6 +143,7 @@ class RpcHttp:
                 reply = await self._dispatcher.run(operation, params, call)
             if isinstance(reply.error, InternalError):
                 raise reply.error
+            caller.visitor.headers.update(error_headers(reply.error))
             if reply.replayed:
                 caller.visitor.headers["idempotent-replayed"] = "true"
             return orjson.Fragment(reply.body)
@@ -163,6 +168,12 @@ class RpcHttp:
         caller.calls += 1
         if caller.calls > 1:
             self._gate.charge(caller.visitor, "rpc", caller.budget_of)
+
+
+def _described(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
+    """The error object of one call; what it says of coming back is said in the headers, too."""
+    caller.visitor.headers.update(error_headers(error))
+    return error_object(error, request_id)
 
 
 def _take_key(caller: Caller, params: dict[str, Any]) -> Any:

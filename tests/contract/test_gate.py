@@ -205,6 +205,7 @@ async def test_rpc_has_a_budget_per_token_and_a_batch_pays_for_each_element(
         elements: list[Any] = list(batch.body)
         codes = [item.get("error", {}).get("code") for item in elements]
         assert codes == [None, None, None, -32029]
+        assert 0 < int(batch.headers["retry-after"]) <= 60
         refused = await served.raw(call, x_agent_rpc_token=TOKEN)
         assert (refused.status, refused.body["error"]["code"]) == (429, -32029)
         assert "retry-after" in refused.headers

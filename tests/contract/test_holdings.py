@@ -61,6 +61,9 @@ async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Any
     assert (answer.status, answer.headers["Retry-After"]) == (503, "840")
     error = answer.body["error"]
     assert (error["code"], error["details"]["secondsToUnlock"]) == ("unavailable", 840)
+    over_rpc = await served.rpc("swap.quote", QUOTE)
+    assert (over_rpc.status, over_rpc.headers["Retry-After"]) == (200, "840")
+    assert over_rpc.body["result"]["error"] == error
 
 
 async def test_capabilities_tell_what_can_be_paid_for_now(served: Served, hold: Any) -> None:
