@@ -86,8 +86,20 @@ def _record_failed(order: Order, event: ev.TransferFailed) -> tuple[Order, Trans
     ended = replace(transfer, state=TransferState.FAILED, reason=event.reason)
     order = release(put(order, ended), transfer.transfer_id)
     if transfer.kind is TransferKind.REFUND:
+        order = _withdraw_refunds_to(order, transfer.address)
         order = twap.count_leftover(order)  # what it was of may have gone since it was signed
     return order, transfer.kind
+
+
+def _withdraw_refunds_to(order: Order, address: str) -> Order:
+    """Take back what is not signed yet and goes where a refund has just failed to arrive.
+
+    It would fail as well; and once another address is given, nobody would sign it any more.
+    """
+    for planned in order.refunds:
+        if planned.state is TransferState.PLANNED and planned.address == address:
+            order = cancel(order, planned)
+    return order
 
 
 # --- deadlines -------------------------------------------------------------------------------

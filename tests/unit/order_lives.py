@@ -6,7 +6,7 @@ wrong with an order is raised as ``Unsound``.
 After each event (``looks_at``):
   - a transfer is worth something; one that is planned is called for, and its deposits are there;
   - no more than one payout counts, and a deposit is held by no transfer that is over;
-  - an address that a refund failed to reach is not tried again;
+  - an address that a refund failed to reach is not tried again, nor one that nobody has named;
   - the leftover is what is there of the deposits, less what was swapped or goes back;
   - an order has something to do, or asks for an address; one that stepped back, or waits for its
     price, plans nothing; one that is refunded asks for nothing when it becomes that.
@@ -97,7 +97,6 @@ class Accountant:
         self.signed: dict[str, Signed] = {}
         self.rates = [agreed.price.rate]
         self.refused_by: set[str] = set()
-        self.known: set[str] = set()
         self.status = OrderStatus.AWAITING_DEPOSIT
 
     # --- books -------------------------------------------------------------------------------
@@ -147,10 +146,12 @@ class Accountant:
         require(len(live_payouts(order)) <= 1, "two payouts")
         for transfer in planned(order):
             name = transfer.transfer_id
-            again = name not in self.known and transfer.address in self.refused_by
+            again = transfer.address in self.refused_by
             require(not again, f"{transfer.address} is tried again")
-            self.known.add(name)
             require(AdvanceTransfer(name) in due, f"nobody is called for {name}")
+            named = {self.terms.to_address, order.refund_address}
+            named |= {d.sender for d in order.deposits}
+            require(transfer.address in named, f"{name} goes to a stranger")
             there = all(d.is_active for d in order.deposits if d.transfer_id == name)
             require(there, f"{name} is planned with a deposit that is gone")
 

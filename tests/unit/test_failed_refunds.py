@@ -1,0 +1,32 @@
+"""Refunds that fail: what they were of goes back another way, or is decided about with the rest."""
+
+from __future__ import annotations
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.orders.payouts import _is_agreed
+from tests.unit.test_stepping_back import LATER, after, seen
+from tests.unit.test_transition import HOUR, XMR_UNIT, key, terms
+
+OVER = LATER + HOUR  # the late window, too
+
+
+def test_what_waits_behind_a_refund_that_fails_goes_to_the_next_address_with_it() -> None:
+    order = after(open_order(terms()), ev.DeadlinePassed(), now=OVER)
+    for n in range(2):  # the second one while the first refund waits for its wallet
+        order = after(order, seen(n, XMR_UNIT), ev.DepositConfirmed(key(n)), now=OVER)
+        if n == 0:
+            order = after(order, ev.RefundAddressGiven("first"), now=OVER)
+    assert [t.address for t in order.refunds] == ["first", "first"]
+    order = after(order, ev.TransferFailed("ord_1/refund/2", "reverted"), now=OVER)
+    assert order.action_required == "refund_address"
+    assert not [t for t in order.refunds if t.state is TransferState.PLANNED]
+
+    given = transition(order, ev.RefundAddressGiven("second"), OVER)
+
+    refund = given.order.refunds[-1]
+    assert (refund.address, refund.units + refund.fee) == ("second", 2 * XMR_UNIT)
+    assert given.effects == (AdvanceTransfer(refund.transfer_id),)
+    assert _is_agreed(given.order, refund)
