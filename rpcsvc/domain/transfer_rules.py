@@ -76,6 +76,13 @@ def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
     return refund_extra(order)
 
 
+def failed_before_payout(order: Order, event: ev.TransferFailed, now: int) -> Transition:
+    """What a refund frees that fails beside the decision goes back, unless the price is awaited."""
+    if planned_payout(order) is None:
+        return Transition(_record_failed(order, event)[0])  # it is priced with the rest
+    return failed(order, event, now)
+
+
 def failed_undecided(order: Order, event: ev.TransferFailed, now: int) -> Transition:
     """A refund failed after its order had stepped back: what it frees is decided about anew."""
     return decide(_record_failed(order, event)[0], now)

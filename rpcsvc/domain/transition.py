@@ -148,7 +148,7 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         ev.TransferPrepared: Rule(
             transfer_rules.prepared, (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP)
         ),
-        ev.TransferFailed: Rule(transfer_rules.failed, _FUNDED),
+        ev.TransferFailed: Rule(transfer_rules.failed_before_payout, _FUNDED),
         ev.DeadlinePassed: Rule(transfer_rules.cancel_and_refund, _ENDED),
     },
     _S.EXECUTING_SWAP: {

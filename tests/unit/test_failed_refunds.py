@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.states import Direction, OrderStatus, TransferState
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.payouts import _is_agreed
-from tests.unit.test_stepping_back import LATER, after, seen
+from tests.unit.test_stepping_back import ENOUGH, LATER, OPEN_REFUND, after, funded, seen
 from tests.unit.test_transition import HOUR, XMR_UNIT, key, terms
 
 OVER = LATER + HOUR  # the late window, too
@@ -30,3 +30,23 @@ def test_what_waits_behind_a_refund_that_fails_goes_to_the_next_address_with_it(
     assert (refund.address, refund.units + refund.fee) == ("second", 2 * XMR_UNIT)
     assert given.effects == (AdvanceTransfer(refund.transfer_id),)
     assert _is_agreed(given.order, refund)
+
+
+def test_what_a_failed_refund_frees_is_priced_with_what_waits_for_its_price() -> None:
+    agreed = terms(Direction.USDC_TO_XMR)
+    half = agreed.deposit_amount // 2
+    order = funded(agreed, agreed.deposit_amount, half, sender="sender")
+    order = after(order, ev.TransferPrepared(OPEN_REFUND, "id", "raw"))
+    order = after(order, ev.DepositRemoved(key(0)), now=LATER)
+    late = ev.DepositSeen(key(2), agreed.deposit_amount, "sender", LATER)
+    order = after(order, late, ev.DepositConfirmed(key(2)), now=LATER)
+    assert (order.status, order.payout) == (OrderStatus.DEPOSIT_CONFIRMED, None)
+
+    order = after(order, ev.TransferFailed(OPEN_REFUND, "reverted"), now=LATER)
+    assert (order.action_required, len(order.refunds)) == (None, 1)
+    order = after(order, ev.Repriced(ENOUGH), now=LATER)
+
+    assert order.payout is not None
+    total = agreed.deposit_amount + half
+    assert order.payout.units == agreed.price.output(Direction.USDC_TO_XMR, total)
+    assert order.unspent == ()
