@@ -150,8 +150,13 @@ def _recipient(order: Order, sender: str | None) -> str | None:
     candidate = order.refund_address
     if candidate is None and order.terms.senders_can_be_refunded:
         candidate = sender
-    refused = {t.address for t in order.refunds if t.state is TransferState.FAILED}
-    return None if candidate in refused else candidate
+    return None if candidate is None or has_refused(order, candidate) else candidate
+
+
+def has_refused(order: Order, address: str) -> bool:
+    """Whether a refund has failed to reach the address."""
+    failed = (t.address for t in order.refunds if t.state is TransferState.FAILED)
+    return address in failed
 
 
 def _refund(order: Order, recipient: str, units: int) -> Transfer:

@@ -11,6 +11,7 @@ from rpcsvc import ids
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import RefundAddressGiven
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
+from rpcsvc.domain.refunds import has_refused
 from rpcsvc.domain.states import AgentState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
@@ -85,11 +86,24 @@ def _refund_address(service: Service, params: SupportParams, order: Order | None
     if order is None or params.wallet_address is None:
         return None
     if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
-        return read_refund_address(params.wallet_address, order.terms.direction, service)
+        address = read_refund_address(params.wallet_address, order.terms.direction, service)
+        return _untried(order, address)
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
             return read_refund_address(params.wallet_address, order.terms.direction, service)
     return None
+
+
+def _untried(order: Order, address: str) -> str:
+    """The address, if a refund may be sent there. Raises InvalidDestination."""
+    if has_refused(order, address):
+        raise InvalidDestination(
+            "A refund to this address has failed on its network, and another would, too. Send"
+            " another address of the user.",
+            field="walletAddress",
+            received=address,
+        )
+    return address
 
 
 async def _give(

@@ -302,12 +302,29 @@ async def test_a_refund_that_fails_waits_for_another_address(box: Sandbox, direc
     if direction == "x2u":
         await order.give_refund_address(MONERO)
         await box.settle()
-        # the address that failed is not tried again
-        await order.give_refund_address(MONERO)
-        await box.settle()
     waiting = await order.status()
     assert waiting["state"] == "refunding"
     assert waiting["data"]["actionRequired"] == "refund_address"
+
+
+async def test_an_address_that_a_refund_failed_to_reach_is_refused(box: Sandbox) -> None:
+    order = await box.order("x2u")
+    await order.fault("payout_fails")
+    await order.fault("refund_fails")
+    await order.fund()
+    await box.settle()
+    await order.give_refund_address(MONERO)
+    await box.settle()
+    answer = await box.call(
+        "support.create",
+        message="refund",
+        orderId=order.order_id,
+        sessionId=order.session_id,
+        walletAddress=MONERO,
+    )
+    assert answer["error"]["code"] == "invalid_destination"
+    assert "another address" in answer["error"]["message"]
+    assert (await order.status())["data"]["actionRequired"] == "refund_address"
 
 
 async def test_only_the_session_of_the_order_may_give_a_refund_address(box: Sandbox) -> None:
