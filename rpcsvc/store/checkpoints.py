@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,11 @@ FEW_FRAMES = 1_000
 LONG_LOG_FRAMES = 8_000
 MOST_PASSES = 5
 
+# How long the writer waits, with all who wait for it, for those who read the log from outside.
+READERS_WAIT_MS = 50
+
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
-RESTART = "PRAGMA wal_checkpoint(RESTART)"
+_RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
 
 class _Progress(NamedTuple):
@@ -42,7 +46,7 @@ class _Progress(NamedTuple):
 
 
 class Checkpointer:
-    """Moves pages beside the writer. ``wants_restart`` asks the writer to run ``RESTART``."""
+    """Moves pages beside the writer. ``wants_restart`` asks the writer to pause for ``restart``."""
 
     def __init__(self, connection: aiosqlite.Connection) -> None:
         self._connection = connection
@@ -54,11 +58,11 @@ class Checkpointer:
         self._task = asyncio.create_task(self._run(), name="checkpointer")
 
     @classmethod
-    async def open(cls, path: Path, busy_timeout_ms: int) -> Checkpointer:
+    async def open(cls, path: Path) -> Checkpointer:
         """A checkpointer for the database at ``path``. Raises sqlite3.Error."""
         connection = await aiosqlite.connect(path, isolation_level=None)
         try:
-            await connection.execute(f"PRAGMA busy_timeout = {busy_timeout_ms}")
+            await connection.execute(f"PRAGMA busy_timeout = {READERS_WAIT_MS}")
             await connection.execute("PRAGMA wal_autocheckpoint = 0")
         except sqlite3.Error:
             await connection.close()  # its thread would keep the process from ending
@@ -71,6 +75,16 @@ class Checkpointer:
         if self._rows >= ROWS_BETWEEN:
             self._rows = 0
             self._wake.set()
+
+    async def restart(self) -> None:
+        """Begin the log anew; the writer must pause meanwhile, and no read hold on to the log.
+
+        A backup or an audit beside the service does hold on to it, for minutes. Then the log goes
+        on growing, and the next move asks again.
+        """
+        self.wants_restart = False
+        with suppress(sqlite3.Error):
+            await self._connection.execute_fetchall(_RESTART)
 
     async def close(self) -> None:
         """Finish the move at hand and close."""

@@ -30,7 +30,7 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
-from rpcsvc.store.checkpoints import RESTART, Checkpointer
+from rpcsvc.store.checkpoints import Checkpointer
 from rpcsvc.store.migrations import NEWEST, migrate
 from rpcsvc.store.reader import UNAVAILABLE, Reader, report, unavailable
 
@@ -207,7 +207,7 @@ class Database(Reader):
         try:
             for pragma in _WRITER_PRAGMAS:
                 await writer.execute(pragma)
-            checkpoints = await Checkpointer.open(path, BUSY_TIMEOUT_MS)
+            checkpoints = await Checkpointer.open(path)
             return cls(writer, made[0], open_reader(path), checkpoints)
         except sqlite3.Error:
             await writer.close()  # its thread would keep the process from ending
@@ -337,16 +337,11 @@ class Database(Reader):
         self._checkpoints.note(sum(map(len, rows_of.values())))
 
     async def _restart_log(self) -> None:
-        """Begin the log anew, while no read holds on to it.
-
-        If that fails, it goes on growing, and the next move asks again.
-        """
-        self._checkpoints.wants_restart = False
+        """Begin the log anew, while no read of this process holds on to it."""
         self._release_snapshot()
         self._is_restarting = True
         try:
-            with suppress(sqlite3.Error):
-                await self._writer.execute_fetchall(RESTART)
+            await self._checkpoints.restart()
         finally:
             self._is_restarting = False
 

@@ -1,0 +1,60 @@
+"""The write-ahead log: it begins anew while the service runs, and nobody waits long for that."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.store import checkpoints
+from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME, Database, Statement
+
+MOVES = 10
+_INSERT = "INSERT INTO sandbox_settings (name, value) VALUES (?, 1)"
+
+
+@contextmanager
+def reading(data_dir: Path) -> Iterator[None]:
+    """Another process, such as a backup, that reads as of one moment."""
+    path = (data_dir / DATABASE_NAME).absolute().as_uri()
+    with closing(sqlite3.connect(f"{path}?mode=ro", uri=True, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM sandbox_settings").fetchone()
+        yield
+
+
+async def write_and_move(database: Database, name: str) -> None:
+    """One row, and time for the move of pages that it starts."""
+    await database.write([Statement(_INSERT, (name,))])
+    async with asyncio.timeout(60):
+        while not database._checkpoints.wants_restart:  # noqa: ASYNC110 - a thread of its own moves
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def each_row_starts_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "ROWS_BETWEEN", 1)
+    monkeypatch.setattr(checkpoints, "LONG_LOG_FRAMES", 0)
+
+
+async def test_whoever_reads_beside_the_service_keeps_no_write_waiting(tmp_path: Path) -> None:
+    database = await Database.open(tmp_path)
+    wal = tmp_path / f"{DATABASE_NAME}-wal"
+    try:
+        await write_and_move(database, "first")
+        with reading(tmp_path):
+            # Each of them finds the log to be begun anew, which can't be now.
+            async with asyncio.timeout(MOVES * BUSY_TIMEOUT_MS / 1000 / 2):
+                for number in range(MOVES):
+                    await write_and_move(database, f"beside {number}")
+        await write_and_move(database, "after")  # begins it anew ...
+        size = wal.stat().st_size
+        for number in range(MOVES):  # ... and so do these: nothing is appended
+            await write_and_move(database, f"alone {number}")
+        assert wal.stat().st_size == size
+    finally:
+        await database.close()
