@@ -96,30 +96,34 @@ class StoreConflict(Exception):
 
 
 class OwnerLock:
-    """An exclusive lock on a data directory, held as long as the process lives."""
+    """An exclusive lock on a data directory, held as long as the process lives.
+
+    On a file and on the directory itself: the file may be removed as if it were stale.
+    """
 
     def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / LOCK_NAME
-        self._fd: int | None = None
+        self._data_dir = data_dir
+        self._fds: list[int] = []
 
     def acquire(self) -> None:
         """Take the lock. Raises DataDirInUse when another process has it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(self._data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fds.append(file)
+        self._fds.append(os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for fd in self._fds:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
+            self.release()
             raise DataDirInUse(
-                f"Another process already serves the data directory {self._path.parent}."
+                f"Another process already serves the data directory {self._data_dir}."
                 " Stop it, or give this one its own --data-dir."
             ) from None
-        self._fd = fd
 
     def release(self) -> None:
         """Give the lock back."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 class GroupConnection(sqlite3.Connection):

@@ -31,6 +31,7 @@ from rpcsvc.store.operator_books import explain, take_back
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import (
     DATABASE_NAME,
+    LOCK_NAME,
     SNAPSHOT_SECONDS,
     Database,
     DataDirInUse,
@@ -273,6 +274,20 @@ def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
         OwnerLock(tmp_path).acquire()
     first.release()
     OwnerLock(tmp_path).acquire()
+
+
+def test_who_removes_the_lock_file_of_a_running_service_lets_no_second_one_in(
+    tmp_path: Path,
+) -> None:
+    first = OwnerLock(tmp_path)
+    first.acquire()
+    (tmp_path / LOCK_NAME).unlink()
+    second = OwnerLock(tmp_path)
+    with pytest.raises(DataDirInUse):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
 
 
 async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
