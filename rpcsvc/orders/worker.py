@@ -139,9 +139,11 @@ class Worker:
             overdue = self._store.overdue(now, DEADLINES_PER_TICK, but=OnDeadline.REFUND)
             again = overdue
         else:
-            overdue = self._store.overdue(now, DEADLINES_PER_TICK)
+            failing = self._aside.failing(DeadlinePassed)
+            # Those that fail stay the oldest: however many they are, others are found behind them.
+            overdue = self._store.overdue(now, DEADLINES_PER_TICK + len(failing))
             # Another event may have put off the deadline of one that is aside.
-            again = list(dict.fromkeys([*overdue, *self._aside.failing(DeadlinePassed)]))
+            again = list(dict.fromkeys([*overdue, *failing]))
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
 

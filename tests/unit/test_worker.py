@@ -14,6 +14,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders import worker as worker_module
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.worker import Worker
 from tests.logs import captured
@@ -181,3 +182,34 @@ async def test_while_payouts_are_paused_an_order_that_is_aside_stays_so() -> Non
 
     await worker_of(parts, paused=True).tick()
     assert "ord_1" in parts.aside
+
+
+class Broken(Parts):
+    """``count`` orders whose deadline can't be recorded, older than all others."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def overdue(self, now: int, most: int, but: OnDeadline | None = None) -> list[str]:
+        super().overdue(now, most, but)
+        return [f"ord_{number}" for number in range(self.count + 1)][:most]
+
+    def order(self, _order_id: str) -> Order | None:
+        return replace(open_order(terms()), deadline_at=1)
+
+    async def apply(self, order_id: str, _event: DeadlinePassed) -> None:
+        if order_id != f"ord_{self.count}":
+            raise RuntimeError("a hole in a rule")
+        self._do(f"apply {order_id}")
+
+
+async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 2)
+    parts = Broken(4)
+    worker = worker_of(parts)
+    for _ in range(3):
+        await worker.tick()
+    assert f"apply ord_{parts.count}" in parts.done
