@@ -112,8 +112,7 @@ def _leftovers(order: Order) -> dict[str | None, int]:
     for sender, share in shares.items():
         shares[sender] = min(due, max(0, share - (going[sender] if sender else 0)))
         due -= shares[sender]
-    last = next(iter(shares), None)
-    return shares | {last: shares.get(last, 0) + due}
+    return shares
 
 
 def _leftovers_under_way(order: Order) -> dict[str, int]:
