@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.events import DeadlinePassed
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import ImpossibleTransition
@@ -27,6 +27,8 @@ TICK_MS = 200
 DEADLINES_PER_TICK = 200
 HOUR_MS = 3_600_000
 RESTART_SECONDS = 1
+# A beat takes milliseconds, or seconds where there is much to catch up on.
+LONG_BEAT_MS = 60_000
 
 
 class Worker:
@@ -56,6 +58,7 @@ class Worker:
         self._keep_responses_ms = keep_responses_ms
         self._is_paused = is_paused
         self._beside = tuple(beside)
+        self._beat_began: int | None = None
         self._next_cleaning = 0
         self._wake = asyncio.Event()
         self._failure: str | None = None
@@ -66,7 +69,10 @@ class Worker:
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last beat went well, for every order."""
+        """Whether the last beat went well, for every order, and none hangs."""
+        lasts = 0 if self._beat_began is None else steady_ms() - self._beat_began
+        if lasts >= LONG_BEAT_MS:
+            return Health(False, f"The settlement loop has been in one beat for {lasts // 1000} s.")
         if self._failure is not None:
             return Health(False, self._failure)
         return self._aside.health()
@@ -114,11 +120,14 @@ class Worker:
         return done
 
     async def _beat(self) -> None:
+        self._beat_began = steady_ms()
         try:
             await self.tick()
             self._failure = None
         except Exception as error:  # noqa: BLE001 - logged, and in health
             self._failure = _log_failure(error)
+        finally:
+            self._beat_began = None
 
     async def _pause(self) -> None:
         try:

@@ -30,22 +30,37 @@ class Reader:
 
     def __init__(self, reader: sqlite3.Connection) -> None:
         self._reader = reader
+        self._is_damaged = False
 
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """All rows of a query over committed state. Raises errors.Unavailable."""
         try:
             self._hold_snapshot()
             return self._reader.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
-            raise unavailable(error) from error
+        except sqlite3.Error as error:
+            raise self._told(error) from error
 
     def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
         """The first row, or None. Raises errors.Unavailable."""
         try:
             self._hold_snapshot()
             return self._reader.execute(sql, values).fetchone()
-        except sqlite3.OperationalError as error:
-            raise unavailable(error) from error
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+
+    def _told(self, error: sqlite3.Error) -> Exception:
+        """What the caller is told of an error of SQLite; of a damaged file, so is the operator."""
+        if isinstance(error, sqlite3.OperationalError):
+            return unavailable(error)
+        self._note_damage(error)
+        return error
+
+    def _note_damage(self, error: Exception) -> None:
+        """Remember that the file is damaged, if that is what the error says: nothing mends it."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not self._is_damaged:
+            self._is_damaged = True
+            report("critical", "database_damaged", reason=str(error))
 
     def _hold_snapshot(self) -> None:
         """Keep the read transaction open from one read to the next."""

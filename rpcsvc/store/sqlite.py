@@ -45,6 +45,9 @@ PROBE_SECONDS = 0.5
 SNAPSHOT_SECONDS = 1.0
 # Reads of so much of the file go through a mapping (docs/adr/0002): as much as SQLite ever maps.
 MAPPED_BYTES = 0x7FFF_0000
+_DAMAGED = (
+    "The database file is damaged. Stop the service, and restore a backup or repair the file."
+)
 MAX_GROUP = 512
 MAX_ROWS = 64
 
@@ -248,11 +251,16 @@ class Database(Reader):
             self._reader.execute("COMMIT")
 
     def health(self) -> Health:
-        """Whether the last commit and a read now go through."""
+        """Whether the last commit and a read now go through, and no page was found damaged."""
         try:
             self.read_one("SELECT 1 FROM orders LIMIT 1")
         except Unavailable as error:
             return Health(False, error.message)
+        except sqlite3.DatabaseError:
+            if not self._is_damaged:
+                raise
+        if self._is_damaged:
+            return Health(False, _DAMAGED)
         return Health(self._failure is None, self._failure)
 
     async def write(self, statements: Sequence[Statement]) -> None:
@@ -324,6 +332,7 @@ class Database(Reader):
             for member in group:
                 await self._commit_group([member])
             return
+        self._note_damage(error)
         report("error", "write_refused", reason=str(error), kind=type(error).__name__)
         conflict = StoreConflict(str(error))
         conflict.__cause__ = error

@@ -290,6 +290,30 @@ def test_who_removes_the_lock_file_of_a_running_service_lets_no_second_one_in(
     second.release()
 
 
+@pytest.mark.parametrize("damaged", ["name = 'orders'", "tbl_name = 'orders' AND rootpage > 0"])
+async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damaged: str) -> None:
+    await (await Database.open(tmp_path)).close()
+    file = tmp_path / DATABASE_NAME
+    with closing(sqlite3.connect(file)) as db:
+        roots = db.execute(f"SELECT rootpage FROM sqlite_schema WHERE {damaged}").fetchall()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    with file.open("r+b") as raw:
+        for (root,) in roots:
+            raw.seek((root - 1) * size)
+            raw.write(b"\xff" * size)
+    database = await Database.open(tmp_path)
+    try:
+        assert database.read("SELECT * FROM tickets") == [], "all else can be read"
+        with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+            database.read("SELECT * FROM orders")
+        health = database.health()
+        assert not health.ok
+        assert health.detail is not None
+        assert "is damaged" in health.detail
+    finally:
+        await database.close()
+
+
 async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     await (await Database.open(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as database:

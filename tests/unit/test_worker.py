@@ -16,7 +16,7 @@ from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders import worker as worker_module
 from rpcsvc.orders.aside import OrdersAside
-from rpcsvc.orders.worker import Worker
+from rpcsvc.orders.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import terms
@@ -122,6 +122,34 @@ async def test_each_failure_is_logged_and_the_first_is_in_health(
     assert shown == [None, "the first", None]
     reasons = {line["reason"] for line in told.entries if line["event"] == "beat_failed"}
     assert reasons == {"the first", "the second"}
+
+
+async def test_a_beat_that_hangs_is_in_health_until_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [7_000]
+    monkeypatch.setattr(worker_module, "steady_ms", lambda: now[0])
+    parts = Parts()
+    worker = worker_of(parts)
+    hangs, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def waits_for_a_disk() -> int:
+        hangs.set()
+        await goes_on.wait()
+        await worker.stop()
+        return 0
+
+    parts.reconcile = waits_for_a_disk  # type: ignore[method-assign]
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(180):
+        await hangs.wait()
+        now[0] += LONG_BEAT_MS - 1
+        assert worker.health().ok, "it may have much to do"
+        now[0] += 1
+        assert worker.health().detail == "The settlement loop has been in one beat for 60 s."
+        goes_on.set()
+        await running
+    assert worker.health().ok
 
 
 async def test_what_stops_all_parts_is_logged_once(told: LogCapture) -> None:
