@@ -8,26 +8,24 @@ the database says (store/operator_books.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.monero.holdings import look_at_held
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import Output, WalletCode
+from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 from rpcsvc.settlement.onchain.unusable import SideUnusable
-
-_UNLOCK_BLOCKS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class XmrHeld:
-    """What the wallet holds, in piconero. ``outputs`` counts all, ``large`` those of the
-    configured size; ``blocks_to_unlock`` until everything can be spent.
+    """What the wallet holds, in piconero. ``outputs`` counts all that could be listed, ``large``
+    those of the configured size; ``blocks_to_unlock`` until everything can be spent.
     """
 
     unlocked: int
@@ -141,21 +139,14 @@ class MoneroInspector:
             raise _Problem(f"the wallet is still scanning: it is at height {scanned} of {height}")
 
     async def _held(self, height: int) -> XmrHeld:
-        mine = [item for item in await self.wallet.outputs() if not item.spent and not item.frozen]
-        unlocked = sum(item.amount for item in mine if item.unlocked)
+        held = await look_at_held(self.wallet, height)
         return XmrHeld(
-            unlocked=unlocked,
-            locked=sum(item.amount for item in mine) - unlocked,
-            outputs=len(mine),
-            large=sum(item.amount >= self.options.output_units for item in mine),
-            blocks_to_unlock=max((_blocks_left(item, height) for item in mine), default=0),
+            unlocked=held.unlocked,
+            locked=held.locked,
+            outputs=len(held.outputs),
+            large=sum(item.amount >= self.options.output_units for item in held.outputs),
+            blocks_to_unlock=held.blocks_to_unlock,
         )
-
-
-def _blocks_left(output: Output, height: int) -> int:
-    if output.unlocked:
-        return 0
-    return max(1, _UNLOCK_BLOCKS - (height - output.height)) if output.height else _UNLOCK_BLOCKS
 
 
 # --- EVM -------------------------------------------------------------------------------------

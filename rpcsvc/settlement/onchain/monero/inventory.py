@@ -8,14 +8,16 @@ What does not live here: what open orders still need of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from typing import Final
 
 import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.monero.holdings import TOO_MANY_OUTPUTS, Held, look_at_held
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, PaymentOrder, Purpose
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
@@ -28,15 +30,18 @@ _MOST_PARTS: Final = 14  # and the change
 _MOST_INPUTS: Final = 40
 _INPUT_WEIGHT: Final = 800
 _BASE_WEIGHT: Final = 2000
-_UNLOCK_BLOCKS: Final = 10
 _BLOCK_SECONDS: Final = 120
+# What changes between two blocks by none of our payments: a lock that ends at a time of day, a
+# wallet that was started anew.
+_LOOK_AGAIN_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
     """What the wallet holds at a height. ``max_now`` can be paid now, after the fee.
 
-    ``locked`` units unlock within ``seconds_to_unlock``; ``outputs`` counts the unlocked ones.
+    ``locked`` units unlock within ``seconds_to_unlock``; ``outputs`` counts the unlocked ones,
+    of the wallet's own address alone where there are too many to list.
     """
 
     height: int
@@ -48,7 +53,7 @@ class Available:
 
 
 class MoneroInventory:
-    """Looks after the outputs of the wallet."""
+    """Looks after the outputs of the wallet. ``problem`` is what the operator should see to."""
 
     def __init__(
         self, link: MoneroLink, payments: MoneroPayments, clock: Clock, options: MoneroOptions
@@ -61,6 +66,10 @@ class MoneroInventory:
         self._available: Available | None = None
         self._outputs: list[Output] = []
         self._large = 0
+        self._spendable = 0
+        self._seen: tuple[str, Hashable] | None = None
+        self._seen_at = 0
+        self.problem: str | None = None
 
     @property
     def is_known(self) -> bool:
@@ -89,27 +98,34 @@ class MoneroInventory:
         self._per_byte = fees[min(self._options.priority, len(fees)) - 1]
 
     async def look(self, info: NodeInfo) -> None:
-        """Count the outputs anew. Raises RpcFailure."""
-        outputs = [
-            item for item in await self._link.wallet.outputs() if not item.spent and not item.frozen
-        ]
-        self._outputs = [item for item in outputs if item.unlocked]
-        self._large = sum(item.amount >= self._options.output_units for item in outputs)
-        unlocked = sum(item.amount for item in self._outputs)
-        ages = [info.height - item.height for item in outputs if not item.unlocked and item.height]
-        blocks = max((_UNLOCK_BLOCKS - age for age in ages), default=0)
+        """Count the outputs anew when they may have changed: listing many takes long.
+
+        Raises RpcFailure.
+        """
+        fee, now = self.fee(), self._clock.now_ms()
+        seen = (info.top_hash, self._payments.under_way())
+        if seen != self._seen or not 0 <= now - self._seen_at < _LOOK_AGAIN_MS:
+            self._count(info, await look_at_held(self._link.wallet, info.height))
+            self._seen, self._seen_at = seen, now
+        # The fee is of the moment.
+        self._available = replace(self.available, max_now=max(0, self._spendable - fee))
+
+    def _count(self, info: NodeInfo, held: Held) -> None:
+        self._outputs = [item for item in held.outputs if item.unlocked]
+        self._large = sum(item.amount >= self._options.output_units for item in held.outputs)
+        # What one transaction of a size that the network takes can spend.
+        self._spendable = sum(nlargest(_MOST_INPUTS, (item.amount for item in self._outputs)))
         self._available = Available(
             height=info.height,
-            unlocked=unlocked,
-            locked=sum(item.amount for item in outputs) - unlocked,
-            max_now=max(0, self._spendable() - self.fee()),
+            unlocked=held.unlocked,
+            locked=held.locked,
+            max_now=0,
             outputs=len(self._outputs),
-            seconds_to_unlock=max(0, blocks) * _BLOCK_SECONDS,
+            seconds_to_unlock=held.blocks_to_unlock * _BLOCK_SECONDS,
         )
-
-    def _spendable(self) -> int:
-        """What one transaction of a size that the network takes can spend."""
-        return sum(sorted((item.amount for item in self._outputs), reverse=True)[:_MOST_INPUTS])
+        if not held.is_whole and self.problem is None:
+            log.warning("monero_too_many_outputs", unlocked=held.unlocked, locked=held.locked)
+        self.problem = None if held.is_whole else TOO_MANY_OUTPUTS
 
     async def keep_up(self) -> bool:
         """Split or put together what is needed; whether something was published.

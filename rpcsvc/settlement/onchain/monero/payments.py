@@ -358,6 +358,11 @@ class MoneroPayments:
                 return _told(item, "was published and is not mined for long")
         return None
 
+    def under_way(self) -> frozenset[tuple[str, PaymentState]]:
+        """What is not settled, and how far it is: what the wallet can spend goes by it."""
+        live = self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
+        return frozenset((item.payment_id, item.state) for item in live)
+
     def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""
         return bool(self._ledger.payments_in(*_UNPUBLISHED))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
@@ -88,7 +89,8 @@ class MoneroRescue:
         free = self._ledger.free_key_images()
         if not free:
             return
-        for output in await self._link.wallet.outputs():
+        unspent, _ = await list_unspent(self._link.wallet)
+        for output in unspent:
             if output.frozen and output.key_image in free:
                 log.info("monero_output_let_go", amount=output.amount)
                 await self._link.wallet.thaw(output.key_image)

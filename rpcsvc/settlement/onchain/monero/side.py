@@ -245,4 +245,4 @@ class MoneroSide:
 
     def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
-        return [self._rescue.problem] if self._rescue.problem else []
+        return [text for text in (self._rescue.problem, self._inventory.problem) if text]
