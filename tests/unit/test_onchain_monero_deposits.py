@@ -77,7 +77,10 @@ class Chain:
 
 @dataclass
 class Node:
+    """``asked``: how many transactions it was asked for."""
+
     chain: Chain
+    asked: int = 0
 
     async def info(self) -> NodeInfo:
         height = len(self.chain.blocks)
@@ -90,6 +93,7 @@ class Node:
         return BlockHeader(height, self.chain.blocks[height][0], "", 0, False, 0)
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        self.asked += len(txids)
         found = {item.txid: NodeTransaction(item.txid, None, False) for item in self.chain.pool}
         for height, (_, content) in enumerate(self.chain.blocks):
             found |= {item.txid: NodeTransaction(item.txid, height, False) for item in content}
@@ -547,3 +551,53 @@ async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(desk: Desk
     desk.wallet.lost.clear()
     desk.chain.mine()
     assert await desk.look() == {"t1": CONFIRMED}
+
+
+# --- deposits that stay unconfirmed ----------------------------------------------------------
+
+
+async def unconfirmed_for_long(desk: Desk) -> None:
+    """A deposit that the wallet does not have, and the look that found it so for a day."""
+    desk.chain.pool.append(paid("t1", 5 * XMR))
+    await desk.look()
+    desk.wallet.lost.add("t1")
+    desk.chain.mine(*desk.chain.pool, empty=730)
+    assert await desk.look() == {"t1": SEEN}
+    desk.node.asked = 0
+    desk.wallet.asked.clear()
+
+
+async def test_a_deposit_that_stays_unconfirmed_is_asked_about_once_an_hour(desk: Desk) -> None:
+    """Anyone can send thousands: locked for years, or twice with one key."""
+    await unconfirmed_for_long(desk)
+    for _ in range(60):
+        desk.chain.mine()
+        for _ in range(3):
+            await desk.look()
+    assert desk.wallet.asked["transfer"] == 2
+    assert desk.node.asked <= 2 * 3
+    assert desk.logged == [MISSING]
+
+
+async def test_a_deposit_that_stayed_unconfirmed_is_confirmed_once_it_can_be(desk: Desk) -> None:
+    await unconfirmed_for_long(desk)
+    desk.wallet.lost.clear()
+    for _ in range(30):
+        desk.chain.mine()
+        await desk.look()
+    assert desk.told == {"t1": CONFIRMED}
+
+
+async def test_a_deposit_that_stayed_unconfirmed_is_looked_at_after_a_start(desk: Desk) -> None:
+    await unconfirmed_for_long(desk)
+    desk.wallet.lost.clear()
+    desk.restart()
+    assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_a_deposit_that_stayed_unconfirmed_is_taken_back_with_its_block(desk: Desk) -> None:
+    await unconfirmed_for_long(desk)
+    desk.chain.pop(735)
+    desk.chain.pool.clear()
+    desk.chain.mine(empty=740)
+    assert await desk.look() == {"t1": REMOVED}

@@ -78,13 +78,15 @@ class DepositProofs:
         listed: Sequence[WalletTransfer],
         view: View,
         deep: Set[Key],
+        resting: Set[Key],
     ) -> dict[Key, Proof]:
         """Of those that are about to be confirmed, or back, and of those that are listed anyway.
 
+        Those that rest are not among ``records``, and what was reported of them stays reported.
         A deposit costs one question in its life, none when it is listed as it becomes deep enough.
         """
         mined = [item for item in records if view.height(item) is not None]
-        self._forget_but({key_of(item) for item in mined})
+        self._forget_but({key_of(item) for item in mined} | resting)
         received = _received(listed)
         proofs: dict[Key, Proof] = {}
         for item in mined:

@@ -14,7 +14,7 @@ a deposit means for its order (orders/deposits.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Final
 
@@ -26,6 +26,7 @@ from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.monero.deposit_proofs import (
     DepositProofs,
+    Key,
     Proof,
     View,
     key_of,
@@ -48,6 +49,10 @@ log = structlog.get_logger(__name__)
 _FIRST_TIME: Final = 500_000_000
 # A node drops a transaction from its pool after seven days at the latest.
 _POOL_KEEPS_MS: Final = 8 * 24 * 3600 * 1000
+# A deposit that is not confirmed a day after it could be is locked for long, or can't be spent.
+# Anyone can send thousands of those, so they are looked at about once an hour.
+_DAY_BLOCKS: Final = 720
+_RESTING_BLOCKS: Final = 30
 
 
 def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
@@ -70,6 +75,7 @@ class DepositScanner:
         self._height = 0
         self._fork = -1
         self._next: Cursor | None = None
+        self._all_looked_at: int | None = None
         self._proofs = DepositProofs(link, ledger)
 
     async def observe(self) -> list[DepositSighting]:
@@ -82,16 +88,20 @@ class DepositScanner:
         self._fork = await self._find_fork()
         await self._link.wallet.refresh()
         listed = await self._link.wallet.transfers(self._fork + 1)
-        records = self._records(listed)
+        watched = self._ledger.deposits_to_watch(self._fork)
+        resting = {key_of(item) for item in watched if self._rests(item, before.height)}
+        records = self._records([item for item in watched if key_of(item) not in resting], listed)
         view = await self._view(before, listed, records)
         # What another wallet has not received says nothing; the cursor must not move by it.
         await self._link.require_wallet()
         records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
-        states = await self._judge(records, listed, view)
+        states = await self._judge(records, listed, view, resting)
         kept = {key_of(item) for item in records if self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
         if view.agreed:
+            if not resting:
+                self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
         return [
             _sighting(item, state)
@@ -126,11 +136,24 @@ class DepositScanner:
             log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
         return -1
 
-    def _records(self, listed: Sequence[WalletTransfer]) -> list[DepositRecord]:
+    def _rests(self, item: DepositRecord, height: int) -> bool:
+        """Whether a deposit is left out of this look: unconfirmed for long, and still in its block.
+
+        Its block is not above the fork. After a start, and on a shorter chain, none is left out.
+        """
+        last = self._all_looked_at
+        if last is None or not 0 <= height - last < _RESTING_BLOCKS:
+            return False
+        if item.acknowledged is not DepositState.SEEN or item.height is None:
+            return False
+        due = item.height + self._options.thresholds[-1].confirmations
+        return item.height <= self._fork and height - due >= _DAY_BLOCKS
+
+    def _records(
+        self, watched: Sequence[DepositRecord], listed: Sequence[WalletTransfer]
+    ) -> list[DepositRecord]:
         """Those watched already, and those that the wallet has found."""
-        records = {
-            (item.txid, item.minor): item for item in self._ledger.deposits_to_watch(self._fork)
-        }
+        records = {key_of(item): item for item in watched}
         now = self._clock.now_ms()
         for item in listed:
             key = (item.txid, item.index.minor)
@@ -176,7 +199,11 @@ class DepositScanner:
         return View(after, agreed, self._clock.now_ms(), chain, self._fork)
 
     async def _judge(
-        self, records: Sequence[DepositRecord], listed: Sequence[WalletTransfer], view: View
+        self,
+        records: Sequence[DepositRecord],
+        listed: Sequence[WalletTransfer],
+        view: View,
+        resting: Set[Key],
     ) -> list[DepositState]:
         totals: dict[int, int] = {}
         for item in records:
@@ -184,7 +211,9 @@ class DepositScanner:
                 totals[item.minor] = totals.get(item.minor, 0) + item.units
         deep = {key_of(item) for item in records if self._is_deep(item, totals, view)}
         # While wallet and node disagree nothing that the wallet says of a block is relied on.
-        proofs = await self._proofs.look(records, listed, view, deep) if view.agreed else {}
+        proofs: Mapping[Key, Proof] = {}
+        if view.agreed:
+            proofs = await self._proofs.look(records, listed, view, deep, resting)
         return [
             _state(item, view.chain.get(item.txid), proofs.get(key_of(item)), key_of(item) in deep)
             for item in records
