@@ -216,3 +216,26 @@ def test_a_data_directory_that_can_t_be_made_is_a_usage_error(cli: Cli) -> None:
     cli.data_dir = cli.data_dir.parent / "file" / "data"
     assert cli("onchain", "init") == 2
     assert "can't be used" in cli.err
+
+
+# --- onchain reread --------------------------------------------------------------------------
+
+
+def test_deposits_are_read_again_where_a_node_is_configured(cli: Cli) -> None:
+    adopted(cli.data_dir, "0xFirst")
+    assert cli("onchain", "reread", "monero", "--from", "5") == 2
+    assert "received 'monero'; allowed, by onchain.nodes: arbitrum" in cli.err
+
+
+def test_deposits_are_read_again_once_there_were_any(cli: Cli) -> None:
+    adopted(cli.data_dir, "0xFirst")
+    assert cli("onchain", "reread", "arbitrum", "--from", "5") == 2
+    assert "No deposits were read on arbitrum yet" in cli.err
+    assert "Nothing was changed" in cli.err
+
+
+def test_nothing_is_read_again_while_the_node_is_down(cli: Cli) -> None:
+    cursor = "INSERT INTO evm_cursor (network, number, hash) VALUES ('arbitrum', 9, '0x09')"
+    adopted(cli.data_dir, "0xFirst", cursor)
+    assert cli("onchain", "reread", "arbitrum", "--from", "5") == 3
+    assert "Nothing was changed" in cli.err

@@ -42,6 +42,7 @@ def make_database(data_dir: Path) -> None:
 CHANGING = [
     ("payouts", "adopt", "ord_1/payout/1", TXID),
     ("onchain", "skip-addresses", "5"),
+    ("onchain", "reread", "arbitrum", "--from", "5"),
 ]
 
 
@@ -92,6 +93,12 @@ def test_a_transfer_that_does_not_exist_is_not_adopted(cli: Cli) -> None:
 def test_how_many_addresses_are_skipped_is_a_number(cli: Cli, count: str) -> None:
     assert cli("onchain", "skip-addresses", "--", count) == USAGE
     assert "1 to 100000" in cli.err
+
+
+@pytest.mark.parametrize("block", ["-1", "0x10", "latest", "1" * 16, "٣"])
+def test_from_where_deposits_are_read_again_is_a_block(cli: Cli, block: str) -> None:
+    assert cli("onchain", "reread", "arbitrum", f"--from={block}") == USAGE
+    assert "number of a block" in cli.err
 
 
 # --- explanations ------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (
@@ -493,3 +495,84 @@ async def test_a_fault_in_a_look_is_one_of_its_network_and_loses_nothing(
             assert reader.scanner.problem == problem
     assert await reader.look() == {key("a"): SEEN}
     assert reader.scanner.problem is None
+
+
+# --- reading again -------------------------------------------------------------------------------
+
+
+async def left_out(reader: Reader) -> int:
+    """One deposit that was read and one that the node's index did not have for long; its block."""
+    reader.chain.mine(("known", pays(5)), count=10)
+    await reader.look()
+    number = reader.chain.mine(("left out", pays(7)))
+    for _ in range(20):
+        reader.chain.blind = 10**6
+        reader.chain.mine()
+        await reader.look()
+    reader.chain.blind = 0
+    reader.chain.mine(count=30)
+    await reader.look()
+    assert reader.book.keys() == {key("known")}
+    return number
+
+
+async def test_a_deposit_that_was_left_out_is_found_by_reading_again(reader: Reader) -> None:
+    number = await left_out(reader)
+    upto = await reread(reader.link, reader.ledger, number)
+    assert upto == reader.chain.head
+    reader.restart()
+    assert await reader.look() == {key("left out"): CONFIRMED}
+    assert reader.book[key("left out")].first_seen_at == (GENESIS_SECONDS + 10 * number) * 1000
+    assert await reader.look() == {}
+
+
+async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader) -> None:
+    await left_out(reader)
+    before = reader.ledger.deposit(key("known"))
+    await reread(reader.link, reader.ledger, 1)
+    reader.restart()
+    assert (await reader.look()).keys() == {key("left out")}
+    assert reader.ledger.deposit(key("known")) == before
+    # Also once, where the first look after it was not acknowledged.
+    await reread(reader.link, reader.ledger, 1)
+    reader.restart()
+    assert await reader.look(acknowledge=False) == {}
+    assert await reader.look() == {}
+
+
+async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
+    reader: Reader,
+) -> None:
+    number = await left_out(reader)
+    await reread(reader.link, reader.ledger, number)
+    reader.chain.replace_from(number - 2, salt=9)
+    reader.chain.mine(("again", pays(3)))
+    reader.chain.mine(count=60)
+    reader.restart()
+    assert (await reader.look())[key("again")] is CONFIRMED
+
+
+@pytest.mark.parametrize("first", [0, 10**6])
+async def test_what_was_not_read_is_not_read_again(reader: Reader, first: int) -> None:
+    before = reader.ledger.cursors("arbitrum")
+    with pytest.raises(NotReread, match=f"received block {first}; allowed: 1 to 50"):
+        await reread(reader.link, reader.ledger, first)
+    assert reader.ledger.cursors("arbitrum") == before
+
+
+async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader: Reader) -> None:
+    before = reader.ledger.cursors("arbitrum")
+    reader.chain.lag = 1
+    with pytest.raises(NotReread, match="late"):
+        await reread(reader.link, reader.ledger, 5)
+    reader.chain.lag, reader.chain.missing = 0, {4}
+    with pytest.raises(SideUnusable, match="no block 4"):
+        await reread(reader.link, reader.ledger, 5)
+    assert reader.ledger.cursors("arbitrum") == before
+
+
+async def test_nothing_is_read_again_before_anything_was_read(
+    ledger: SqliteEvmDepositLedger,
+) -> None:
+    with pytest.raises(NotReread, match="No deposits were read"):
+        await reread(Reader(ledger).link, ledger, 5)

@@ -2,7 +2,8 @@
 
 It pays nothing and takes no order. Beside a running service it only looks. What does not live
 here: what is asked of nodes (settlement/onchain/inspection.py), what is judged missing
-(settlement/onchain/readiness.py), what ``skip-addresses`` does (skip.py).
+(settlement/onchain/readiness.py), what ``skip-addresses`` and ``reread``
+do (skip.py, reread.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json
+from rpcsvc.transport.cli.options import Once, Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
+_MOST_DIGITS: Final = 15
 
 
 def add_onchain(commands: Any, common: Common) -> None:
@@ -39,6 +42,7 @@ def add_onchain(commands: Any, common: Common) -> None:
     init.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     init.set_defaults(command=_init)
     _add_skip(actions, common)
+    _add_reread(actions, common)
 
 
 def _add_skip(actions: Any, common: Common) -> None:
@@ -60,6 +64,40 @@ def _add_skip(actions: Any, common: Common) -> None:
         " that may take hours",
     )
     skip.set_defaults(command=_skip)
+
+
+def _add_reread(actions: Any, common: Common) -> None:
+    text = "have the USDC deposits of a network read again from a block on"
+    again = actions.add_parser(
+        "reread",
+        help=text,
+        description=f"{text}, after its node left one out. What is known stays as it is."
+        " The service must not be running: its next start reads them.",
+    )
+    common(again)
+    again.add_argument("network", action=Text, metavar="NETWORK", help="such as arbitrum")
+    again.add_argument(
+        "--from",
+        action=Once,
+        dest="first",
+        type=_block,
+        required=True,
+        metavar="BLOCK",
+        help="a block before the one that the deposit is in, or that one",
+    )
+    again.set_defaults(command=_reread)
+
+
+def _block(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise argparse.ArgumentTypeError(f"must be the number of a block, not {text!r}")
+    return int(text)
+
+
+def _reread(context: Context) -> int:
+    from rpcsvc.transport.cli.reread import reread_deposits  # noqa: PLC0415 - help needs none of it
+
+    return reread_deposits(context)
 
 
 def _count(text: str) -> int:

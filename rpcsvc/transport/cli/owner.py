@@ -1,7 +1,7 @@
 """What the operator's commands share that change the database while no service runs.
 
 It imports the engine's packages, so that only commands which need them import this module. What
-does not live here: the commands (adopt.py, skip.py).
+does not live here: the commands (adopt.py, skip.py, reread.py).
 """
 
 from __future__ import annotations

@@ -88,17 +88,25 @@ class ForkFinder:
         """The first start: from a block on, and an older one in case that is replaced."""
         start = self._network.start_block
         first = head.number if start is None else max(0, start - 1)
-        numbers = sorted({first, max(0, first - self._network.tracked_blocks)}, reverse=True)
+        cursors = await self.cursors_at(first, head)
+        await self._ledger.begin(self._network.name, cursors)
+        return cursors
+
+    async def cursors_at(self, number: int, head: Block) -> list[EvmCursor]:
+        """A block to go on after, and an older one in case that is replaced.
+
+        Raises SideUnusable when the node has none there.
+        """
+        numbers = sorted({number, max(0, number - self._network.tracked_blocks)}, reverse=True)
         cursors = []
-        for number in numbers:
-            block = await self._link.client.block(number)
+        for at in numbers:
+            block = await self._link.client.block(at)
             if block is None:
                 raise SideUnusable(
-                    f"the node of {self._network.name} has no block {number} to begin at; its"
+                    f"the node of {self._network.name} has no block {at} to begin at; its"
                     f" newest is {head.number}"
                 )
-            cursors.append(EvmCursor(number, block.hash))
-        await self._ledger.begin(self._network.name, cursors)
+            cursors.append(EvmCursor(at, block.hash))
         return cursors
 
     @property

@@ -1,0 +1,53 @@
+"""``rpcsvc onchain reread NETWORK --from BLOCK``: when a node has left deposits of USDC out.
+
+The service must not be running. What does not live here: what reading again means, and why it is
+safe (settlement/onchain/evm/reread.py).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+from rpcsvc.transport.cli.context import OK, Context, UsageError
+from rpcsvc.transport.cli.operator import onchain_settings
+from rpcsvc.transport.cli.owner import with_database
+
+
+def reread_deposits(context: Context) -> int:
+    """The command. Raises UsageError and Unreachable."""
+    settings, options = onchain_settings(context), context.options
+
+    async def work(database: Database) -> int:
+        return await _reread(settings, database, options.network, options.first)
+
+    upto = with_database(settings, work)
+    sys.stdout.write(
+        f"Deposits on {options.network} are read again from block {options.first} on, to"
+        f" {upto} and further, once the service runs: rpcsvc serve\n"
+    )
+    return OK
+
+
+async def _reread(settings: Settings, database: Database, network: str, first: int) -> int:
+    chains = load_chains(chains_toml(settings.chains_file))
+    served = wiring.served_chains(settings.onchain, chains)
+    nodes = {item.network.name: item for item in wiring.evm_nodes(settings.onchain, served)}
+    node = nodes.get(network)
+    if node is None:
+        raise UsageError(
+            f"network: received {network!r}; allowed, by onchain.nodes: {', '.join(nodes)}."
+        )
+    async with node.client:
+        try:
+            link = EvmLink(node.client, node.network)
+            return await reread(link, SqliteEvmDepositLedger(database), first)
+        except NotReread as reason:
+            raise UsageError(f"{reason} Nothing was changed.") from reason
