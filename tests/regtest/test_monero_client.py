@@ -17,6 +17,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     OutcomeUnknown,
     TimedOut,
 )
+from rpcsvc.settlement.onchain.monero.holdings import look_at_held
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -158,6 +159,28 @@ async def test_two_outputs_to_one_address_are_one_transfer_with_their_sum(
     (found,) = await wallet.transfers(0)
     assert found.amount == 3 * XMR
     assert sorted(item.amount for item in await wallet.outputs()) == [XMR, 2 * XMR]
+
+
+async def test_what_the_wallet_holds_is_known_though_it_can_not_be_listed(
+    wallet: WalletClient, miner: Miner
+) -> None:
+    customers = await subaddress(wallet)
+    await miner.fund(customers.address, *([XMR // 1000] * 14))
+    await miner.fund(customers.address, *([XMR // 1000] * 14))
+    await funded(wallet, miner, XMR, 2 * XMR)
+    await miner.pay(await wallet.primary_address(), 4 * XMR)
+    await miner.mine(2)
+    await wallet.refresh()
+    height = await wallet.height()
+    whole = await look_at_held(wallet, height)
+    endpoint = replace(wallet.rpc.endpoint, max_response_bytes=8000)
+    async with WalletClient(endpoint, account=wallet.account) as small:
+        part = await look_at_held(small, height)
+    assert sorted(item.amount for item in part.outputs) == [XMR, 2 * XMR, 4 * XMR]
+    assert (whole.is_whole, part.is_whole) == (True, False)
+    assert part == replace(whole, outputs=part.outputs, is_whole=False)
+    assert (whole.unlocked, whole.locked) == (3 * XMR + 28 * (XMR // 1000), 4 * XMR)
+    assert 0 < whole.blocks_to_unlock <= SPENDABLE_AGE
 
 
 async def test_an_unknown_transaction_is_empty_and_not_an_error(

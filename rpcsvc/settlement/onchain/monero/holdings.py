@@ -27,7 +27,8 @@ _OWN: Final = (0,)
 class Held:
     """What can be spent, now or later. ``outputs``: not spent and not held back.
 
-    ``is_whole`` is False when those are of the wallet's own address alone, and the sums are not.
+    ``is_whole`` is False when those are of the wallet's own address alone, and the sums are not;
+    ``locked`` then counts what is still in the pool, too.
     ``blocks_to_unlock`` until all of it is unlocked, locks of the sender's making left out.
     """
 
