@@ -15,6 +15,7 @@ from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
+    PaymentOrder,
     PaymentState,
     Purpose,
     WalletRecord,
@@ -171,3 +172,42 @@ async def test_more_outputs_than_can_be_listed_leave_what_the_wallet_holds_known
     assert desk.inventory.problem is None
     assert desk.inventory.available.unlocked == 11 * XMR + 500
     assert desk.inventory.available.max_now > 10 * XMR
+
+
+class Payments:
+    """Notes what is to be paid."""
+
+    def __init__(self) -> None:
+        self.orders: list[PaymentOrder] = []
+
+    def under_way(self) -> frozenset[object]:
+        return frozenset()
+
+    def is_busy(self) -> bool:
+        return False
+
+    async def finish_upkeep(self) -> bool:
+        return False
+
+    async def prepare_upkeep(self, order: PaymentOrder) -> Any:
+        self.orders.append(order)
+        return SimpleNamespace(txid="txid", fee=1)
+
+
+async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_together(
+    desk: Desk,
+) -> None:
+    made = Payments()
+    payments: Any = made
+    options = replace(OPTIONS, outputs_target=1, dusty_outputs=10)
+    link = desk.inventory._link
+    desk.inventory = MoneroInventory(link, payments, desk.clock, options)
+    desk.wallet.held = [output(n, 1, minor=7) for n in range(100, 200)]
+    await desk.look("a")
+    assert not await desk.inventory.keep_up(), "nothing but dust"
+    desk.wallet.held += [output(n, XMR // 10, minor=n) for n in range(11, 31)]
+    await desk.look("b")
+    assert await desk.inventory.keep_up()
+    (order,) = made.orders
+    assert order.from_indices == tuple(range(11, 31))
+    assert XMR < order.units < 2 * XMR

@@ -164,8 +164,10 @@ class MoneroInventory:
         options = self._options
         # Only where an address has nothing large: there the wallet can't choose that instead.
         large_at = {item.index for item in self._outputs if item.amount >= options.output_units}
+        # What costs more to spend than it is worth stays: anyone may send any number of those.
+        least = self._fee_of(_INPUT_WEIGHT)
         small = sorted(
-            (item for item in self._outputs if item.index not in large_at),
+            (item for item in self._outputs if item.index not in large_at and item.amount > least),
             key=lambda item: item.amount,
         )
         if options.outputs_target == 0 or len(small) <= options.dusty_outputs:
