@@ -107,14 +107,17 @@ class Placed:
     async def status(self) -> dict[str, Any]:
         return await self._sandbox.call("swap.status", orderId=self.order_id)
 
-    async def give_refund_address(self, address: str, session_id: str | None = None) -> Any:
-        answer = await self._sandbox.call(
+    async def ask_for_refund(self, address: str, session_id: str | None = None) -> dict[str, Any]:
+        return await self._sandbox.call(
             "support.create",
             message="refund, please",
             orderId=self.order_id,
             sessionId=session_id or self.session_id,
             walletAddress=address,
         )
+
+    async def give_refund_address(self, address: str, session_id: str | None = None) -> Any:
+        answer = await self.ask_for_refund(address, session_id)
         return answer["data"].get("refundAddress")
 
 

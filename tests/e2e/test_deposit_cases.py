@@ -315,13 +315,7 @@ async def test_an_address_that_a_refund_failed_to_reach_is_refused(box: Sandbox)
     await box.settle()
     await order.give_refund_address(MONERO)
     await box.settle()
-    answer = await box.call(
-        "support.create",
-        message="refund",
-        orderId=order.order_id,
-        sessionId=order.session_id,
-        walletAddress=MONERO,
-    )
+    answer = await order.ask_for_refund(MONERO)
     assert answer["error"]["code"] == "invalid_destination"
     assert "another address" in answer["error"]["message"]
     assert (await order.status())["data"]["actionRequired"] == "refund_address"
@@ -342,13 +336,7 @@ async def test_a_refund_address_of_the_wrong_network_is_refused(box: Sandbox) ->
     await order.fault("payout_fails")
     await order.fund()
     await box.settle()
-    answer = await box.call(
-        "support.create",
-        message="refund",
-        orderId=order.order_id,
-        sessionId=order.session_id,
-        walletAddress=EVM,
-    )
+    answer = await order.ask_for_refund(EVM)
     assert answer["error"]["code"] == "invalid_destination"
 
 

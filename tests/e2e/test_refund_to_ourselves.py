@@ -20,13 +20,7 @@ async def test_a_deposit_address_is_refused_as_a_refund_address(tmp_path: Path, 
         named = order if whose == "its own" else other
         address = (await named.status())["data"]["order"]["depositAddress"]
 
-        answer = await box.call(
-            "support.create",
-            message="refund, please",
-            orderId=order.order_id,
-            sessionId=order.session_id,
-            walletAddress=address,
-        )
+        answer = await order.ask_for_refund(address)
 
         assert answer["error"]["code"] == "invalid_destination"
         assert (await order.status())["data"]["actionRequired"] == "refund_address"
