@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -21,9 +22,11 @@ from tests.regtest.daemons import (
     run_apart,
     running,
 )
+from tests.regtest.evm_till import ETHER, HOT, USDC, Till, till
 from tests.regtest.exchange import Exchange, exchange
 from tests.regtest.payees import Payee, funded_accounts
 from tests.regtest.token import Token, compiled, deploy
+from tests.regtest.trading import Trader, trading
 from tests.regtest.treasury import Treasury, treasury
 
 HERE = Path(__file__).parent
@@ -151,6 +154,15 @@ async def token(evm: EvmClient, token_code: bytes) -> Token:
     return await deploy(evm, token_code)
 
 
+@pytest.fixture
+async def payer(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+    """A hot wallet with 1 ether and 1,000 USDC."""
+    await token.controls.set_ether(HOT, ETHER)
+    await token.mint(HOT, 1000 * USDC)
+    async with till(anvil, token, tmp_path) as made:
+        yield made
+
+
 # --- the XMR side ----------------------------------------------------------------------------
 
 
@@ -198,3 +210,16 @@ async def stack(
     """The whole stack of an operator, the service apart, and a user with money."""
     async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
         yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trader(
+    tmp_path_factory: pytest.TempPathFactory,
+    miner: Miner,
+    shared_wallet_rpc: WalletRpc,
+    token_code: bytes,
+) -> AsyncIterator[Trader]:
+    """The whole stack for all tests of a module; they run in the module's loop."""
+    home = tmp_path_factory.mktemp("exchange")
+    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
+        yield ready

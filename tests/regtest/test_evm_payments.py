@@ -6,9 +6,7 @@ What was paid is counted in the balances on the chain, never in the service's da
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResul
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
 from rpcsvc.settlement.onchain.patience import PATIENCE_MS
 from rpcsvc.settlement.onchain.unusable import SideUnusable
-from tests.regtest.daemons import Anvil, mined
+from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
     ETHER,
     GWEI,
@@ -33,95 +31,84 @@ from tests.regtest.evm_till import (
     OTHERS,
     USDC,
     Till,
-    till,
 )
-from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
 USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 
 
-@pytest.fixture
-async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
-    """A hot wallet with 1 ether and 1,000 USDC."""
-    await token.controls.set_ether(HOT, ETHER)
-    await token.mint(HOT, 1000 * USDC)
-    async with till(anvil, token, tmp_path) as made:
-        yield made
-
-
 # --- the plain way -----------------------------------------------------------------------------
 
 
-async def test_a_payout_pays_exactly_its_units_and_can_be_proved(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER, 7 * USDC))
-    assert await own.token.client.transaction(transfer.txid or "") is None
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.ABSENT
+async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER, 7 * USDC))
+    assert await payer.token.client.transaction(transfer.txid or "") is None
+    assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
     with pytest.raises(Unavailable, match="not settled"):
-        own.payments.receipt(transfer)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.payments.look_up(transfer)).reason == "1 of 3 confirmations"
-    assert await own.settle(transfer) == Verdict(Outcome.SETTLED)
-    assert await own.token.balance(USER) == 7 * USDC
-    assert await own.token.balance(HOT) == 993 * USDC
-    proof = own.payments.receipt(transfer)
-    receipt = await own.token.client.receipt(proof.txid)
+        payer.payments.receipt(transfer)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.payments.look_up(transfer)).reason == "1 of 3 confirmations"
+    assert await payer.settle(transfer) == Verdict(Outcome.SETTLED)
+    assert await payer.token.balance(USER) == 7 * USDC
+    assert await payer.token.balance(HOT) == 993 * USDC
+    proof = payer.payments.receipt(transfer)
+    receipt = await payer.token.client.receipt(proof.txid)
     assert receipt is not None
     event = receipt.logs[proof.log_position]
-    assert (event.log_index, event.address) == (proof.log_index, own.token.address)
+    assert (event.log_index, event.address) == (proof.log_index, payer.token.address)
     paid = usdc.TransferEvent(HOT, proof.recipient, proof.units)
     assert usdc.read_transfer(event.topics, event.data) == paid
     assert (proof.recipient, proof.units, proof.block_number) == (
         USER, 7 * USDC, receipt.block_number,
     )  # fmt: skip
-    assert proof.fee == ETHER - await own.token.client.ether(HOT)
-    assert proof.fee < own.network.highest_fee
+    assert proof.fee == ETHER - await payer.token.client.ether(HOT)
+    assert proof.fee < payer.network.highest_fee
 
 
-async def test_the_same_transfer_is_signed_once(own: Till) -> None:
-    transfer = own.transfer(USER)
-    first = await own.payments.prepare(transfer)
-    own.clock.now += MINUTE_MS
-    assert await own.payments.prepare(transfer) == first
-    assert len(own.live()) == 1
+async def test_the_same_transfer_is_signed_once(payer: Till) -> None:
+    transfer = payer.transfer(USER)
+    first = await payer.payments.prepare(transfer)
+    payer.clock.now += MINUTE_MS
+    assert await payer.payments.prepare(transfer) == first
+    assert len(payer.live()) == 1
 
 
-async def test_the_same_bytes_again_in_pool_and_chain_pay_once(own: Till) -> None:
-    await own.controls.automine(enabled=False)
-    transfer = await own.prepared(own.transfer(USER))
+async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: Till) -> None:
+    await payer.controls.automine(enabled=False)
+    transfer = await payer.prepared(payer.transfer(USER))
     for _ in range(2):
-        assert (await own.payments.publish(transfer)).outcome is Outcome.PENDING
+        assert (await payer.payments.publish(transfer)).outcome is Outcome.PENDING
     raw = bytes.fromhex(transfer.raw or "")
-    assert (await own.client.submit(raw)).submission is Submission.KNOWN
-    assert (await own.payments.look_up(transfer)).reason == "waits to be mined"
-    await own.controls.mine(3)
+    assert (await payer.client.submit(raw)).submission is Submission.KNOWN
+    assert (await payer.payments.look_up(transfer)).reason == "waits to be mined"
+    await payer.controls.mine(3)
     for _ in range(2):
-        assert (await own.payments.publish(transfer)).outcome is Outcome.SETTLED
-    assert (await own.client.submit(raw)).submission is Submission.NONCE_TOO_LOW
-    assert await own.token.balance(USER) == USDC
+        assert (await payer.payments.publish(transfer)).outcome is Outcome.SETTLED
+    assert (await payer.client.submit(raw)).submission is Submission.NONCE_TOO_LOW
+    assert await payer.token.balance(USER) == USDC
 
 
-async def test_several_payouts_wait_for_one_block_and_each_is_paid(own: Till) -> None:
-    await own.controls.automine(enabled=False)
+async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: Till) -> None:
+    await payer.controls.automine(enabled=False)
     transfers = []
     for n in range(1, 5):
-        transfers.append(await own.prepared(own.transfer(USER, n * USDC)))
-        assert (await own.pay(transfers[-1])).outcome is Outcome.PENDING
-    assert [item.nonce for item in own.live()] == [0, 1, 2, 3]
-    await own.controls.mine(3)
+        transfers.append(await payer.prepared(payer.transfer(USER, n * USDC)))
+        assert (await payer.pay(transfers[-1])).outcome is Outcome.PENDING
+    assert [item.nonce for item in payer.live()] == [0, 1, 2, 3]
+    await payer.controls.mine(3)
     for item in transfers:
-        assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == 10 * USDC
-    assert len({own.payments.receipt(item).log_index for item in transfers}) == 4
-    assert {own.payments.receipt(item).log_position for item in transfers} == {0}
+        assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
+    assert await payer.token.balance(USER) == 10 * USDC
+    assert len({payer.payments.receipt(item).log_index for item in transfers}) == 4
+    assert {payer.payments.receipt(item).log_position for item in transfers} == {0}
 
 
-async def test_two_at_once_get_no_nonce_in_common(own: Till) -> None:
-    transfers = [own.transfer(USER, n * USDC) for n in (1, 2)]
+async def test_two_at_once_get_no_nonce_in_common(payer: Till) -> None:
+    transfers = [payer.transfer(USER, n * USDC) for n in (1, 2)]
     results = await asyncio.gather(
-        *(own.payments.prepare(item) for item in transfers), return_exceptions=True
+        *(payer.payments.prepare(item) for item in transfers), return_exceptions=True
     )
     assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
 
@@ -129,151 +116,153 @@ async def test_two_at_once_get_no_nonce_in_common(own: Till) -> None:
 # --- what is not signed ------------------------------------------------------------------------
 
 
-async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Till) -> None:
+async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Till) -> None:
     wrong = USER.swapcase().replace("0X", "0x")
     zero = "0x" + "0" * 40
-    for address in (own.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):
+    for address in (payer.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):
         with pytest.raises(TransferRejected, match="destination"):
-            await own.payments.prepare(own.transfer(address))
-    await own.token.blacklist(USER)
+            await payer.payments.prepare(payer.transfer(address))
+    await payer.token.blacklist(USER)
     with pytest.raises(TransferRejected, match="blacklist"):
-        await own.payments.prepare(own.transfer(USER))
-    assert own.live() == []
+        await payer.payments.prepare(payer.transfer(USER))
+    assert payer.live() == []
 
 
-async def test_nothing_is_signed_while_the_token_is_paused(own: Till) -> None:
-    await own.token.pause()
+async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
+    await payer.token.pause()
     with pytest.raises(Unavailable, match="paused"):
-        await own.payments.prepare(own.transfer(USER))
-    await own.token.unpause()
-    await own.payments.prepare(own.transfer(USER))
+        await payer.payments.prepare(payer.transfer(USER))
+    await payer.token.unpause()
+    await payer.payments.prepare(payer.transfer(USER))
 
 
-async def test_paused_after_signing_it_is_published_when_the_token_moves_again(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await own.token.pause()
-    verdict = await own.pay(transfer)
+async def test_paused_after_signing_it_is_published_when_the_token_moves_again(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    await payer.token.pause()
+    verdict = await payer.pay(transfer)
     assert (verdict.outcome, "paused" in verdict.reason) == (Outcome.UNKNOWN, True)
-    assert await own.token.client.nonce(HOT) == 0
-    await own.token.unpause()
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    assert await payer.token.client.nonce(HOT) == 0
+    await payer.token.unpause()
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_what_waits_to_be_mined_is_not_promised_twice(own: Till) -> None:
-    await own.controls.automine(enabled=False)
-    first = await own.prepared(own.transfer(USER, 600 * USDC))
-    await own.pay(first)
+async def test_what_waits_to_be_mined_is_not_promised_twice(payer: Till) -> None:
+    await payer.controls.automine(enabled=False)
+    first = await payer.prepared(payer.transfer(USER, 600 * USDC))
+    await payer.pay(first)
     with pytest.raises(Unavailable, match="Not enough USDC"):
-        await own.payments.prepare(own.transfer(USER, 600 * USDC))
-    second = await own.prepared(own.transfer(USER, 400 * USDC))
-    await own.pay(second)
-    await own.controls.mine(3)
-    assert await own.token.balance(USER) == 1000 * USDC
+        await payer.payments.prepare(payer.transfer(USER, 600 * USDC))
+    second = await payer.prepared(payer.transfer(USER, 400 * USDC))
+    await payer.pay(second)
+    await payer.controls.mine(3)
+    assert await payer.token.balance(USER) == 1000 * USDC
 
 
-async def test_without_ether_nothing_is_signed_until_there_is_some(own: Till) -> None:
-    await own.controls.set_ether(HOT, 10**9)
-    transfer = own.transfer(USER)
+async def test_without_ether_nothing_is_signed_until_there_is_some(payer: Till) -> None:
+    await payer.controls.set_ether(HOT, 10**9)
+    transfer = payer.transfer(USER)
     with pytest.raises(Unavailable, match="lacks ether"):
-        await own.payments.prepare(transfer)
-    await own.controls.set_ether(HOT, ETHER)
-    assert (await own.settle(await own.paid(transfer))).outcome is Outcome.SETTLED
+        await payer.payments.prepare(transfer)
+    await payer.controls.set_ether(HOT, ETHER)
+    assert (await payer.settle(await payer.paid(transfer))).outcome is Outcome.SETTLED
 
 
-async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await own.controls.set_ether(HOT, 1)
-    verdict = await own.pay(transfer)
+async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    await payer.controls.set_ether(HOT, 1)
+    verdict = await payer.pay(transfer)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "insufficient_funds" in verdict.reason
-    await own.controls.set_ether(HOT, ETHER)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
+    await payer.controls.set_ether(HOT, ETHER)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    assert await payer.token.balance(USER) == USDC
 
 
-async def test_nothing_is_signed_in_a_gas_spike(own: Till) -> None:
-    await own.controls.set_next_base_fee(100 * GWEI)
-    await own.controls.mine()
+async def test_nothing_is_signed_in_a_gas_spike(payer: Till) -> None:
+    await payer.controls.set_next_base_fee(100 * GWEI)
+    await payer.controls.mine()
     with pytest.raises(Unavailable, match="too dear"):
-        await own.payments.prepare(own.transfer(USER))
-    await own.controls.set_next_base_fee(GWEI)
-    await own.controls.mine()
-    await own.payments.prepare(own.transfer(USER))
+        await payer.payments.prepare(payer.transfer(USER))
+    await payer.controls.set_next_base_fee(GWEI)
+    await payer.controls.mine()
+    await payer.payments.prepare(payer.transfer(USER))
 
 
-async def test_a_node_of_another_network_is_not_asked_to_pay(own: Till) -> None:
-    async with own.again(lambda network: replace(network, chain_id=1)) as wrong:
+async def test_a_node_of_another_network_is_not_asked_to_pay(payer: Till) -> None:
+    async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
         with pytest.raises(SideUnusable, match="wrong network"):
             await wrong.payments.prepare(wrong.transfer(USER))
         assert wrong.live() == []
 
 
-async def test_a_transfer_of_another_network_is_not_paid_here(own: Till) -> None:
+async def test_a_transfer_of_another_network_is_not_paid_here(payer: Till) -> None:
     with pytest.raises(LookupError, match="ethereum"):
-        await own.payments.prepare(replace(own.transfer(USER), network="ethereum"))
+        await payer.payments.prepare(replace(payer.transfer(USER), network="ethereum"))
 
 
 # --- lost answers and kills --------------------------------------------------------------------
 
 
-async def test_a_lost_answer_does_not_pay_twice(own: Till, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = own.client.submit
+async def test_a_lost_answer_does_not_pay_twice(
+    payer: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = payer.client.submit
     sent: list[str] = []
 
     async def submit_and_lose(raw: bytes) -> SubmissionResult:
         sent.append((await real(raw)).txid)
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
 
-    monkeypatch.setattr(own.client, "submit", submit_and_lose)
-    transfer = await own.prepared(own.transfer(USER))
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
+    monkeypatch.setattr(payer.client, "submit", submit_and_lose)
+    transfer = await payer.prepared(payer.transfer(USER))
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     assert sent == [transfer.txid]
-    assert await own.token.balance(USER) == USDC
+    assert await payer.token.balance(USER) == USDC
 
 
 async def test_an_answer_that_lies_does_not_pay_twice(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = own.client.submit
+    real = payer.client.submit
 
     async def submit_and_deny(raw: bytes) -> SubmissionResult:
         return SubmissionResult(Submission.NONCE_TOO_LOW, (await real(raw)).txid, "nonce too low")
 
-    monkeypatch.setattr(own.client, "submit", submit_and_deny)
-    transfer = await own.prepared(own.transfer(USER))
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
+    monkeypatch.setattr(payer.client, "submit", submit_and_deny)
+    transfer = await payer.prepared(payer.transfer(USER))
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    assert await payer.token.balance(USER) == USDC
 
 
 async def test_an_answer_that_was_never_true_pays_later(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def deny(raw: bytes) -> SubmissionResult:
         return SubmissionResult(Submission.REFUSED, "0x", "txpool is full")
 
-    transfer = await own.prepared(own.transfer(USER))
+    transfer = await payer.prepared(payer.transfer(USER))
     with monkeypatch.context() as patched:
-        patched.setattr(own.client, "submit", deny)
-        verdict = await own.pay(transfer)
+        patched.setattr(payer.client, "submit", deny)
+        verdict = await payer.pay(transfer)
     assert verdict.outcome is Outcome.UNKNOWN
     assert "txpool is full" in verdict.reason
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert await own.token.balance(USER) == USDC
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert await payer.token.balance(USER) == USDC
 
 
-async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(own: Till) -> None:
-    transfer = own.transfer(USER)
-    first = await own.payments.prepare(transfer)
-    async with own.again() as later:
+async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(payer: Till) -> None:
+    transfer = payer.transfer(USER)
+    first = await payer.payments.prepare(transfer)
+    async with payer.again() as later:
         with pytest.raises(Unavailable, match="earlier payment"):
             await later.payments.prepare(later.transfer(FRIEND))
         signed = await later.payments.prepare(transfer)
@@ -288,12 +277,12 @@ async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(o
 
 
 async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await own.client.submit(bytes.fromhex(transfer.raw or ""))
-    await mined(own.token.client, transfer.txid or "")
-    async with own.again() as later:
+    transfer = await payer.prepared(payer.transfer(USER))
+    await payer.client.submit(bytes.fromhex(transfer.raw or ""))
+    await mined(payer.token.client, transfer.txid or "")
+    async with payer.again() as later:
         monkeypatch.setattr(later.client, "submit", None)  # calling it would fail
         assert (await later.pay(transfer)).outcome is Outcome.PENDING
         assert (await later.settle(transfer)).outcome is Outcome.SETTLED
@@ -301,72 +290,72 @@ async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
 
 
 async def test_a_dead_node_proves_nothing_and_the_payout_goes_on_when_it_is_back(
-    own: Till,
+    payer: Till,
 ) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    own.anvil.freeze()
+    transfer = await payer.prepared(payer.transfer(USER))
+    payer.anvil.freeze()
     try:
-        own.client.rpc.endpoint = replace(own.client.rpc.endpoint, total_seconds=0.2)
+        payer.client.rpc.endpoint = replace(payer.client.rpc.endpoint, total_seconds=0.2)
         with pytest.raises(RpcFailure):
-            await own.pay(transfer)
+            await payer.pay(transfer)
     finally:
-        own.anvil.thaw()
-    own.client.rpc.endpoint = replace(own.client.rpc.endpoint, total_seconds=30)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert await own.token.balance(USER) == USDC
+        payer.anvil.thaw()
+    payer.client.rpc.endpoint = replace(payer.client.rpc.endpoint, total_seconds=30)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_record_that_is_not_ours_is_left_alone(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER))
+async def test_a_record_that_is_not_ours_is_left_alone(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
     for strange in (
         replace(transfer, txid="0x00"),
         replace(transfer, raw="00"),
-        own.transfer(USER),
+        payer.transfer(USER),
     ):
         with pytest.raises(LookupError, match="not the recorded one"):
-            await own.payments.publish(strange)
+            await payer.payments.publish(strange)
     with pytest.raises(LookupError, match="another recipient or amount"):
-        await own.payments.prepare(replace(transfer, units=2 * USDC))
-    assert await own.token.client.nonce(HOT) == 0
+        await payer.payments.prepare(replace(transfer, units=2 * USDC))
+    assert await payer.token.client.nonce(HOT) == 0
 
 
 # --- taken back --------------------------------------------------------------------------------
 
 
 async def test_a_payout_taken_back_leaves_no_gap_in_the_nonces(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_up = await own.prepared(own.transfer(USER))
+    given_up = await payer.prepared(payer.transfer(USER))
 
     def state_of(_: Any, transfer_id: str) -> TransferState:
         is_it = transfer_id == given_up.transfer_id
         return TransferState.CANCELLED if is_it else TransferState.PLANNED
 
-    monkeypatch.setattr(type(own.ledger), "transfer_state", state_of)
-    next_one = await own.paid(own.transfer(FRIEND))
-    assert (await own.payments.publish(given_up)).outcome is Outcome.UNKNOWN
+    monkeypatch.setattr(type(payer.ledger), "transfer_state", state_of)
+    next_one = await payer.paid(payer.transfer(FRIEND))
+    assert (await payer.payments.publish(given_up)).outcome is Outcome.UNKNOWN
     with pytest.raises(TransferRejected, match="withdrawn"):
-        await own.payments.prepare(replace(given_up, txid=None, raw=None))
-    assert (await own.settle(next_one)).outcome is Outcome.SETTLED
-    await own.payments.maintain()
-    fill = own.ledger.payment(f"fill-{NETWORK}-0")
+        await payer.payments.prepare(replace(given_up, txid=None, raw=None))
+    assert (await payer.settle(next_one)).outcome is Outcome.SETTLED
+    await payer.payments.maintain()
+    fill = payer.ledger.payment(f"fill-{NETWORK}-0")
     assert fill is not None
     assert (fill.nonce, fill.order.purpose, fill.state) == (0, Purpose.FILL, PaymentState.SETTLED)
-    assert (own.payment(given_up).nonce, own.payment(next_one).nonce) == (0, 1)
-    assert await own.token.balance(USER) == 0
-    assert await own.token.balance(FRIEND) == USDC
+    assert (payer.payment(given_up).nonce, payer.payment(next_one).nonce) == (0, 1)
+    assert await payer.token.balance(USER) == 0
+    assert await payer.token.balance(FRIEND) == USDC
 
 
 async def test_a_payout_that_its_order_never_takes_up_makes_room_in_the_end(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash came before its order knew, and the order can't go on: others would wait for ever."""
-    first = await own.prepared(own.transfer(USER))
-    second, waited = own.transfer(FRIEND), [0]
+    first = await payer.prepared(payer.transfer(USER))
+    second, waited = payer.transfer(FRIEND), [0]
     state = TransferState.PREPARED
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: state)
-    monkeypatch.setattr(own.payments._patience, "_steady", lambda: waited[0])
+    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: state)
+    monkeypatch.setattr(payer.payments._patience, "_steady", lambda: waited[0])
     for state, now in (  # noqa: B007 - the ledger is asked for it
         (TransferState.PLANNED, 0),
         (TransferState.PLANNED, PATIENCE_MS - 1),
@@ -374,38 +363,38 @@ async def test_a_payout_that_its_order_never_takes_up_makes_room_in_the_end(
     ):
         waited[0] = now
         with pytest.raises(Unavailable, match="earlier payment"):
-            await own.payments.prepare(second)
+            await payer.payments.prepare(second)
     state = TransferState.PLANNED
-    await own.payments.maintain()
-    assert own.payment(first).state is PaymentState.PREPARED, "only another payout gives it up"
-    paid = await own.paid(second)
-    assert (await own.pay(first)).outcome is Outcome.UNKNOWN
+    await payer.payments.maintain()
+    assert payer.payment(first).state is PaymentState.PREPARED, "only another payout gives it up"
+    paid = await payer.paid(second)
+    assert (await payer.pay(first)).outcome is Outcome.UNKNOWN
     with pytest.raises(TransferRejected, match="withdrawn"):
-        await own.payments.prepare(replace(first, txid=None, raw=None))
-    assert (await own.settle(paid)).outcome is Outcome.SETTLED
-    assert (await own.token.balance(USER), await own.token.balance(FRIEND)) == (0, USDC)
+        await payer.payments.prepare(replace(first, txid=None, raw=None))
+    assert (await payer.settle(paid)).outcome is Outcome.SETTLED
+    assert (await payer.token.balance(USER), await payer.token.balance(FRIEND)) == (0, USDC)
 
 
 async def test_what_was_taken_back_is_never_published(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await own.controls.automine(enabled=False)
-    given_up = await own.prepared(own.transfer(USER))
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    await own.payments.maintain()
-    verdict = await own.pay(given_up)
+    await payer.controls.automine(enabled=False)
+    given_up = await payer.prepared(payer.transfer(USER))
+    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+    await payer.payments.maintain()
+    verdict = await payer.pay(given_up)
     assert (verdict.outcome, "withdrawn" in verdict.reason) == (Outcome.UNKNOWN, True)
-    await own.controls.mine(2)
-    assert await own.token.client.nonce(HOT, Tag.LATEST) == 1
-    assert await own.token.balance(USER) == 0
+    await payer.controls.mine(2)
+    assert await payer.token.client.nonce(HOT, Tag.LATEST) == 1
+    assert await payer.token.balance(USER) == 0
 
 
 async def test_a_gap_is_filled_by_maintenance_alone_and_over_a_kill(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await own.prepared(own.transfer(USER))
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    async with own.again() as later:
+    await payer.prepared(payer.transfer(USER))
+    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+    async with payer.again() as later:
         with monkeypatch.context() as patched:
             patched.setattr(later.client, "submit", None)
             with pytest.raises(TypeError):
@@ -421,62 +410,62 @@ async def test_a_gap_is_filled_by_maintenance_alone_and_over_a_kill(
 # --- refused by the token after it was published ------------------------------------------------
 
 
-async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    await own.token.blacklist(USER)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    waiting = await own.payments.look_up(transfer)
+async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    await payer.token.blacklist(USER)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    waiting = await payer.payments.look_up(transfer)
     assert (waiting.outcome, "refused it" in waiting.reason) == (Outcome.PENDING, True)
-    await own.controls.mine(own.network.failed_after)
-    failed = await own.payments.look_up(transfer)
+    await payer.controls.mine(payer.network.failed_after)
+    failed = await payer.payments.look_up(transfer)
     assert (failed.outcome, "refused it" in failed.reason) == (Outcome.FAILED, True)
     with pytest.raises(TransferRejected, match="failed"):
-        await own.payments.prepare(replace(transfer, txid=None, raw=None))
-    refund = await own.paid(own.transfer(FRIEND))
-    assert (await own.settle(refund)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == 0
-    assert await own.token.balance(FRIEND) == USDC
+        await payer.payments.prepare(replace(transfer, txid=None, raw=None))
+    refund = await payer.paid(payer.transfer(FRIEND))
+    assert (await payer.settle(refund)).outcome is Outcome.SETTLED
+    assert await payer.token.balance(USER) == 0
+    assert await payer.token.balance(FRIEND) == USDC
 
 
-async def test_a_failure_that_is_reorganised_away_was_none(own: Till) -> None:
-    transfer = await own.prepared(own.transfer(USER))
-    before = await own.controls.snapshot()
-    await own.token.blacklist(USER)
-    await own.pay(transfer)
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
-    await own.controls.revert(before)
-    assert (await own.pay(transfer)).outcome is Outcome.PENDING
-    await mined(own.token.client, transfer.txid or "")
-    assert (await own.settle(transfer)).outcome is Outcome.SETTLED
-    assert await own.token.balance(USER) == USDC
+async def test_a_failure_that_is_reorganised_away_was_none(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    before = await payer.controls.snapshot()
+    await payer.token.blacklist(USER)
+    await payer.pay(transfer)
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
+    await payer.controls.revert(before)
+    assert (await payer.pay(transfer)).outcome is Outcome.PENDING
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    assert await payer.token.balance(USER) == USDC
 
 
 # --- what is told ------------------------------------------------------------------------------
 
 
 async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(
-    own: Till,
+    payer: Till,
 ) -> None:
-    assert own.payments.hot() is None
+    assert payer.payments.hot() is None
     with pytest.raises(Unavailable, match="not known yet"):
-        own.payments.gas_fee()
-    await own.payments.look_at_gas()
-    held = own.payments.hot()
+        payer.payments.gas_fee()
+    await payer.payments.look_at_gas()
+    held = payer.payments.hot()
     assert held is not None
     assert (held.ether, held.usdc) == (ETHER, 1000 * USDC)
-    estimated = own.payments.gas_fee()
-    transfer = await own.paid(own.transfer(USER))
-    await own.settle(transfer)
-    cost = own.payments.receipt(transfer).fee
+    estimated = payer.payments.gas_fee()
+    transfer = await payer.paid(payer.transfer(USER))
+    await payer.settle(transfer)
+    cost = payer.payments.receipt(transfer).fee
     assert cost < estimated < 10 * cost
 
 
-async def test_an_empty_hot_wallet_still_has_fees(own: Till) -> None:
-    await own.paid(own.transfer(USER, 1000 * USDC))
-    await own.payments.look_at_gas()
-    assert own.payments.gas_fee() > 0
-    held = own.payments.hot()
+async def test_an_empty_hot_wallet_still_has_fees(payer: Till) -> None:
+    await payer.paid(payer.transfer(USER, 1000 * USDC))
+    await payer.payments.look_at_gas()
+    assert payer.payments.gas_fee() > 0
+    held = payer.payments.hot()
     assert held is not None
     assert held.usdc == 0

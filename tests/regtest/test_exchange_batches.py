@@ -6,18 +6,16 @@ live here: the payment itself, without a service (test_monero_batches.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-import pytest_asyncio
 
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from tests.e2e.processes import Crash, Gone, Server, until
-from tests.regtest.daemons import Miner, WalletRpc
 from tests.regtest.exchange import reaches, status
 from tests.regtest.ledger_of_chains import xmr_payments
-from tests.regtest.trading import DEATH_SECONDS, Deal, Trader, trading
+from tests.regtest.trading import DEATH_SECONDS, Deal, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,18 +27,6 @@ CHAINS: dict[str, list[Crash]] = {
     "after the relay, before the wallet stores": [("monero relay", "after", 1)],
     "after the first of them is settled": [("TransferSettled", "after", 1)],
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trader(
-    tmp_path_factory: pytest.TempPathFactory,
-    miner: Miner,
-    shared_wallet_rpc: WalletRpc,
-    token_code: bytes,
-) -> AsyncIterator[Trader]:
-    home = tmp_path_factory.mktemp("exchange")
-    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
-        yield ready
 
 
 async def all_due(trader: Trader) -> list[Deal]:

@@ -7,14 +7,12 @@ What does not live here: the other direction (test_exchange_crash_u2x.py).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
-import pytest_asyncio
 
 from tests.e2e.processes import Crash
-from tests.regtest.daemons import Miner, WalletRpc
-from tests.regtest.trading import Trader, trading
+from tests.regtest.trading import Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -48,18 +46,6 @@ CHAINS: dict[str, list[Crash]] = {
         ("evm note", "after", 1),
     ],
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trader(
-    tmp_path_factory: pytest.TempPathFactory,
-    miner: Miner,
-    shared_wallet_rpc: WalletRpc,
-    token_code: bytes,
-) -> AsyncIterator[Trader]:
-    home = tmp_path_factory.mktemp("exchange")
-    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
-        yield ready
 
 
 @pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)

@@ -7,17 +7,15 @@ be killed together with the service.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-import pytest_asyncio
 
 from tests.e2e.processes import Crash, Gone
-from tests.regtest.daemons import Miner, WalletRpc
 from tests.regtest.exchange import reaches
 from tests.regtest.test_exchange_crash import STEPS
-from tests.regtest.trading import DEATH_SECONDS, Trader, trading
+from tests.regtest.trading import DEATH_SECONDS, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -48,18 +46,6 @@ CHAINS: dict[str, list[Crash]] = {
         ("sweep publish", "after", 1),
     ],
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trader(
-    tmp_path_factory: pytest.TempPathFactory,
-    miner: Miner,
-    shared_wallet_rpc: WalletRpc,
-    token_code: bytes,
-) -> AsyncIterator[Trader]:
-    home = tmp_path_factory.mktemp("exchange")
-    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
-        yield ready
 
 
 @pytest.mark.parametrize("crashes", CHAINS.values(), ids=CHAINS)

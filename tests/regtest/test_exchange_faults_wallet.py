@@ -7,10 +7,8 @@ afterwards every order has its one payout and the money of both chains adds up.
 from __future__ import annotations
 
 import resource
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, TransactionPlan, read_mnemonic
@@ -19,27 +17,15 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Server, until
-from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
 from tests.regtest.exchange import Exchange, status
 from tests.regtest.faults import both_refused, degraded, refusal, well
-from tests.regtest.trading import Trader, trading
+from tests.regtest.trading import Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 BOTH = ("x2u", "u2x")
 GWEI = 10**9
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def trader(
-    tmp_path_factory: pytest.TempPathFactory,
-    miner: Miner,
-    shared_wallet_rpc: WalletRpc,
-    token_code: bytes,
-) -> AsyncIterator[Trader]:
-    home = tmp_path_factory.mktemp("exchange")
-    async with trading(home, miner, shared_wallet_rpc, token_code) as ready:
-        yield ready
 
 
 async def finished(trader: Trader, at: Server) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -42,13 +40,6 @@ from tests.unit.test_onchain_evm_raw import HOT, STRANGER, signed
 GWEI = 10**9
 TXID = "ab" * 32
 KEY = "cd" * 32
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 def transfer(name: str, network: str, address: str, units: int, **more: Any) -> Open:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +17,6 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
 from rpcsvc.store.onchain_evm_deposits import _TO_WATCH, SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,6 @@ class Node(Chain):
         if self.reorganise_while_asked:
             self.replace_from(self.head, 77)
         return WEI - self.sent
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    made = await Database.open(tmp_path)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,6 @@ from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflic
 GWEI = 10**9
 NET = "arbitrum"
 HOT = "0xHot"
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    made = await Database.open(tmp_path)
-    yield made
-    await made.close()
 
 
 @pytest.fixture

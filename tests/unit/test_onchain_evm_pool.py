@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,13 +57,6 @@ REFUSALS: list[RpcFailure] = [
     TimedOut(*NODE, "no whole answer in 3 seconds"),
     OutcomeUnknown(*NODE, "connection lost"),
 ]
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

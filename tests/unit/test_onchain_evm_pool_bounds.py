@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,13 +16,6 @@ from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of
 from tests.unit.evm_pending import DAY, HOUR, MINUTE, NODE, held, mined, paying, reading, sighting
 from tests.waiting import wait_for_deposit
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

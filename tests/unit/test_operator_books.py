@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -30,13 +29,6 @@ _MONERO = (
     " tx_key, prepared_at, state, relayed_at, height)"
     " VALUES (?, ?, '4User', 5, ?, ?, '00', '', 'key', 1000, ?, ?, ?)"
 )
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 async def fill(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:

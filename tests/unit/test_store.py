@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +41,6 @@ from rpcsvc.store.sqlite import (
 from tests.unit.test_transition import NOW, terms
 
 VIEW = StatusView(b'{"view":1}', NOW + 1000)
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture

@@ -6,10 +6,8 @@ What does not live here: history, amounts and bytes of one order's way (test_sto
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -35,13 +33,6 @@ CHANGES = {
     "deposits": {"state", "transfer_id", "is_dust"},
     "transfers": {"state", "txid", "raw", "reason", "receipt"},
 }  # fmt: skip
-
-
-@pytest.fixture
-async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await Database.open(tmp_path)
-    yield opened
-    await opened.close()
 
 
 @pytest.fixture
