@@ -37,7 +37,7 @@ demo: $(LIGHT) ## run a whole swap each way and print every step
 test: install ## the quick tests; those of real daemons too, where these are installed
 	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile -rs
 
-crash: install ## the long tests: kill -9 under load, many times
+crash: install ## the long tests: kill -9 at every step, under load and at random
 	$(BIN)/python -m pytest -m slow --ignore tests/regtest
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil

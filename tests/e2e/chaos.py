@@ -1,0 +1,353 @@
+"""Callers that outlive the death of a service: drawn orders, replays, and what they were told.
+
+What is drawn follows from a seed alone; when a service dies does not. What does not live here: what
+is done to the services, and what must hold afterwards (test_chaos.py, test_chaos_sidecar.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+
+from rpcsvc.domain.addresses import stagenet_subaddress
+from tests.e2e.processes import Gone, Server, message, until
+
+SEED: Final = "CHAOS_SEED"
+# Where payouts go, and where refunds go: one that a refund failed to reach is not taken again.
+EVM: Final = ["0x52908400098527886E0F7030069857D2E4169EE7", *("0x" + n * 40 for n in "123")]
+MONERO: Final = [stagenet_subaddress(bytes([n]) * 64) for n in range(1, 5)]
+TO: Final = {"x2u": EVM, "u2x": MONERO}
+BACK: Final = {"x2u": MONERO[1:], "u2x": EVM[1:]}
+USDC: Final = {
+    42161: "0xaf88d065e77c8cC2239327C5EDb3A432268e5831",
+    8453: "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913",
+}
+# Worth less than two chunks, and more.
+AMOUNTS: Final = {"x2u": [8 * 10**11, 7 * 10**12], "u2x": [150 * 10**6, 1_100 * 10**6]}
+_ALARMS: Final = frozenset({"error", "critical"})
+
+
+@contextmanager
+def seeded() -> Iterator[int]:
+    """A seed that is new in each run, unless the environment names one; a failure tells it."""
+    seed = int(os.environ.get(SEED) or time.time_ns() % 1_000_000)
+    try:
+        yield seed
+    except BaseException as error:
+        error.add_note(f"{SEED}={seed} draws the same deeds again")
+        raise
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """A POST; ``headers`` beside those that every call has."""
+
+    path: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = {}
+
+
+class Refused(Exception):
+    """The service answered with an error; ``code`` is the error's."""
+
+    def __init__(self, code: str, answer: bytes) -> None:
+        super().__init__(f"{code}: {answer.decode()}")
+        self.code = code
+
+
+async def ask(at: Server, request: Request) -> bytes:
+    """What the call came to, without what differs each time. Raises Gone and Refused."""
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                f"{at.url}{request.path}", json=request.body, headers=request.headers
+            ) as response,
+        ):
+            answer = await response.read()
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise Gone from error
+    said = json.loads(answer)
+    refusal = said.get("error") or said.get("result", {}).get("error")
+    if refusal is not None:
+        assert refusal["code"] not in ("internal_error", -32603), answer
+        raise Refused(refusal["code"], answer)
+    return _lasting(answer)
+
+
+def _lasting(answer: bytes) -> bytes:
+    """The data of an envelope, byte for byte; the whole of an answer that is none."""
+    _, found, rest = answer.partition(b'"data":')
+    return rest.rpartition(b',"requestId"')[0] if found else answer
+
+
+# --- a service that dies -----------------------------------------------------------------------
+
+
+class Mortal:
+    """A service on a data directory, killed and started again, each time at another port."""
+
+    def __init__(self, data_dir: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.deaths = 0
+        self.up = asyncio.Event()
+        self._environ = environ
+        self.server = self._begin()
+
+    def _begin(self) -> Server:
+        return Server(self.data_dir, environ=self._environ)
+
+    async def start(self) -> None:
+        """Wait until it answers: while a fault is on, it takes no orders."""
+
+        async def answers() -> bool:
+            assert not self.server.is_dead, self.server.log.read_text()[-2000:]
+            return (await self.server.health("/livez")).get("http") == 200
+
+        await until(answers)
+        self.up.set()
+
+    def die(self) -> None:
+        """End it as a power cut would, and begin anew."""
+        self.up.clear()
+        self.server.kill()
+        self.deaths += 1
+        self.server = self._begin()
+
+    async def rpc(self, method: str, **params: Any) -> dict[str, Any]:
+        """The data of a call over JSON-RPC. Raises Gone and Refused."""
+        answer = await ask(self.server, Request("/rpc", message(method, params)))
+        return dict(orjson.loads(answer))
+
+    def alarms(self) -> list[str]:
+        """What it wrote into its logs that is an error."""
+        logs = sorted(self.data_dir.parent.glob("*.log"))
+        return [line for log in logs for line in log.read_text().splitlines() if _is_alarm(line)]
+
+
+def _is_alarm(line: str) -> bool:
+    try:
+        return json.loads(line).get("level") in _ALARMS
+    except json.JSONDecodeError:
+        return True  # a traceback, or a last word
+
+
+@asynccontextmanager
+async def mortal(data_dir: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[Mortal]:
+    """A service that answers now; nothing of it is left afterwards."""
+    data_dir.parent.mkdir(exist_ok=True)
+    service = Mortal(data_dir, environ)
+    try:
+        await service.start()
+        yield service
+    finally:
+        if not service.server.is_dead:
+            service.server.kill()
+
+
+# --- orders ------------------------------------------------------------------------------------
+
+
+class Wish(NamedTuple):
+    """An order to be made. ``requests``: the ways in which its call may be sent, one without a key.
+
+    Nobody but the service knows the session of a bridge order.
+    """
+
+    direction: str
+    session_id: str | None
+    requests: tuple[Request, ...]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the call may be sent again."""
+        return len(self.requests) > 1
+
+
+class Made(NamedTuple):
+    """An order that was acknowledged, with the answer to its call."""
+
+    wish: Wish
+    order_id: str
+    answer: bytes
+
+
+class Caller:
+    """Makes orders over every surface, and remembers what it was told.
+
+    ``api_key`` is that of an integrator, if the service has one.
+    """
+
+    def __init__(self, service: Mortal, name: str, api_key: str | None = None) -> None:
+        self.service = service
+        self.random = random.Random(name)
+        self.made: list[Made] = []
+        self.unanswered: list[Wish] = []
+        self.forlorn = 0  # calls without a key that may have made an order
+        self._api_key = api_key
+        self._name = name.replace(" ", "-")
+        self._keys = 0
+
+    async def order(self) -> None:
+        """A new order. Raises Gone."""
+        draw = self.random.choice([self._agent_wish, self._front_end_wish, self._bridge_wish])
+        await self._send(draw())
+
+    async def insist(self) -> None:
+        """What was not answered, once more. Raises Gone."""
+        if self.unanswered:
+            await self._send(self.unanswered.pop(self.random.randrange(len(self.unanswered))))
+
+    async def settle_calls(self) -> None:
+        """Have every call answered. Raises Gone."""
+        while self.unanswered:
+            await self.insist()
+
+    async def _send(self, wish: Wish) -> None:
+        request = self.random.choice(wish.requests)
+        try:
+            answer = await ask(self.service.server, request)
+        except Gone:
+            self._keep(wish)
+            raise
+        except Refused as refused:
+            assert refused.code == "unavailable", refused
+            self._keep(wish)
+            return
+        told = orjson.loads(answer)
+        order_id = told["orderId"] if "orderId" in told else told["order"]["orderId"]
+        self.made.append(Made(wish, order_id, answer))
+
+    def _keep(self, wish: Wish) -> None:
+        if wish.has_key:
+            self.unanswered.append(wish)
+        else:
+            self.forlorn += 1
+
+    async def replay(self) -> None:
+        """One of its calls again, several at once. Raises Gone."""
+        keyed = [made for made in self.made if made.wish.has_key]
+        if keyed:
+            await self.repeat(self.random.choice(keyed), self.random.randint(1, 3))
+
+    async def repeat(self, made: Made, times: int) -> None:
+        """Every way of sending the call gives the first answer, to the byte. Raises Gone."""
+        requests = (made.wish.requests[n % 2] for n in range(times))
+        again = await asyncio.gather(*(ask(self.service.server, each) for each in requests))
+        assert set(again) == {made.answer}
+
+    async def repeat_all(self) -> None:
+        """Every call that has a key, twice. Raises Gone."""
+        for made in self.made:
+            if made.wish.has_key:
+                await self.repeat(made, 2)
+
+    async def reuse_a_key(self) -> None:
+        """Another call under a key that was used. Raises Gone."""
+        keyed = [made for made in self.made if made.wish.has_key]
+        if not keyed:
+            return
+        wish = self.random.choice(keyed).wish
+        request = wish.requests[-1]
+        name = "toAddress" if "toAddress" in request.body else "to"
+        other = {**request.body, name: TO[wish.direction][-1]}
+        with pytest.raises(Refused, match="idempotency_conflict"):
+            await ask(self.service.server, request._replace(body=other))
+
+    async def ask_for_refund(self) -> None:
+        """Whether any is due or not. Raises Gone."""
+        if self.made:
+            await self.name_refund_address(self.random.choice(self.made), self.random.randrange(3))
+
+    async def name_refund_address(self, made: Made, number: int) -> None:
+        """Have the order refunded to the ``number``-th address, if its session is known."""
+        if made.wish.session_id is None:
+            return
+        with suppress(Refused):  # a refund to it has failed before
+            await self.service.rpc(
+                "support.create",
+                message="refund, please",
+                orderId=made.order_id,
+                sessionId=made.wish.session_id,
+                walletAddress=BACK[made.wish.direction][number],
+            )
+
+    async def look(self) -> None:
+        """An order that was made is there. Raises Gone."""
+        known = [made for made in self.made if made.wish.session_id is not None]
+        if known:
+            order_id = self.random.choice(known).order_id
+            seen = await self.service.rpc("swap.status", orderId=order_id)
+            assert seen["order"]["orderId"] == order_id
+
+    # --- drawing ---
+
+    def _agent_wish(self) -> Wish:
+        direction, session = self._direction(), self._session()
+        params = {
+            "direction": direction,
+            "chain": self.random.choice(["arbitrum", "base"]),
+            "amount": "0.8" if direction == "x2u" else "150",
+            "to": TO[direction][0],
+            "sessionId": session,
+        }
+        operation = self.random.choice(["create", "execute"])
+        if self.random.random() < 0.1:
+            alone = Request("/rpc", message(f"swap.{operation}", params))
+            return Wish(direction, session, (alone,))
+        key = {"idempotency-key": self._key()}
+        rpc = Request("/rpc", message(f"swap.{operation}", {**params, **key}))
+        http = Request(f"/api/v1/agent/swap/{operation}", params, key)
+        return Wish(direction, session, (rpc, http))
+
+    def _front_end_wish(self) -> Wish:
+        """With and without chunks, and with the fee of whoever brought it."""
+        direction, session = self._direction(), self._session()
+        chain = self.random.choice(list(USDC))
+        sides = [(0, "XMR"), (chain, USDC[chain])]
+        (sent, token), (received, other) = sides if direction == "x2u" else sides[::-1]
+        body = {
+            "fromChainId": sent,
+            "toChainId": received,
+            "fromToken": token,
+            "toToken": other,
+            "fromAmount": str(self.random.choice(AMOUNTS[direction])),
+            "toAddress": TO[direction][0],
+            "sessionId": session,
+            "twapConfig": {"intervalMs": 1_000, "disabled": self.random.random() < 0.2},
+        }
+        headers = {"idempotency-key": self._key()}
+        if self._api_key is not None and self.random.random() < 0.5:
+            headers["x-api-key"] = self._api_key
+        return Wish(direction, session, (Request("/bff/v1/orders", body, headers),) * 2)
+
+    def _bridge_wish(self) -> Wish:
+        direction = self._direction()
+        way = "deposit" if direction == "x2u" else "withdraw"
+        key = {"idempotency-key": self._key()}
+        request = Request(f"/bff/v1/bridge/{way}", {"toAddress": TO[direction][0]}, key)
+        return Wish(direction, None, (request,) * 2)
+
+    def _direction(self) -> str:
+        return self.random.choice(["x2u", "u2x"])
+
+    def _key(self) -> str:
+        self._keys += 1
+        return f"{self._name}-{self._keys}"
+
+    def _session(self) -> str:
+        return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
