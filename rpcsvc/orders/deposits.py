@@ -2,10 +2,13 @@
 
 Each pass takes the deposits that may have changed and turns the difference into events, so a
 restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
-deposit, never per open order.
+deposit, never per open order. An event costs more with every deposit that its order has, and anyone
+may send an order thousands of tiny ones: each order has its turn in a pass, and waits for the next.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import structlog
 
@@ -20,6 +23,8 @@ from rpcsvc.orders.processor import OrderProcessor
 log = structlog.get_logger(__name__)
 
 TRIES = 3
+# So many deposits of an order are recorded in one pass.
+TURN = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 
@@ -61,14 +66,19 @@ class DepositWatcher:
     async def reconcile(self) -> int:
         """One pass; returns how many events it found. Safe to repeat at any time."""
         done, count = [], 0
+        recorded: Counter[str] = Counter()  # deposits of each order in this pass
         for sighting in await self._engine.observe():
             network = sighting.key.network
             order_id = self._store.order_id_of_deposit_address(network, sighting.address)
             if order_id is None:
                 log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
+            elif recorded[order_id] >= TURN:
+                continue  # not acknowledged: the next pass is shown it again
             else:
                 with self.aside.isolate(order_id, sighting.key):
-                    count += await self._reconcile_one(order_id, sighting)
+                    events = await self._reconcile_one(order_id, sighting)
+                    count += events
+                    recorded[order_id] += events > 0
             if order_id is None or not self.aside.is_broken(order_id, sighting.key):
                 done.append(sighting)
         # Only now may the engine forget them: every event above is committed.

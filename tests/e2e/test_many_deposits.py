@@ -1,0 +1,47 @@
+"""An order that is sent very many deposits, as anyone may for next to nothing, stops no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rpcsvc.orders.deposits import TURN
+from tests.e2e.audit import audit
+from tests.sandbox import Placed, Sandbox, sandbox
+
+MANY = 3 * TURN + 1
+ONE_UNIT = "0.000001"
+
+
+def deposits_of(box: Sandbox, placed: Placed) -> int:
+    order = box.up.service.store.order(placed.order_id)
+    assert order is not None
+    return len(order.deposits)
+
+
+async def test_an_order_with_many_deposits_has_its_turn_and_then_the_next_one_has(
+    tmp_path: Path,
+) -> None:
+    async with sandbox(tmp_path) as box:
+        swamped, good = await box.order("u2x"), await box.order("u2x")
+        for _ in range(MANY):
+            await swamped.fund(ONE_UNIT)
+        await good.fund()
+
+        await box.up.worker.tick()
+
+        assert deposits_of(box, swamped) == TURN
+        assert deposits_of(box, good) == 1
+
+
+async def test_every_one_of_many_deposits_is_recorded_and_counts(tmp_path: Path) -> None:
+    async with sandbox(tmp_path) as box:
+        swamped = await box.order("u2x")
+        for _ in range(MANY):
+            await swamped.fund(ONE_UNIT)
+        await swamped.fund()  # what is due, by the books, when nothing has been seen yet
+
+        await box.settle(20)
+
+        assert deposits_of(box, swamped) == MANY + 1
+        assert (await swamped.status())["state"] == "completed"
+        assert audit(tmp_path) == []
