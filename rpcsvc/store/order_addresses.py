@@ -1,6 +1,6 @@
-"""Finding the order that a deposit address was given to, by the index on how addresses begin.
+"""Finding the order that has a deposit address, by an index on how addresses begin and end.
 
-What does not live here: why the index is so narrow (migration 0003).
+What does not live here: why the index is so narrow (migrations 0003 and 0019).
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ from typing import Final
 
 from rpcsvc.store.sqlite import Tables
 
-# How much of an address the index orders_by_address_start holds.
-_START: Final = 18
+# How much of each end of an address the index orders_by_address_ends holds.
+_END: Final = 9
+
+
+def _ends(column: str) -> str:
+    """What the index holds of an address in a column, as SQL: to the letter, or it is not used."""
+    return f"substr({column}, 1, {_END}) || substr({column}, -{_END})"
+
+
 _SELECT: Final = (
     "SELECT order_id, deposit_network, deposit_address FROM orders"  # noqa: S608 - constants
-    f" WHERE substr(deposit_address, 1, {_START}) = ?"
+    f" WHERE {_ends('deposit_address')} = ?"
 )
 
 
 def order_given(database: Tables, address: str) -> tuple[str, str] | None:
     """The order that has an address, and its deposit network. Raises errors.Unavailable."""
-    row = database.read_one(_SELECT, (address[:_START],))
+    row = database.read_one(_SELECT, (address[:_END] + address[-_END:],))
     # Not in the query: SQLite would put the address into substr() as well, and pass the index by.
     return (row[0], row[1]) if row is not None and row[2] == address else None
 
@@ -29,5 +36,4 @@ def order_has(column: str) -> str:
 
     Letter case counts, whatever the collation of that column.
     """
-    start = f"substr(o.deposit_address, 1, {_START}) = substr({column}, 1, {_START})"
-    return f"{start} AND o.deposit_address = {column}"
+    return f"{_ends('o.deposit_address')} = {_ends(column)} AND o.deposit_address = {column}"

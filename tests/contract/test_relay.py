@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
+from monero.address import Address
 
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
@@ -30,6 +31,10 @@ TWAP = {
     "enabled": True, "status": "active", "chunksCompleted": 1, "chunksTotal": 4, "filledQty": 1,
     "totalQty": 4, "chunkSizeUsd": 250, "intervalMs": 5000,
 }  # fmt: skip
+# A wallet's main address on stagenet.
+STAGENET = Address(
+    "59McWTPGc745SRWrSMoh8oTjoXoQq6sPUgKZ66dQWXuKFQ2q19h9gvhJNZcFTizcnT12r63NFgHiGd6gBCjabzmzHAMoyD6"
+)
 SESSION = "6f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c11"
 STRANGERS = "7f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c22"
 
@@ -167,6 +172,20 @@ async def test_an_answer_with_another_orders_data_is_in_doubt(
         assert (served.count("orders"), states(served)) == (1, ["created", "reconciling"])
         health = await (await served.client.get("/health")).json()
         assert health["checks"]["relay"]["status"] == "degraded"
+
+
+async def test_orders_of_an_upstream_that_tells_them_apart_by_payment_ids_are_all_taken(
+    api: V1Api, tmp_path: Path
+) -> None:
+    """Its addresses differ at their very end only."""
+    async with service(api.server.url, tmp_path) as served:
+        for payment_id in ("1f0e2d3c4b5a6978", "1f0e2d3c4b5a6979"):
+            api.change = {"depositAddress": str(STAGENET.with_payment_id(payment_id))}
+            assert (await create(served))["ok"]
+        api.change = {"depositAddress": str(STAGENET.with_payment_id("1f0e2d3c4b5a6978"))}
+        answer = await create(served)
+        assert answer["error"]["code"] == "unavailable", "one of them was given a second time"
+        assert states(served) == ["created", "created", "reconciling"]
 
 
 async def test_an_order_tells_what_the_upstream_agreed_to_and_not_what_it_quoted(

@@ -127,7 +127,7 @@ async def test_orders_are_found_by_their_addresses(database: Database) -> None:
     plan = plan_of(database, _AWAITING, ("[]", "arbitrum", 7))
     assert "SEARCH a USING" in plan
     assert "(address=?)" in plan
-    assert "SEARCH o USING INDEX orders_by_address_start" in plan
+    assert "SEARCH o USING INDEX orders_by_address_ends" in plan
 
 
 async def test_a_hint_never_changes_and_is_of_an_address_of_ours(

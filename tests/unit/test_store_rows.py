@@ -289,7 +289,7 @@ async def test_an_order_is_found_by_its_whole_address_on_its_own_network(
         assert empty.order_id_of_deposit_address("deposit network", other) is None
 
 
-def test_orders_are_looked_up_by_the_index_on_how_addresses_begin() -> None:
+def test_orders_are_looked_up_by_the_index_on_how_addresses_begin_and_end() -> None:
     """Without it every look-up reads all orders: SQLite passes it by for small reasons."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
         migrate(database)
@@ -302,4 +302,4 @@ def test_orders_are_looked_up_by_the_index_on_how_addresses_begin() -> None:
         database.set_trace_callback(None)
         for sql in asked[-2:]:
             plan = database.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()
-            assert "USING INDEX orders_by_address_start" in plan[-1][-1], sql
+            assert "USING INDEX orders_by_address_ends" in plan[-1][-1], sql
