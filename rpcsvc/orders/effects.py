@@ -3,7 +3,7 @@
 Wallets work side by side, each on one transfer at a time: what waits for a wallet that hangs takes
 nothing that another needs. The schedule is kept in memory because the effects themselves are in
 the store: ``recover`` finds them all again. What does not live here: how a transfer is sent
-(payouts.py).
+(payouts.py), whose turn it is at a wallet (turns.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
@@ -22,12 +21,13 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain import twap
 from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.events import ChunkFilled, Event, FillingStopped, Repriced
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import OrderStore, PendingEffect, RateSource
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.turns import Turns
 
 log = structlog.get_logger(__name__)
 
@@ -73,8 +73,8 @@ class EffectRunner:
         self._known: set[PendingEffect] = set()
         self._attempts: dict[PendingEffect, int] = {}
         self._running: set[asyncio.Task[None]] = set()
-        # By network, while its wallet is at work: what waits for it, first come first served.
-        self._queues: dict[str, deque[PendingEffect]] = {}
+        # By network, while its wallet is at work: what waits for it.
+        self._queues: dict[str, Turns] = {}
         processor.on_effects(self.schedule)
 
     def schedule(self, order_id: str, effects: Iterable[Effect]) -> None:
@@ -107,25 +107,25 @@ class EffectRunner:
         return not self._is_stopping and max(taken, len(self._running)) < MAX_AT_ONCE
 
     def _take_up(self, pending: PendingEffect) -> None:
-        network = self._network_of(pending)
-        if network is None:
+        transfer = self._transfer_of(pending)
+        if transfer is None:
             self._begin(self._run(pending), f"effect {pending.order_id}")
-        elif network in self._queues:
-            self._queues[network].append(pending)
-        else:
-            self._queues[network] = deque([pending])
+            return
+        network = transfer.network
+        if network not in self._queues:
+            self._queues[network] = Turns()
             self._begin(self._run_queue(network), f"transfers {network}")
+        self._queues[network].add(transfer.kind, pending)
 
-    def _network_of(self, pending: PendingEffect) -> str | None:
-        """The network whose wallet an effect needs; None when it needs none, or has no record."""
+    def _transfer_of(self, pending: PendingEffect) -> Transfer | None:
+        """The transfer that needs a wallet; None when the effect needs none, or has no record."""
         if not isinstance(pending.effect, AdvanceTransfer):
             return None
         try:
             order = self._store.order(pending.order_id)
         except Exception:  # noqa: BLE001 - it is read again when it runs, and that tells of it
             return None
-        transfer = order.transfer(pending.effect.transfer_id) if order else None
-        return transfer.network if transfer else None
+        return order.transfer(pending.effect.transfer_id) if order else None
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -185,8 +185,8 @@ class EffectRunner:
     async def _run_queue(self, network: str) -> None:
         waiting = self._queues[network]
         try:
-            while waiting:
-                await self._run(waiting.popleft())
+            while (pending := waiting.take()) is not None:
+                await self._run(pending)
                 # While payouts are paused nothing in a run waits for anything: let others in.
                 await asyncio.sleep(0)
         finally:

@@ -70,9 +70,9 @@ class Stand:
             anything, anything, payouts, anything, clock, poll_ms=1000, stop_seconds=stop_seconds
         )
 
-    def due(self, name: str, direction: Direction) -> None:
+    def due(self, name: str, direction: Direction, *, too_much: int = 0) -> None:
         order = open_order(replace(terms(direction), order_id=name))
-        amount = order.terms.deposit_amount
+        amount = order.terms.max_deposit + too_much if too_much else order.terms.deposit_amount
         order = transition(order, ev.DepositSeen(key(1), amount, "sender", NOW), NOW).order
         order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
         self.desk.orders[name] = order
@@ -108,6 +108,19 @@ async def test_what_waits_for_its_wallet_goes_on_in_turn_without_another_beat() 
     stand.desk.answers.set()
     await stand.effects.drain()
     assert stand.desk.asked == ["xmr_0", "xmr_1", "xmr_2"]
+
+
+async def test_however_many_refunds_wait_for_a_wallet_payouts_have_every_other_turn() -> None:
+    stand = Stand()
+    for number in range(4):
+        stand.due(f"refund_{number}", XMR, too_much=1)  # of USDC
+    for number in range(2):
+        stand.due(f"payout_{number}", USDC)
+    await stand.beat()
+    await stand.effects.drain()
+    assert stand.desk.asked == [
+        "payout_0", "refund_0", "payout_1", "refund_1", "refund_2", "refund_3",
+    ]  # fmt: skip
 
 
 async def test_to_stop_begins_nothing_more_and_waits_for_no_wallet_that_hangs() -> None:
