@@ -72,7 +72,10 @@ async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PAT
 
 
 class Server:
-    """One server process on a data directory; its log lies beside it unless told otherwise."""
+    """One server process on a data directory; its log lies beside it unless told otherwise.
+
+    ``module`` runs it, the service itself unless it is to ``crash``.
+    """
 
     def __init__(
         self,
@@ -81,15 +84,17 @@ class Server:
         crash: Crash | None = None,
         environ: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
+        module: str | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        module = ["rpcsvc"] if crash is None else ["tests.e2e.crashing", *map(str, crash)]
+        module = module or ("rpcsvc" if crash is None else "tests.e2e.crashing")
+        program = [module, *map(str, crash or ())]
         self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *module, "serve", "--port", str(self.port),
+                [sys.executable, "-m", *program, "serve", "--port", str(self.port),
                  "--data-dir", str(data_dir)],
                 env={**os.environ, **SETTINGS, **(environ or {})}, stderr=log,
             )  # fmt: skip

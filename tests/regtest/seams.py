@@ -56,11 +56,13 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     # After: published, and nothing noted of it.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (SqliteEvmPaymentLedger, "put_payment", _mined),
+    "evm withdraw": (SqliteEvmPaymentLedger, "withdraw", _something),
     "sweep record": (SqliteEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
     "monero deposit": (SqliteMoneroLedger, "put_deposits", _something),
     "monero acknowledge": (SqliteMoneroLedger, "acknowledge", _something),
     "monero record": (SqliteMoneroLedger, "add_payment", _monero),
+    "monero withdraw": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.WITHDRAWN)),
     # After: the wallet may have been told, and was not.
     "monero mark": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
     # After: on the network, and the wallet has not stored that.
