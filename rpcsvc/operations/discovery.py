@@ -56,7 +56,8 @@ def schemas_of(operation: Operation) -> Json:
 IDEMPOTENCY_KEY_SCHEMA: Json = {
     "type": "string",
     "pattern": "^[ -~]{1,255}$",
-    "description": "JSON-RPC only; over HTTPS the same goes into the idempotency-key header.",
+    "description": "JSON-RPC only; over HTTPS the same goes into the idempotency-key header. As"
+    " there, blanks around it are no part of it.",
 }
 
 _STRINGS = {"type": "array", "items": {"type": "string"}}

@@ -151,6 +151,15 @@ def read_key(key: object) -> str:
     return key
 
 
+def bare_key(key: Any) -> Any:
+    """An idempotency key as a header would carry it: without the blanks around it.
+
+    They are no part of a header's value (RFC 9110, section 5.5), so the same key over another
+    transport would be another one. What is no string is left for read_key to refuse.
+    """
+    return key.strip(" ") if isinstance(key, str) else key
+
+
 def read_refund_address(address: str, direction: Direction, service: Service) -> str:
     """An address on the deposit's network. Raises InvalidDestination."""
     read = _monero if direction is Direction.XMR_TO_USDC else _evm

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.inputs import bare_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
 from rpcsvc.orders.effects import EffectRunner
@@ -27,7 +28,8 @@ class LocalService:
     ) -> bytes:
         """The envelope of one call, with whatever was due before and after it carried out."""
         await self.catch_up()
-        reply = await self._dispatcher.run(operation, params, Call(request_id, idempotency_key=key))
+        call = Call(request_id, idempotency_key=bare_key(key))
+        reply = await self._dispatcher.run(operation, params, call)
         await self.catch_up()
         return reply.body
 

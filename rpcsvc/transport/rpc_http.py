@@ -16,7 +16,7 @@ from aiohttp import web
 from rpcsvc.errors import InternalError, InvalidInput, InvalidParams, ServiceError, TlsRequired
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.inputs import read_key
+from rpcsvc.operations.inputs import bare_key, read_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
 from rpcsvc.transport.gate import (
@@ -177,7 +177,7 @@ def _described(caller: Caller, error: ServiceError, request_id: str | None) -> J
 
 
 def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
-    """The idempotency key of a call that takes one, out of its params, as it came.
+    """The idempotency key of a call that takes one, out of its params, as a header would carry it.
 
     Raises InvalidInput for null, which would make an order that no retry finds again, and for a
     key in a header.
@@ -186,4 +186,4 @@ def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
     if IDEMPOTENCY_KEY not in params:
         return None
     key = params.pop(IDEMPOTENCY_KEY)
-    return read_key(key) if key is None else key
+    return read_key(key) if key is None else bare_key(key)

@@ -90,6 +90,28 @@ async def test_a_retry_over_the_other_transport_finds_the_same_order(served: Ser
     assert served.count("orders") == 1
 
 
+@pytest.mark.parametrize("key", ["k ", " k", "  k k  "])
+async def test_blanks_around_a_key_are_no_part_of_it_over_either_transport(
+    served: Served, key: str
+) -> None:
+    first = await served.rpc("swap.create", {**SWAP, "idempotency-key": key})
+    for same in (key, key.strip()):
+        over_https = await served.post("/agent/swap/create", SWAP, idempotency_key=same)
+        again = await served.rpc("swap.create", {**SWAP, "idempotency-key": same})
+        assert over_https.body["data"] == again.body["result"]["data"]
+        assert over_https.body["data"] == first.body["result"]["data"]
+    assert served.count("orders") == 1
+
+
+async def test_a_key_of_blanks_alone_is_none_over_either_transport(served: Served) -> None:
+    over_https = await served.post("/agent/swap/create", SWAP, idempotency_key="  ")
+    over_rpc = await served.rpc("swap.create", {**SWAP, "idempotency-key": "  "})
+    problems = over_rpc.body["result"]["validationErrors"]
+    assert over_https.body["validationErrors"] == problems
+    assert [problem["field"] for problem in problems] == ["idempotency-key"]
+    assert served.count("orders") == 0
+
+
 async def test_copies_at_once_with_another_payload_make_one_order_and_conflicts(
     served: Served,
 ) -> None:

@@ -195,6 +195,12 @@ async def test_a_key_of_another_transport_finds_its_one_order_whatever_is_rememb
         assert await asyncio.to_thread(_count_orders, up) == 3
 
 
+async def test_blanks_around_a_key_are_no_part_of_it(cli: Cli) -> None:
+    words = ["agent:swap:create", *SWAP, "--stateless", "--idempotency-key"]
+    first = await cli.ask(*words, " once ")
+    assert (await cli.ask(*words, "once"))["data"] == first["data"]
+
+
 async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
     words = ["agent:swap:create", "--idempotency-key", "once"]
     assert (await cli.ask(*words, *SWAP))["ok"]
