@@ -9,7 +9,7 @@
     |   +-- MethodNotAllowed       a path of this service, but not with that HTTP method
     |   +-- PayloadTooLarge        body or batch over its limit
     |   +-- UnsupportedMediaType   body is not declared as application/json
-    |   +-- Unauthorized           RPC token missing or wrong
+    |   +-- Unauthorized           RPC token or integrator's key missing or wrong
     |   +-- TlsRequired            plain HTTP through a trusted proxy
     |   +-- RateLimited            the caller's budget is used up
     +-- InputError             one field of a call is missing or wrong
@@ -125,11 +125,15 @@ class UnsupportedMediaType(ProtocolError):
 
 
 class Unauthorized(ProtocolError):
-    """The RPC token is missing or wrong."""
+    """The RPC token, or an integrator's key, is missing or wrong; ``header`` is where it goes."""
 
     code = "unauthorized"
     http_status = 401
     rpc_code = -32001
+
+    def __init__(self, message: str, *, header: str) -> None:
+        super().__init__(message)
+        self.header = header
 
 
 class TlsRequired(ProtocolError):

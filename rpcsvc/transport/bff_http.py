@@ -82,7 +82,8 @@ class BffHttp:
         if found is None:
             raise Unauthorized(
                 "This x-api-key is not known. Send the key that the operator gave you, once; or"
-                " leave the header out to call without an integrator's fee."
+                " leave the header out to call without an integrator's fee.",
+                header="x-api-key",
             )
         return found
 

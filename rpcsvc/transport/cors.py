@@ -20,7 +20,7 @@ _METHODS: Final = "GET, HEAD, POST"
 _REQUEST_HEADERS: Final = "content-type, idempotency-key, if-none-match, x-api-key, x-request-id"
 _RESPONSE_HEADERS: Final = (
     "etag", "idempotent-replayed", "link", "ratelimit", "ratelimit-policy", "retry-after",
-    "x-request-id",
+    "www-authenticate", "x-request-id",
 )  # fmt: skip
 _PREFLIGHT_SECONDS: Final = 86_400
 _OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")

@@ -31,6 +31,7 @@ from rpcsvc.transport.limits import (
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
+_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 # What a budget counts, where its name is not the word for it.
 _COUNTED = {"rpc": "JSON-RPC calls"}
 # Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
@@ -157,13 +158,17 @@ class Gate:
             if visitor.is_local and not _was_forwarded(request):
                 return False
             raise Unauthorized(
-                "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only."
+                "No AGENT_RPC_TOKEN is set, so /rpc answers on loopback and the UNIX socket only.",
+                header=_TOKEN_HEADER,
             )
-        given = request.headers.get("x-agent-rpc-token", "").encode("utf-8", "surrogateescape")
+        given = request.headers.get(_TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
         # Every token is compared, so that the time tells nothing about which one came close.
         matches = [hmac.compare_digest(given, token) for token in self._tokens]
         if not any(matches):
-            raise Unauthorized("Send the server's AGENT_RPC_TOKEN as header x-agent-rpc-token.")
+            raise Unauthorized(
+                f"Send the server's AGENT_RPC_TOKEN as header {_TOKEN_HEADER}.",
+                header=_TOKEN_HEADER,
+            )
         return True
 
     def is_insider(self, request: web.Request, visitor: Visitor) -> bool:

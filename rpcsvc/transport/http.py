@@ -20,6 +20,7 @@ from rpcsvc.errors import (
     MethodNotAllowed,
     PayloadTooLarge,
     ServiceError,
+    Unauthorized,
     UnknownMethod,
     UnsupportedMediaType,
 )
@@ -155,7 +156,13 @@ def respond_with(reply: Reply, visitor: Visitor, request_id: str) -> web.Respons
 
 
 def error_headers(error: ServiceError | None) -> dict[str, str]:
-    """``Retry-After`` where an error says when to come back."""
+    """``Retry-After`` where an error says when to come back, and the challenge that a 401 has.
+
+    RFC 9110, section 15.5.2, wants one; some clients fail at a 401 without it. No scheme that is
+    registered names a header of its own, so the scheme is a word that makes no browser ask.
+    """
+    if isinstance(error, Unauthorized):
+        return {"www-authenticate": f'ApiKey header="{error.header}"'}
     if error is None or error.retry_after is None:
         return {}
     return {"retry-after": str(error.retry_after)}

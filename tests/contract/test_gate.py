@@ -37,6 +37,18 @@ async def test_a_missing_or_wrong_token_is_refused_before_the_body_is_read(
         assert TOKEN not in str(answer.body)
 
 
+async def test_who_is_refused_is_told_which_header_to_send(tmp_path: Path) -> None:
+    """A 401 has to have a challenge (RFC 9110, section 15.5.2)."""
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        over_rpc = await served.raw(b"{}")
+        over_bff = await served.client.get("/bff/v1/chains", headers={"x-api-key": "wrong"})
+        assert (over_rpc.status, over_bff.status) == (401, 401)
+        assert over_rpc.headers["www-authenticate"] == 'ApiKey header="x-agent-rpc-token"'
+        assert over_bff.headers["www-authenticate"] == 'ApiKey header="x-api-key"'
+        answers = await served.raw(b"{}", x_agent_rpc_token=TOKEN)
+        assert "www-authenticate" not in answers.headers
+
+
 async def test_each_of_two_tokens_lets_in(tmp_path: Path) -> None:
     other = "another-long-enough-token"
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": f"{TOKEN}, {other}"}) as served:

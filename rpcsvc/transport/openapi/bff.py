@@ -187,6 +187,8 @@ def _refusal(site: Site, group: list[ErrorClass]) -> Json:
         headers["Allow"] = header_ref("Allow")
     if {errors.RateLimited, errors.Unavailable}.intersection(group):
         headers["Retry-After"] = header_ref("Retry-After")
+    if errors.Unauthorized in group:
+        headers["WWW-Authenticate"] = header_ref("WWW-Authenticate")
     return response(schemas.error_lines(group), ref("BffError"), headers, ())
 
 

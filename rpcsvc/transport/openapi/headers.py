@@ -48,6 +48,9 @@ def shared_headers(site: Site) -> Json:
         ),
         "Allow": _header("The HTTP methods of this path.", "^[A-Z]+(, ?[A-Z]+)*$", required=True),
         "Retry-After": _header("Seconds to wait.", "^[1-9][0-9]*$", required=True),
+        "WWW-Authenticate": _header(
+            "Which header the credential goes into.", '^ApiKey header="[a-z-]+"$', required=True
+        ),
         "ETag": _header("The tag of these bytes.", '^"[0-9a-f]+"$', required=True),
         "Cache-Control": _header(
             "For how long a copy may be kept.", "^public, max-age=[0-9]+, no-transform$",
