@@ -29,7 +29,7 @@ class Rendering:
     body: bytes
     etag: str
     headers: dict[str, str]
-    day: int
+    written_at: int
 
 
 class Shelf:
@@ -53,7 +53,9 @@ class Shelf:
             case Renewal.NEVER:
                 return False
             case Renewal.DAILY:
-                return kept.day != now // _DAY_MS
+                return kept.written_at // _DAY_MS != now // _DAY_MS
+            case Renewal.WITH_COPIES:
+                return now - kept.written_at >= self._document.kept_seconds * 1_000
             case Renewal.EVERY_REQUEST:
                 return True
 
@@ -68,7 +70,7 @@ def _render(document: Document, now: int) -> Rendering:
         "x-content-type-options": "nosniff",
         **document.headers,
     }
-    return Rendering(body, etag, headers, now // _DAY_MS)
+    return Rendering(body, etag, headers, now)
 
 
 class DiscoveryHttp:

@@ -275,6 +275,18 @@ async def test_the_examples_work_as_they_stand_at_any_rate_and_limit(
         assert served.count("orders") == 1
 
 
+async def test_the_example_makes_an_order_to_be_paid_on_another_day_too(tmp_path: Path) -> None:
+    async with visiting(tmp_path) as served:
+        first = await send(served, (await quickstart(served))["examples"]["execute"])
+        await served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 86_400})
+        later = await send(served, (await quickstart(served))["examples"]["execute"])
+        assert later["state"] == "waiting_for_funding"
+        order_id = later["data"]["order"]["orderId"]
+        assert order_id != first["data"]["order"]["orderId"]
+        status = await served.http("GET", f"/agent/swap/status/{order_id}")
+        assert status.body["state"] == "waiting_for_funding"
+
+
 async def test_the_examples_work_with_other_chains(tmp_path: Path) -> None:
     given = (Path(__file__).parent.parent.parent / "config" / "chains.toml").read_text()
     ethereum = re.search(r"\[chains\.ethereum\].*?(?=\n\[)", given, re.DOTALL)

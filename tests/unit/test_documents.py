@@ -443,6 +443,17 @@ def test_a_daily_document_is_written_anew_at_midnight() -> None:
     assert len(times) == 2
 
 
+def test_a_document_is_written_anew_when_its_copies_have_run_out() -> None:
+    shelf, clock, times = counted(Renewal.WITH_COPIES)
+    shelf.rendering()
+    clock.now += 299_999
+    shelf.rendering()
+    assert len(times) == 1
+    clock.now += 1
+    shelf.rendering()
+    assert len(times) == 2
+
+
 def test_a_document_that_could_not_be_written_is_tried_again() -> None:
     ready: list[bytes] = []
 

@@ -26,10 +26,14 @@ Maker = Callable[[], Json]
 
 
 class Renewal(Enum):
-    """When a document that was written once has to be written again."""
+    """When a document that was written once has to be written again.
+
+    ``WITH_COPIES``: as soon as no client may use its copy any more without asking.
+    """
 
     NEVER = "never"
     DAILY = "daily"
+    WITH_COPIES = "with copies"
     EVERY_REQUEST = "every request"
 
 
@@ -80,12 +84,15 @@ def catalogue(site: Site, sources: Sources) -> tuple[Document, ...]:
 
 def _agent_documents(site: Site) -> tuple[Document, ...]:
     return (
-        Document(links.QUICKSTART, JSON, lambda now: _json(quickstart.quickstart(site, now))),
+        Document(
+            links.QUICKSTART, JSON, lambda now: _json(quickstart.quickstart(site, now)),
+            Renewal.WITH_COPIES,  # its example makes an order, which expires
+        ),
         Document(
             links.AGENT, JSON, _compact(partial(agent.agent, site)), aliases=(links.AGENT_ALIAS,)
         ),
         Document(links.AI_PLUGIN, JSON, _once(partial(agent.ai_plugin, site))),
-    )
+    )  # fmt: skip
 
 
 def _descriptions(sources: Sources) -> tuple[Document, ...]:

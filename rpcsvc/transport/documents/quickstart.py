@@ -64,8 +64,8 @@ def examples(site: Site, generated_at: int) -> Json:
     """A plan and an execute call that work as they stand.
 
     The idempotency key belongs to this rendering of the document: whoever sends the example as it
-    stands gets the one order that it makes, and a later rendering, whose body may differ, never
-    meets a key that was used before.
+    stands gets the one order that it makes. A later rendering has another: its body may differ, and
+    the order of the old key expires.
     """
     body = example_swap(site)
     key = "example-" + "".join(c for c in iso8601(generated_at) if c.isdigit())
