@@ -268,7 +268,10 @@ class IdempotencyConflict(OperationError):
 
 
 class Unavailable(OperationError):
-    """An engine, node, store or rate source is down for now; nothing was done."""
+    """An engine, node, store or rate source is down for now.
+
+    Nothing was done, or the message says that what an upstream did is not known.
+    """
 
     code = "unavailable"
     state = "unavailable"

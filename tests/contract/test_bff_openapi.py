@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from openapi_spec_validator import validate
@@ -99,6 +100,19 @@ async def test_errors_are_declared(served: Served) -> None:
     other = {**ORDER, "fromAmount": "900000000000"}
     assert (await send(served, orders, "post", other, **key)).status == 409
     assert "idempotent-replayed" in (await send(served, orders, "post", ORDER, **key)).headers
+
+
+async def test_what_is_told_to_do_about_a_refusal_can_be_done_over_the_bff(served: Served) -> None:
+    orders = f"{BFF_ROOT}/orders"
+    told = document_of(served)["paths"][orders]["post"]["responses"]
+    assert "x-api-key" in told["401"]["description"]
+    wrong = {**ORDER, "fromAmount": 1}
+    for params in ({}, wrong):
+        error = (await send(served, orders, "post", params)).body["error"]
+        assert error["details"]["problems"]
+        line = re.search(f"`{error['code']}`: .*", told["400"]["description"])
+        assert line is not None
+        assert "`details.problems`" in line[0]
 
 
 async def test_the_schemas_name_the_fields_of_the_spec(served: Served) -> None:

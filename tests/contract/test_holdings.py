@@ -10,6 +10,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Holdings
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from rpcsvc.transport.documents.advice import ERROR
 from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6
@@ -48,6 +49,7 @@ async def test_more_than_the_wallet_holds_is_refused_with_the_most(
     assert answer.status == 400
     error = answer.body["error"]
     assert (error["code"], error["details"]["maxNow"]) == ("amount_above_maximum", "0.4")
+    assert "`details.maxNow`" in ERROR[error["code"]]
     again = await served.post(path, {**wish, "amount": error["details"]["maxNow"]})
     assert again.status == 200
     assert served.count("orders") == int(path.endswith("create"))

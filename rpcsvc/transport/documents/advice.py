@@ -29,7 +29,8 @@ STATE: dict[AgentState, str] = {
     " Tell the user, and open a support ticket if they need help.",
     AgentState.TICKET_CREATED: "The ticket is on record. Give the user its `ticketId`.",
     AgentState.INVALID_INPUT: "Something sent is wrong. `validationErrors` says which field, what"
-    " came and what is allowed. Correct it and send again.",
+    " came and what is allowed; where it is empty, `error.message` does. Correct it and send it"
+    " again.",
     AgentState.IDEMPOTENCY_CONFLICT: "The idempotency key belongs to another payload. Use a new"
     " key for a new order.",
     AgentState.NOT_FOUND: "There is no such order, method or path. Check what you sent.",
@@ -50,16 +51,18 @@ ERROR: dict[str, str] = {
     "unknown_method": "Check the method's name or the path.",
     "payload_too_large": "Send less: see the limits below.",
     "unsupported_media_type": "Send `content-type: application/json`.",
-    "unauthorized": "JSON-RPC only: send the operator's token, or use the HTTPS API, which needs"
-    " none.",
+    "unauthorized": "Over JSON-RPC send the operator's token, or use the HTTPS API, which needs"
+    " none. Over the BFF send the `x-api-key` that the operator gave out, or leave it out.",
     "tls_required": "Use https.",
     "rate_limited": "Wait for `Retry-After` seconds, then repeat the call.",
-    "missing_input": "Ask the user for the fields in `missingInputs`.",
-    "invalid_input": "Correct the fields in `validationErrors`. Amounts are strings; unknown"
-    " fields are refused, and the nearest known name is given.",
+    "missing_input": "Ask the user for the fields in `missingInputs` (over the BFF in"
+    " `details.problems`).",
+    "invalid_input": "Correct the fields in `validationErrors` (over the BFF in"
+    " `details.problems`). Amounts are strings; unknown fields are refused, and the nearest known"
+    " name is given.",
     "amount_below_minimum": "Send at least `details.minimum`.",
     "amount_above_maximum": "Send at most `details.maximum`, or split the swap into several"
-    " orders.",
+    " orders; or at most `details.maxNow`, if that is there: the service can't pay for more now.",
     "unsupported_chain": "Choose one of `details.allowed`.",
     "unsupported_direction": "Send `x2u` or `u2x`.",
     "unsupported_token": "Only XMR and the chain's USDC are swapped.",
@@ -71,7 +74,7 @@ ERROR: dict[str, str] = {
     "idempotency_conflict": "The key was used with another payload; `details` name the fields"
     " that differ. For a new order use a new key, for a retry the same payload.",
     "unavailable": "Wait for `Retry-After` seconds and repeat the call, with its idempotency key if"
-    " it had one. Nothing was done.",
+    " it had one. Nothing was done, unless the message says that this is not known yet.",
     "internal_error": "Repeat the call, with its idempotency key if it had one: either the first"
     " call did everything or nothing.",
 }
