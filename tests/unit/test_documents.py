@@ -182,6 +182,15 @@ def test_agent_json_gives_the_limits_of_the_settings() -> None:
     assert agent.limits(site_with(rate_limit__enabled=False))["rateLimits"] == []
 
 
+def test_the_budgets_say_whose_calls_they_count_and_which() -> None:
+    rows = {row["budget"]: row for row in agent.limits(site_with())["rateLimits"]}
+    assert {name: row["per"] for name, row in rows.items()} == dict.fromkeys(rows, "client address")
+    assert "BFF" in rows["orders"]["for"]
+    assert "health" in rows["requests"]["for"]
+    with_token = agent.limits(site_with(tokens="correct-horse-battery-staple"))["rateLimits"]
+    assert {row["budget"]: row["per"] for row in with_token}["rpc"] == "token"
+
+
 def test_agent_json_is_no_card_of_another_protocol(site: Site) -> None:
     described = agent.agent(site)
     assert not {"skills", "protocolVersion", "capabilities", "tools", "mcp"} & set(described)

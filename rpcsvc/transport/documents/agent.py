@@ -144,10 +144,12 @@ def _rate_limits(site: Site) -> list[Json]:
     rate = site.rate_limit
     if not rate.enabled:
         return []
+    address, orders = "client address", "whatever creates an order over HTTPS, BFF and bridge too"
+    rpc_client = "token" if site.rpc_needs_token else address
     rows = (
-        ("orders", rate.orders_per_minute, "client address", "create and execute over HTTPS"),
-        ("requests", rate.requests_per_minute, "client address", "all else over HTTPS"),
-        ("rpc", rate.rpc_requests_per_minute, "token", "each call over JSON-RPC"),
+        ("orders", rate.orders_per_minute, address, orders),
+        ("requests", rate.requests_per_minute, address, "all else over HTTPS but health"),
+        ("rpc", rate.rpc_requests_per_minute, rpc_client, "each call over JSON-RPC"),
     )
     return [
         {"budget": name, "limit": limit, "windowSeconds": WINDOW_SECONDS, "per": who, "for": what}
