@@ -46,8 +46,8 @@ Destination = Annotated[
 SessionId = Annotated[
     str,
     Field(
-        description="A UUID that ties the agent's calls together.",
-        json_schema_extra={"format": "uuid"},
+        description="A UUID of version 4 that ties the agent's calls together.",
+        json_schema_extra={"format": "uuid", "pattern": UUID_PATTERN},
     ),
 ]
 OrderId = Annotated[

@@ -247,6 +247,14 @@ async def test_an_order_s_id_is_described_as_it_is_read(served: Served, order_id
     assert Draft202012Validator(schema).is_valid(ticket) == (answer.status == 200)
 
 
+@pytest.mark.parametrize("version", "1457")
+async def test_a_session_s_id_is_described_as_it_is_read(served: Served, version: str) -> None:
+    params = {**SWAP, "sessionId": f"3f2b8c1e-7d64-{version}f0a-9c1b-2a5e8d7f6c90"}
+    answer = await served.post("/agent/swap/create", params)
+    schema = _schema_of("/agent/swap/create", served)
+    assert Draft202012Validator(schema).is_valid(params) == (answer.status == 200)
+
+
 @pytest.mark.parametrize("amount", ["0." + "0" * 37 + "1", "0." + "0" * 38 + "1", "9" * 41])
 async def test_an_amount_s_length_is_described_as_it_is_judged(served: Served, amount: str) -> None:
     answer = await served.post("/agent/swap/plan", {"amount": amount})

@@ -87,8 +87,8 @@ def _inputs(site: Site) -> str:
             "- `to`: where the payout goes. For `x2u` an EVM address; in mixed case its EIP-55"
             " checksum must hold. For `u2x` a Monero address: standard, subaddress or integrated.",
             "- `hasFunds` (plan only): whether the user has the funds ready.",
-            "- `sessionId` (create, execute): a UUID of yours; without it one is made. Keep it:"
-            " together with the `orderId` it proves that the order is yours.",
+            "- `sessionId` (create, execute): a UUID (version 4) of yours; without it one is made."
+            " Keep it: together with the `orderId` it proves that the order is yours.",
             "- Any other field is refused by name.",
         )
     )
@@ -126,7 +126,11 @@ def _envelope() -> str:
         ("`nextActions`", "What to do next. `operation` and `params`, where given, are a call"
          " that can be sent as it stands."),
         ("`data`", "What the operation found."),
-        ("`requestId`", "Your `x-request-id`, or a generated one. Quote it to the operator."),
+        (
+            "`requestId`",
+            "Your `x-request-id`; without one the JSON-RPC `id`, if it is a string; else a"
+            " generated one. Quote it to the operator.",
+        ),
         ("`error`", "On failure only: `{code, message, retryable, details?}`."),
     )  # fmt: skip
     return table(("field", "meaning"), rows)
