@@ -88,6 +88,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         path="/agent/capabilities",
         examples=(Example("all", {}),),
+        errors=("invalid_input",),
     ),
     Operation(
         name="schemas",
@@ -99,6 +100,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET",
         path=None,
         examples=(Example("all", {}),),
+        errors=("invalid_input",),
     ),
     Operation(
         name="swap.plan",

@@ -105,6 +105,16 @@ def test_every_operation_has_a_summary_examples_and_known_errors(operation: Oper
     assert set(operation.errors) <= known
 
 
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
+async def test_an_unknown_property_is_a_known_error_of_every_operation(
+    served: Served, operation: Operation
+) -> None:
+    answer = await served.rpc(operation.name, {"unheardOf": 1})
+    problems = answer.body["result"]["validationErrors"]
+    assert [p["code"] for p in problems if p["field"] == "unheardOf"] == ["invalid_input"]
+    assert "invalid_input" in operation.errors
+
+
 def all_errors(root: type[errors.ServiceError]) -> list[Any]:
     found: list[Any] = [root] if hasattr(root, "code") else []
     for cls in root.__subclasses__():
