@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rpcsvc.domain import twap
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations.models import Time, Units, View
-from rpcsvc.operations.params import OrderId, Params, SessionId
+from rpcsvc.operations.params import WHOLE, OrderId, Params, SessionId
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[
@@ -22,6 +22,7 @@ ChainNumber = Annotated[
         description="The chain's number; 0 is XMR.",
         json_schema_extra={"minimum": 0, "maximum": 2**53 - 1},
     ),
+    WHOLE,
 ]
 Token = Annotated[str, Field(description="XMR on chain 0, else the chain's USDC contract.")]
 UsdText = Annotated[
@@ -57,7 +58,7 @@ class TwapConfig(Params):
 
     disabled: Annotated[bool, Field(description="True: at once, at the quoted rate.")] = False
     chunk_size_usd: Annotated[
-        int, Field(ge=twap.LEAST_CHUNK_USD, le=10_000_000, description="Whole US dollars.")
+        int, Field(ge=twap.LEAST_CHUNK_USD, le=10_000_000, description="Whole US dollars."), WHOLE
     ] = twap.LEAST_CHUNK_USD
     interval_ms: Annotated[
         int,
@@ -66,6 +67,7 @@ class TwapConfig(Params):
             le=twap.LONGEST_INTERVAL_MS,
             description="Milliseconds between chunks.",
         ),
+        WHOLE,
     ] = twap.DEFAULT_INTERVAL_MS
 
 

@@ -30,7 +30,7 @@ from rpcsvc.errors import (
     VerificationFailed,
 )
 from rpcsvc.operations.lessons import HINTS, combined, problems_of
-from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params
+from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
 from rpcsvc.operations.service import Service
 
 P = TypeVar("P", bound=Params)
@@ -241,5 +241,5 @@ def _problems_of_rest(
 ) -> list[InputError]:
     """What the inputs mean that have the right type: one correction should mend them all."""
     names = model.model_fields.keys() - {problem.field for problem in found}
-    rest = {name: params.get(name) if name in names else None for name in _INTENT}
+    rest = {name: whole(params.get(name)) if name in names else None for name in _INTENT}
     return read_intent(SimpleNamespace(**rest), service)[1]

@@ -7,9 +7,9 @@ address must be (inputs.py, where the message can teach), results (models.py).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.domain.money import LONGEST_AMOUNT
@@ -26,11 +26,26 @@ Direction = Annotated[
     Literal["x2u", "u2x"],
     Field(description="x2u sends XMR and receives USDC; u2x sends USDC and receives XMR."),
 ]
+
+
+def whole(value: Any) -> Any:
+    """42161.0 as 42161: JSON has one kind of number, and some languages write every one so.
+
+    JSON Schema calls both an integer (2020-12, Validation, section 6.1.1).
+    """
+    is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
+    return int(value) if is_whole else value
+
+
+# For whole numbers that callers send; a fraction is refused.
+WHOLE = BeforeValidator(whole)
+
 # The bounds are for readers of the schema: what is no chain's number is refused in inputs.py.
 ChainNumber = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 2**53 - 1})]
 ChainName = Annotated[
     str | ChainNumber,
     Field(description="The USDC side: chain name, alias or number, as capabilities list them."),
+    WHOLE,
 ]
 Amount = Annotated[
     str,
@@ -138,5 +153,5 @@ class FaultParams(Params):
         Field(description="What goes wrong."),
     ]
     order_id: OrderId | None = None
-    seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    seconds: Annotated[int, Field(ge=1, le=31_536_000), WHOLE] | None = None
     rate: Annotated[str, Field(description="USDC per XMR, for set_rate.")] | None = None

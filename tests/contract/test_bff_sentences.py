@@ -240,6 +240,7 @@ async def test_twap_shows_every_field_of_the_spec_live(
     [
         {"chunkSizeUsd": 250, "intervalMs": 1_000},
         {"chunkSizeUsd": 300, "intervalMs": 60_000},
+        {"chunkSizeUsd": 250.0, "intervalMs": 1_000.0},
         {"disabled": False},
         {},
     ],
@@ -252,6 +253,14 @@ async def test_the_bounds_of_twap_config_may_be_used(
     twap = (await call(served, "GET", f"/orders/{made.body['orderId']}")).body["twap"]
     assert twap["chunkSizeUsd"] == config.get("chunkSizeUsd", 250)
     assert twap["intervalMs"] == config.get("intervalMs", 10_000)
+
+
+async def test_a_chain_number_may_be_written_with_a_point(served: Served) -> None:
+    """Some languages have one kind of number and write each as 42161.0; JSON does not mind."""
+    made = await post(served, "/orders", {**ORDER, "fromChainId": 0.0, "toChainId": 42161.0})
+    assert made.status == 200
+    refused = await post(served, "/orders", {**ORDER, "toChainId": 42161.5})
+    assert refused.body["error"]["code"] == "invalid_input"
 
 
 async def test_twap_is_on_unless_it_is_disabled(served: Served) -> None:

@@ -116,10 +116,20 @@ async def test_an_unknown_chain_offers_the_nearest_names(served: Served) -> None
     assert "polygon" in answer.body["validationErrors"][0]["allowed"]
 
 
-@pytest.mark.parametrize("chain", ["arbitrum", "ARB", 42161, "42161"])
+@pytest.mark.parametrize("chain", ["arbitrum", "ARB", 42161, "42161", 42161.0])
 async def test_a_chain_goes_by_name_alias_or_number(served: Served, chain: Any) -> None:
     answer = await served.post("/agent/swap/plan", {"chain": chain})
     assert answer.body["data"]["intent"]["chainId"] == 42161
+    beside_a_fault = await served.post("/agent/swap/plan", {"chain": chain, "direction": "up"})
+    assert [p["field"] for p in beside_a_fault.body["validationErrors"]] == ["direction"]
+
+
+@pytest.mark.parametrize("chain", [42161.5, 1e300, -0.5])
+async def test_a_number_that_is_no_whole_one_is_no_chain(served: Served, chain: float) -> None:
+    answer = await served.post("/agent/swap/plan", {"chain": chain})
+    assert [(p["field"], p["code"]) for p in answer.body["validationErrors"]] == [
+        ("chain", "invalid_input")
+    ]
 
 
 async def test_an_amount_outside_the_limits_is_told_the_limits(served: Served) -> None:
