@@ -224,8 +224,9 @@ async def test_rpc_has_a_budget_per_token_and_a_batch_pays_for_each_element(
 
 
 async def test_a_good_request_id_is_echoed_and_a_bad_one_replaced(served: Served) -> None:
-    good = await served.post("/agent/swap/plan", {}, x_request_id="my.id:1")
-    assert (good.body["requestId"], good.headers["x-request-id"]) == ("my.id:1", "my.id:1")
+    for good in ("my.id:1", "Az09._:-", "x" * 128):
+        answer = await served.post("/agent/swap/plan", {}, x_request_id=good)
+        assert (answer.body["requestId"], answer.headers["x-request-id"]) == (good, good)
     for bad in ("no spaces", "x" * 129):
         answer = await served.post("/agent/swap/plan", {}, x_request_id=bad)
         assert answer.body["requestId"].startswith("req_")

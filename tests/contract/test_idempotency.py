@@ -172,6 +172,13 @@ async def test_a_retry_is_answered_although_its_amount_is_now_outside_the_limits
     assert order_id(first.body) == order_id(second.body)
 
 
+@pytest.mark.parametrize("key", ["x", "x" * 255, "! \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"])
+async def test_a_key_is_any_1_to_255_printable_characters(served: Served, key: str) -> None:
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key=key)
+    again = await served.rpc("swap.create", {**SWAP, "idempotency-key": key})
+    assert order_id(first.body) == order_id(again.body["result"])
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256, "caf\u00e9"])
 async def test_a_key_of_another_form_is_refused(served: Served, key: str) -> None:
     answer = await served.rpc("swap.create", {**SWAP, "idempotency-key": key})

@@ -215,6 +215,14 @@ async def test_ten_megabytes_are_refused_by_their_length_alone(served: Served) -
         assert response.status == 413
 
 
+async def test_a_body_of_64_kib_is_read_and_no_byte_more(served: Served) -> None:
+    plan = b'{"jsonrpc":"2.0","id":"1","method":"service.swap.plan"}'
+    for path, body in (("/rpc", plan), ("/api/v1/agent/swap/plan", b"{}")):
+        full = body + b" " * (65_536 - len(body))
+        assert (await served.raw(full, path)).status == 200
+        assert (await served.raw(full + b" ", path)).status == 413
+
+
 async def test_a_chunked_body_over_the_limit_is_refused(served: Served) -> None:
     async def chunks() -> Any:
         for _ in range(200):
