@@ -249,16 +249,25 @@ async def test_a_batch_of_51_is_too_large(served: Served) -> None:
 async def test_an_unknown_path_and_a_wrong_method_are_told_in_an_envelope(served: Served) -> None:
     unknown = await served.http("GET", "/nothing")
     assert (unknown.status, unknown.body["error"]["code"]) == (404, "unknown_method")
+    assert unknown.body["state"] == "not_found"
     wrong = await served.http("GET", "/agent/swap/plan")
     assert (wrong.status, wrong.body["error"]["code"]) == (405, "invalid_request")
     assert wrong.headers["allow"] == "POST"
 
 
-async def test_a_notification_that_would_create_is_not_run(served: Served) -> None:
-    message = {"jsonrpc": "2.0", "method": "service.swap.execute", "params": SWAP}
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("swap.create", SWAP), ("swap.execute", SWAP), ("support.create", {"message": "help"})],
+)
+async def test_a_notification_that_would_create_is_not_run(
+    served: Served, method: str, params: dict[str, Any]
+) -> None:
+    message = {"jsonrpc": "2.0", "method": f"service.{method}", "params": params}
     answer = await served.raw(json.dumps(message).encode())
     assert (answer.status, answer.body) == (204, {})
-    assert served.count("orders") == 0
+    assert (served.count("orders"), served.count("tickets")) == (0, 0)
+    assert (await served.rpc(method, params)).body["result"]["ok"]
+    assert served.count("orders") + served.count("tickets") == 1
 
 
 async def test_status_verifies_the_destination(served: Served) -> None:
