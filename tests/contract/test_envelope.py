@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 import jsonschema
@@ -274,3 +275,15 @@ def test_of_several_problems_the_leading_one_names_the_code() -> None:
         missing = next(kind for kind in kinds if kind.code == "missing_input")
         both = InputErrors([missing("m", field="a"), cls("m", field="b")])
         assert code_of(both) == cls.code
+
+
+async def test_the_deposit_window_that_is_told_is_the_one_that_an_order_gets(
+    served: Served,
+) -> None:
+    told = (await served.http("GET", "/agent/capabilities")).body["data"]["depositWindowSeconds"]
+    data = (await served.post("/agent/swap/create", SWAP)).body["data"]
+    created, expires = (
+        datetime.fromisoformat(data["order"][name]) for name in ("createdAt", "expiresAt")
+    )
+    assert told == data["quote"]["depositWindowSeconds"] == (expires - created).total_seconds()
+    assert told == 3_600
