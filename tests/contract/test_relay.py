@@ -19,6 +19,7 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from rpcsvc.transport.cli.main import run
 from tests.contract import upstream_server as does
+from tests.contract.bff import TO_XMR, post
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
@@ -196,6 +197,21 @@ async def test_an_order_tells_what_the_upstream_agreed_to_and_not_what_it_quoted
         data = (await create(served))["data"]
         assert data["order"]["expectedOutput"] == "1000000"
         assert (data["quote"]["expectedOutput"], data["quote"]["minReceived"]) == ("1", "1")
+
+
+@pytest.mark.parametrize("surface", ["agent", "bff"])
+async def test_an_order_that_pays_usdc_in_says_nothing_of_chunks_where_xmr_alone_is_cut(
+    api: V1Api, tmp_path: Path, surface: str
+) -> None:
+    to = stagenet_subaddress(bytes(range(64)))
+    async with service(api.server.url, tmp_path) as served:
+        if surface == "agent":
+            params = {"direction": "u2x", "chain": "arbitrum", "amount": "600", "to": to}
+            assert (await served.rpc("swap.create", params)).body["result"]["ok"]
+        else:
+            body = {**TO_XMR, "fromAmount": "600000000", "toAddress": to}
+            assert (await post(served, "/orders", body)).status == 200
+    assert len(api.orders) == 1
 
 
 async def test_a_key_that_was_forgotten_by_age_makes_an_order_again(

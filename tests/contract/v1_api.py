@@ -76,8 +76,10 @@ class V1Api:
     ) -> web.StreamResponse:
         if int(body["fromAmount"]) < 10_000:
             return web.json_response({"error": "amount below minimum"}, status=400)
-        number = next(self._ids)
         is_xmr = body["fromChainId"] == 0
+        if "twapConfig" in body and not is_xmr:
+            return web.json_response({"error": "twapConfig is for XMR orders"}, status=400)
+        number = next(self._ids)
         seed = bytes([number]) * 64
         order = {
             "orderId": f"up-{number}",

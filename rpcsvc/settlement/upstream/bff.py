@@ -66,6 +66,7 @@ BFF: Final = Dialect(
         "bridge_order": "/bridge/order/{id}",
     },
     keys=True,
+    cuts_usdc=True,
     read_error=read_error,
     code_of=code_of,
     messages_for_users=True,

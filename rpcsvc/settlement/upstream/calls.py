@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from yarl import URL
 
+from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import as_decimal, limits_told
 from rpcsvc.errors import (
     AmountAboveMaximum,
@@ -49,15 +50,17 @@ class Dialect:
     """What differs between upstreams.
 
     ``paths`` come after the base address, by the names of the calls; ``default_base`` is the base
-    when the configured URL has no path. ``keys``: idempotency keys are honoured. ``code_of`` gives
-    a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``: the
-    dialect promises error messages that are safe to show (spec 7).
+    when the configured URL has no path. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
+    orders that pay USDC in are cut into chunks too, so that they have a twapConfig. ``code_of``
+    gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
+    the dialect promises error messages that are safe to show (spec 7).
     """
 
     name: str
     default_base: str
     paths: Mapping[str, str]
     keys: bool
+    cuts_usdc: bool
     read_error: Callable[[Any], RemoteError | None]
     code_of: Callable[[Refused], str | None]
     messages_for_users: bool
@@ -115,7 +118,8 @@ class Upstream:
         ``resumed``: an earlier call with this key had no known outcome. Raises ValueError for that
         where keys are not honoured: there, such an order is for the operator to look up.
         """
-        call = self._call("create_order", body=_order_body(request))
+        body = _order_body(request, cuts_usdc=self._dialect.cuts_usdc)
+        call = self._call("create_order", body=body)
         return await self._create(
             call, lambda a: reading.order(a, request, self._networks), key, resumed=resumed
         )
@@ -239,11 +243,12 @@ def _quote_body(request: m.QuoteRequest) -> dict[str, Any]:
     }
 
 
-def _order_body(request: m.OrderRequest) -> dict[str, Any]:
+def _order_body(request: m.OrderRequest, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
-    if request.twap is not None:
+    has_twap = cuts_usdc or request.from_chain_id == MONERO_CHAIN_ID  # spec 8: XMR orders only
+    if request.twap is not None and has_twap:
         body["twapConfig"] = _without_none(
             disabled=request.twap.disabled,
             chunkSizeUsd=request.twap.chunk_size_usd,

@@ -66,6 +66,7 @@ V1: Final = Dialect(
         "bridge_order": "/bridge/order/{id}",
     },
     keys=False,
+    cuts_usdc=False,
     read_error=read_error,
     code_of=code_of,
     messages_for_users=False,
