@@ -19,15 +19,16 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order, Terms, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
+from rpcsvc.errors import ServiceError
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.projection import as_view, status_answer
-from rpcsvc.operations.quoting import Quote, make_quote, network_of
+from rpcsvc.operations.quoting import Quote, agreed, make_quote, network_of, quote_to_come
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import RelayRecord, StoredResponse
 from rpcsvc.orders.relay import Relay
-from rpcsvc.orders.upstream_port import Asked
+from rpcsvc.orders.upstream_port import Asked, Created
 
 
 class Wish(NamedTuple):
@@ -79,22 +80,54 @@ async def place(
 async def _make(
     service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
-    if service.relay is not None and claim is not None:
-        service.relay.require_same(claim)  # which a price must not be in the way of
-    found = await make_quote(
+    if service.relay is not None:
+        return await _make_there(service, service.relay, wish, claim, write)
+    found = await _quoted(service, wish)
+    return await _commit(service, open_order(_terms(service, found, wish)), found, claim, write)
+
+
+async def _quoted(service: Service, wish: Wish) -> Quote:
+    return await make_quote(
         service,
         direction=wish.direction,
         chain=wish.chain,
         amount=wish.amount,
         integrator=wish.integrator,
+        to=wish.to,
     )
+
+
+async def _make_there(
+    service: Service,
+    relay: Relay,
+    wish: Wish,
+    claim: Claim | None,
+    write: Callable[[Placed], bytes],
+) -> bytes:
+    """The same at the upstream. No price is in the way of what a key in doubt is an answer to."""
+    is_in_doubt = claim is not None and relay.is_in_doubt(claim)
+    try:
+        found = await _quoted(service, wish)
+    except ServiceError:
+        if not is_in_doubt:
+            raise
+        found = quote_to_come(service, wish.direction, wish.chain, wish.amount)
     terms = _terms(service, found, wish)
-    if service.relay is None:
-        return await _commit(service, open_order(terms), found, claim, write)
-    terms, record = await _relayed(service.relay, terms, wish, claim)
-    # What is told is what was agreed; the price may have moved since the quote.
-    found = replace(found, expected_output=terms.expected_output, min_received=terms.min_received)
-    async with service.relay.recording(record):
+    record, created = await _created(relay, terms, wish, claim)
+    async with relay.recording(record):
+        found = agreed(found, created)
+        terms = replace(
+            terms,
+            order_id=record.order_id,
+            session_id=record.session_id,
+            deposit_address=created.deposit_address,
+            price=found.price,
+            expected_output=found.expected_output,
+            min_received=found.min_received,
+            expires_at=created.expires_at,
+            upstream_id=created.upstream_id,
+            twap=None,
+        )
         return await _commit(service, open_order(terms), found, claim, write, record)
 
 
@@ -116,10 +149,10 @@ async def _commit(
     return body
 
 
-async def _relayed(
+async def _created(
     relay: Relay, terms: Terms, wish: Wish, claim: Claim | None
-) -> tuple[Terms, RelayRecord]:
-    """The terms with what the upstream made of them, and the claim that it was made under."""
+) -> tuple[RelayRecord, Created]:
+    """What the upstream made, and the claim that it was made under."""
     # The session goes with the order: with it its owner can name a refund address there, too.
     # Nothing here may depend on the rate: a call that is repeated must be the very same.
     asked = Asked(
@@ -130,19 +163,7 @@ async def _relayed(
         session_id=terms.session_id,
         twap=wish.twap,
     )
-    record, created = await relay.create(asked, claim, terms.order_id)
-    agreed = replace(
-        terms,
-        order_id=record.order_id,
-        session_id=record.session_id,
-        deposit_address=created.deposit_address,
-        expected_output=created.expected_output,
-        min_received=min(terms.min_received, created.expected_output),
-        expires_at=created.expires_at,
-        upstream_id=created.upstream_id,
-        twap=None,
-    )
-    return agreed, record
+    return await relay.create(asked, claim, terms.order_id)
 
 
 def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:

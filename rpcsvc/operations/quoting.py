@@ -5,7 +5,7 @@ What does not live here: the arithmetic (domain/pricing.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -29,7 +29,7 @@ from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Fees, Rate
-from rpcsvc.orders.upstream_port import Asked, Offer
+from rpcsvc.orders.upstream_port import Asked, Created, Offer
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
@@ -163,12 +163,17 @@ async def make_quote(
     chain: Chain,
     amount: Money,
     integrator: Integrator | None = None,
+    *,
+    to: str = "",
 ) -> Quote:
-    """A quote at the current rate. Raises Unavailable, UnsupportedChain and the limits' errors."""
+    """A quote at the current rate; ``to`` is where the payout of an order goes that waits for it.
+
+    Raises Unavailable, UnsupportedChain and the limits' errors.
+    """
     service.engine.require_ready()
     require_offered(chain, service)
     if service.relay is not None:
-        asked = Asked(direction, chain, amount)
+        asked = Asked(direction, chain, amount, to)
         return _relayed(asked, await service.relay.quote(asked), service.clock.now_ms())
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
@@ -210,6 +215,23 @@ def _eaten_by_fees(
         field="amount",
         received=format_units(amount.units, amount.asset),
         details={"minimum": minimum, "asset": amount.asset.symbol},
+    )
+
+
+def quote_to_come(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
+    """In place of an upstream's price that can't be had, until it tells what it has agreed to."""
+    asked, now = Asked(direction, chain, amount), service.clock.now_ms()
+    return replace(_relayed(asked, Offer(1, 0, 1, 0), now), seconds=None)
+
+
+def agreed(found: Quote, created: Created) -> Quote:
+    """The quote with what the upstream has agreed to; the price may have moved since the quote."""
+    return replace(
+        found,
+        price=replace(found.price, rate=created.usdc_per_xmr),
+        rate=replace(found.rate, usdc_per_xmr=created.usdc_per_xmr),
+        expected_output=created.expected_output,
+        min_received=min(found.min_received, created.expected_output),
     )
 
 

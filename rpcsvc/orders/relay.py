@@ -84,7 +84,7 @@ class Relay:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
         Raises Unavailable while the outcome of an earlier call is not known, or that of this one
-        is not; IdempotencyConflict as ``require_same`` does; and what the upstream refuses with.
+        is not; IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
         record, resumed = self._record(asked, claim, fresh_id)
         # A resumed call is the same to the letter, or its key would be refused.
@@ -110,13 +110,14 @@ class Relay:
         )
         return made, created
 
-    def require_same(self, claim: Claim) -> None:
-        """Raise IdempotencyConflict if the key stands for another call, of unknown outcome.
+    def is_in_doubt(self, claim: Claim) -> bool:
+        """Whether the key's call was made before with unknown outcome, and is now made again.
 
-        Such a call has no answer yet that its key could be compared with. Whoever named another
-        destination under the key would get an order of the first caller's session, if any.
+        Raises IdempotencyConflict if it was another call: whoever named another destination under
+        the key would get an order of the first caller's session, if any. Raises Unavailable where
+        the call can't be made again.
         """
-        self._in_doubt(claim)
+        return self._in_doubt(claim) is not None
 
     @asynccontextmanager
     async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
@@ -140,12 +141,10 @@ class Relay:
             now = self._clock.now_ms()
             fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, asked.session_id)
             return _used_for(fresh, claim), False
-        if not self._venue.honours_keys:
-            raise Unavailable(_IN_DOUBT, retry_after=30)
         return before, True
 
     def _in_doubt(self, claim: Claim) -> RelayRecord | None:
-        """The earlier call under the key, while its outcome is not known."""
+        """The earlier call under the key, while its outcome is not known; as ``is_in_doubt``."""
         before = self._store.relay_of_key(claim.namespace, claim.key)
         # The answer to a key is committed with its order: one that is gone was forgotten by age.
         if before is not None:
@@ -154,6 +153,8 @@ class Relay:
             return None
         if before.operation is not None and before.params is not None:
             require_same(before.operation, before.params, claim)
+        if not self._venue.honours_keys:
+            raise Unavailable(_IN_DOUBT, retry_after=30)
         return before
 
     async def _doubt(self, record: RelayRecord, unknown: CreationUnknown) -> None:

@@ -37,11 +37,15 @@ class Offer(NamedTuple):
 
 
 class Created(NamedTuple):
-    """The order that the upstream made. Times are ms since the epoch."""
+    """The order that the upstream made: payout units, and USDC units per XMR as they follow from it.
+
+    Times are ms since the epoch.
+    """
 
     upstream_id: str
     deposit_address: str
     expected_output: int
+    usdc_per_xmr: int
     expires_at: int
     raw: bytes
 

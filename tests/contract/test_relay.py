@@ -443,19 +443,23 @@ async def test_integrators_have_no_place_in_front_of_an_upstream(
 class Cutting:
     """Passes calls on to a service, and loses the answers of those that it is told to.
 
-    ``lose_calls``: creations are lost on their way, before the service has seen them.
+    ``lose_calls``: creations are lost on their way, before the service has seen them. ``no_price``:
+    quotes are refused.
     """
 
     def __init__(self, server: UpstreamServer, target: str) -> None:
         self.server = server
         self.target = target
         self.lose: list[Behaviour] = []
-        self.lose_calls = False
+        self.lose_calls = self.no_price = False
         server.otherwise = self.handle
 
     async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
         if self.lose_calls and request.path.endswith("/orders"):
             return await does.reset()(server, request)
+        if self.no_price and request.path.endswith("/quote"):
+            error = {"code": "amount_below_minimum", "message": "The minimum has risen."}
+            return web.json_response({"error": error}, status=400)
         passed = {n: v for n, v in request.headers.items() if n.lower() in _PASSED}
         async with ClientSession() as session, session.request(
             request.method, self.target + request.path_qs, data=await request.read(), headers=passed
@@ -488,6 +492,45 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
             assert again["data"] == answer["data"]
             assert sidecar.up.service.relay is not None
             assert sidecar.up.service.relay.health().ok
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_key_in_doubt_is_answered_though_no_price_can_be_had(
+    tmp_path: Path, is_made: bool
+) -> None:
+    async with serving(tmp_path / "central") as central, does.running() as server:
+        cutting = Cutting(server, central.url)
+        async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
+            cutting.lose, cutting.lose_calls = [does.reset()] * 4, not is_made
+            assert (await create(sidecar, "mine"))["error"]["code"] == "unavailable"
+            assert states(sidecar) == ["reconciling"]
+            cutting.lose, cutting.lose_calls, cutting.no_price = [], False, True
+
+            answer = await create(sidecar, "mine")
+
+            assert answer["ok"], answer
+            assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
+            agreed = answer["data"]["order"]["expectedOutput"]
+            told = answer["data"]["quote"]
+            assert agreed == str(round(float(told["expectedOutput"]) * 10**6))
+            assert float(told["rate"]) == pytest.approx(float(told["expectedOutput"]) / 0.8)
+            assert float(told["minReceived"]) == 0  # nobody has told it
+            refused = await create(sidecar, "another")
+            assert refused["error"]["code"] == "amount_below_minimum"
+
+
+async def test_a_key_in_doubt_is_told_as_that_where_it_can_not_be_sent_again(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.lose.append(does.reset())
+        first = await create(served, "mine")
+        api.no_price = True
+
+        again = await create(served, "mine")
+
+        assert again["error"] == first["error"]
+        assert "Don't order the same again" in again["error"]["message"]
 
 
 async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(

@@ -1,7 +1,8 @@
 """The public cross-chain API as it is documented, small, and misbehaving on command.
 
 ``lose`` is what happens to the answer of the next creation after the order was made; ``statuses``
-are what an order says, one after another, the last one for good. ``change`` is what the answer to a
+are what an order says, one after another, the last one for good. ``no_price``: quotes are refused.
+``change`` is what the answer to a
 creation has in place of what is right, ``change_status`` that to a look at an order.
 """
 
@@ -30,6 +31,7 @@ class V1Api:
         self.server = server
         self.orders: dict[str, dict[str, Any]] = {}
         self.lose: deque[Behaviour | None] = deque()
+        self.no_price = False
         self.change: dict[str, Any] = {}
         self.change_status: dict[str, Any] = {}
         self.chains = {0: "monero", 42161: "arbitrum", 8453: "base", 101: "solana"}
@@ -57,6 +59,8 @@ class V1Api:
     def _read(self, server: UpstreamServer, path: str, body: dict[str, Any]) -> web.StreamResponse:
         if path.endswith("/chains"):
             return self._chains()
+        if path == "/v1/quote" and self.no_price:
+            return web.json_response({"error": "amount below minimum"}, status=400)
         if path == "/v1/quote":
             return web.json_response(_quote(body))
         if len(server.seen) - self.sent("POST", "/v1/order") > self.most_calls:

@@ -44,7 +44,7 @@ from tests.unit.test_transition import terms
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
 CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "session"})
-MADE = Created("up-1", "an address", 1, 2, b'{"orderId": "up-1"}')
+MADE = Created("up-1", "an address", 1, 1, 2, b'{"orderId": "up-1"}')
 
 
 class Venue:

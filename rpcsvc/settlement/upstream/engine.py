@@ -130,7 +130,7 @@ class UpstreamEngine:
         to_perps = asked.direction is Direction.XMR_TO_USDC
         call = self._upstream.bridge_deposit if to_perps else self._upstream.bridge_withdraw
         made = await call(asked.to, key=key, resumed=resumed)
-        return Created(made.order_id, made.deposit_address, 1, made.expires_at, made.raw)
+        return Created(made.order_id, made.deposit_address, 1, 1, made.expires_at, made.raw)
 
     async def _create_swap(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         request = m.OrderRequest(
@@ -149,7 +149,12 @@ class UpstreamEngine:
                 raw=made.raw,
             )
         return Created(
-            made.order_id, made.deposit_address, made.expected_output, made.expires_at, made.raw
+            made.order_id,
+            made.deposit_address,
+            made.expected_output,
+            _rate(asked.direction, asked.amount.units, made.expected_output),
+            made.expires_at,
+            made.raw,
         )
 
     def _refusal(self, chain: Chain, error: UpstreamError) -> ServiceError:
