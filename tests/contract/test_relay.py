@@ -428,6 +428,28 @@ async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: 
         assert again["ok"] is answers[0]["ok"]
 
 
+async def test_orders_are_made_and_followed_however_many_quotes_are_asked_for(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        assert (await create(served))["ok"]
+        wish = {name: SWAP[name] for name in ("direction", "chain", "amount")}
+
+        quotes = await asyncio.gather(
+            *(served.rpc("swap.quote", wish) for _ in range(3 * CALLS_PER_MINUTE))
+        )
+
+        refused = [quote for quote in quotes if not quote.body["result"]["ok"]]
+        assert refused
+        assert {quote.body["result"]["error"]["code"] for quote in refused} == {"unavailable"}
+        before = api.sent("GET", "/v1/order/")
+        async with asyncio.timeout(30):
+            while api.sent("GET", "/v1/order/") < before + 2:
+                api.asked.clear()
+                await api.asked.wait()
+        assert (await create(served))["ok"]
+
+
 async def test_integrators_have_no_place_in_front_of_an_upstream(
     api: V1Api, tmp_path: Path
 ) -> None:

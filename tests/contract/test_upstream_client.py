@@ -84,6 +84,7 @@ class World:
             read_error=dialect.read_error,
             creations=self.creations,
             calls=self.calls,
+            prices=self.calls,
             breaker=self.breaker,
             timing=Timing(self.time.now_ms, self.time.sleep_ms, lambda: self.random),
         )

@@ -16,6 +16,7 @@ from rpcsvc.settlement.upstream.budget import (
     Budget,
     Demand,
     Urgency,
+    shared,
 )
 from rpcsvc.settlement.upstream.models import BudgetSpent
 
@@ -270,6 +271,84 @@ def test_nobody_calls_while_the_upstream_wants_to_be_left_alone() -> None:
 
         time.now += 30_000
         await use(b, CREATION)
+
+    simulate(story)
+
+
+def shares(time: VirtualTime, per_window: int) -> tuple[Budget, Budget]:
+    return shared(per_window, now=time.now_ms, sleep=time.sleep_ms)
+
+
+async def use_up(b: Budget, urgency: Urgency) -> int:
+    """How many calls go at once."""
+    for count in range(1_000):
+        try:
+            await use(b, urgency)
+        except BudgetSpent:
+            return count
+    raise AssertionError("there is no end to it")
+
+
+@pytest.mark.parametrize("orders_first", [True, False])
+@pytest.mark.parametrize("limit", [4, 5, 20, 240])
+def test_of_a_limit_that_is_shared_each_has_a_quarter_whatever_the_other_does(
+    limit: int, orders_first: bool
+) -> None:
+    async def story(time: VirtualTime) -> None:
+        first, second = shares(time, limit) if orders_first else reversed(shares(time, limit))
+
+        used = await use_up(first, CREATION)
+        left = await use_up(second, CREATION)
+
+        assert left >= limit // 4 >= 1
+        assert used + left == limit
+
+    simulate(story)
+
+
+def test_a_limit_that_is_too_small_to_be_shared_is_for_both() -> None:
+    async def story(time: VirtualTime) -> None:
+        orders, prices = shares(time, 1)
+        await use(orders)
+        with pytest.raises(BudgetSpent):
+            await use(prices, CREATION)
+        time.now += HELD
+        await use(prices, ROUTINE)
+
+    simulate(story)
+
+
+def test_prices_that_no_order_waits_for_leave_some_to_those_that_one_does() -> None:
+    async def story(time: VirtualTime) -> None:
+        _, prices = shares(time, 20)
+        assert await use_up(prices, ROUTINE) == 12
+        assert await use_up(prices, CREATION) == 3
+
+    simulate(story)
+
+
+def test_what_can_not_go_within_the_whole_limit_holds_no_place_in_its_share() -> None:
+    async def story(time: VirtualTime) -> None:
+        orders, prices = shares(time, 4)
+        for _ in range(3):
+            await use(orders)
+        await use(prices)
+        with pytest.raises(BudgetSpent) as caught:
+            await use(prices)
+        assert caught.value.retry_after_ms == HELD
+        assert prices.free() == 2
+
+    simulate(story)
+
+
+def test_an_upstream_that_wants_no_more_prices_is_left_alone_by_all() -> None:
+    async def story(time: VirtualTime) -> None:
+        orders, prices = shares(time, 20)
+        prices.pause(30_000)
+        for b in (orders, prices):
+            with pytest.raises(BudgetSpent) as caught:
+                await use(b, CREATION)
+            assert caught.value.retry_after_ms == 30_000
 
     simulate(story)
 

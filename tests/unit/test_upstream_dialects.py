@@ -615,6 +615,7 @@ class Asked:
             read_error=self.dialect.read_error,
             creations=Budget(5, now=now, sleep=sleep),
             calls=Budget(20, now=now, sleep=sleep),
+            prices=Budget(20, now=now, sleep=sleep),
             breaker=Breaker(),
             timing=Timing(now, sleep, lambda: 0.0),
         )

@@ -5,6 +5,9 @@ limit. The upstream counts when a call arrives, which is some time between its s
 here. So a call holds its slot while it runs and for a whole window after it has ended: whatever
 the network does to it, two calls of one slot arrive a window apart.
 
+Prices are asked for by whoever likes to, as often as they like; open orders have to be followed all
+the while. So both have a budget within the upstream's one limit, which neither can use up alone.
+
 What does not live here: which calls an order needs (the engine), the limits on our own callers
 (transport/limits.py). Times are milliseconds of a clock that never goes back, passed in.
 """
@@ -42,22 +45,32 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How urgent a call is; ``is_repeated``: a read that fails is made again at once."""
+    """How urgent a call is; ``is_repeated``: a read that fails is made again at once.
+
+    ``is_price``: it only asks what something costs.
+    """
 
     urgency: Urgency = Urgency.ROUTINE
     is_repeated: bool = True
+    is_price: bool = False
 
 
 class Slot:
-    """One call's place in the budget, held until the call has ended. A context manager."""
+    """One call's place in the budget, held until the call has ended. A context manager.
 
-    def __init__(self, budget: Budget) -> None:
+    ``outer`` is its place in the budget that its own is within.
+    """
+
+    def __init__(self, budget: Budget, outer: Slot | None = None) -> None:
         self._budget = budget
+        self._outer = outer
         self._unused = False
 
     def give_back(self) -> None:
         """The call was not made after all: the slot is free again at once."""
         self._unused = True
+        if self._outer is not None:
+            self._outer.give_back()
 
     def __enter__(self) -> Slot:
         return self
@@ -69,19 +82,31 @@ class Slot:
         trace: TracebackType | None,
     ) -> None:
         self._budget._ended(unused=self._unused)
+        if self._outer is not None:
+            self._outer.__exit__(kind, error, trace)
 
 
 class Budget:
     """At most ``per_window`` calls in any 60 seconds.
 
-    ``reserved`` slots are kept from ROUTINE calls, so that an urgent one seldom waits.
+    ``reserved`` slots are kept from ROUTINE calls, so that an urgent one seldom waits. ``within``
+    is a budget that they all count for too, beside the calls of others.
     """
 
-    def __init__(self, per_window: int, *, now: NowMs, sleep: SleepMs, reserved: int = 0) -> None:
+    def __init__(
+        self,
+        per_window: int,
+        *,
+        now: NowMs,
+        sleep: SleepMs,
+        reserved: int = 0,
+        within: Budget | None = None,
+    ) -> None:
         if per_window < 1 or not 0 <= reserved < per_window:
             raise ValueError("a budget needs per_window >= 1 and 0 <= reserved < per_window")
         self._limit = per_window
         self._reserved = reserved
+        self._within = within
         self._now = now
         self._sleep = sleep
         self._running = 0
@@ -97,6 +122,9 @@ class Budget:
 
     def pause(self, for_ms: int) -> None:
         """The upstream asked to be left alone: nobody calls before that, however urgent."""
+        if self._within is not None:
+            self._within.pause(for_ms)
+            return
         until = self._now() + for_ms
         self._paused_until = max(until, self._paused_until or until)
 
@@ -106,10 +134,22 @@ class Budget:
         Raises BudgetSpent at once when that can't be enough; its ``retry_after_ms`` is about
         when the call could be made.
         """
+        deadline = self._now() + max_wait_ms
+        await self._take(demand, deadline)
+        if self._within is None:
+            return Slot(self)
+        try:
+            left = max(0, deadline - self._now())
+            return Slot(self, await self._within.slot(demand, max_wait_ms=left))
+        except BaseException:
+            self._ended(unused=True)
+            raise
+
+    async def _take(self, demand: Demand, deadline: int) -> None:
+        """Wait for a slot of this budget alone. Raises BudgetSpent."""
         place = self._arrivals
         self._arrivals += 1
         self._waiting[place] = demand
-        deadline = self._now() + max_wait_ms
         try:
             while (wait := self._wait_ms(place)) > 0:
                 if self._now() + wait > deadline:
@@ -118,7 +158,6 @@ class Budget:
             self._running += 1
         finally:
             del self._waiting[place]
-        return Slot(self)
 
     def free(self) -> int:
         """How many calls could be made now, those of ROUTINE urgency aside."""
@@ -158,8 +197,8 @@ class Budget:
 
     def _spent(self, wait_ms: int) -> BudgetSpent:
         return BudgetSpent(
-            f"The upstream allows {self._limit} such calls a minute; the next may go in"
-            f" {-(-wait_ms // 1000)} s.",
+            f"At most {self._limit} such calls are made a minute, by the upstream's limit; the next"
+            f" may go in {-(-wait_ms // 1000)} s.",
             retry_after_ms=wait_ms,
             retryable=False,
         )
@@ -168,3 +207,16 @@ class Budget:
         self._running -= 1
         if not unused:
             self._ended_at.append(self._now())
+
+
+def shared(per_window: int, *, now: NowMs, sleep: SleepMs) -> tuple[Budget, Budget]:
+    """One limit as two budgets: for what orders need, and for prices.
+
+    Each may use three quarters of it, so that a quarter is always left to the other. Of the prices,
+    those that no order waits for (ROUTINE) leave a quarter to those that one does.
+    """
+    whole = Budget(per_window, now=now, sleep=sleep)
+    part = per_window - per_window // 4
+    orders = Budget(part, now=now, sleep=sleep, within=whole)
+    prices = Budget(part, now=now, sleep=sleep, within=whole, reserved=part // 4)
+    return orders, prices

@@ -104,11 +104,12 @@ class Upstream:
         )
 
     async def quote(
-        self, request: m.QuoteRequest, urgency: Urgency = Urgency.WATCHED
+        self, request: m.QuoteRequest, urgency: Urgency = Urgency.ROUTINE
     ) -> m.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
-        return await self._read(call, lambda a: reading.quote(a, request), Demand(urgency))
+        demand = Demand(urgency, is_price=True)
+        return await self._read(call, lambda a: reading.quote(a, request), demand)
 
     async def create_order(
         self, request: m.OrderRequest, *, key: str, resumed: bool = False
@@ -147,7 +148,8 @@ class Upstream:
 
     async def bridge_rates(self) -> m.BridgeRates:
         """The bridge's rates."""
-        return await self._read(self._call("bridge_rates"), reading.bridge_rates)
+        demand = Demand(is_price=True)
+        return await self._read(self._call("bridge_rates"), reading.bridge_rates, demand)
 
     async def bridge_deposit(
         self, to_address: str, *, key: str, resumed: bool = False

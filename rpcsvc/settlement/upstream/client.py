@@ -51,7 +51,8 @@ class UpstreamClient:
     """Sends calls to one upstream. Used as a context manager.
 
     ``loads`` reads JSON strictly and raises errors.InvalidJson. ``read_error`` understands the
-    dialect's error bodies. ``creations`` and ``calls`` are the two budgets.
+    dialect's error bodies. ``creations``, ``prices`` and ``calls`` are the budgets: of what makes
+    something, of what only asks for a price, and of all else.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class UpstreamClient:
         read_error: ReadError,
         creations: Budget,
         calls: Budget,
+        prices: Budget,
         breaker: Breaker,
         timing: Timing,
     ) -> None:
@@ -69,6 +71,7 @@ class UpstreamClient:
         self._exchange = Exchange(options, loads=loads, read_error=read_error)
         self._creations = creations
         self._calls = calls
+        self._prices = prices
         self._breaker = breaker
         self._timing = timing
         self._key_refused: int | None = None
@@ -169,7 +172,8 @@ class UpstreamClient:
         """One attempt, once breaker and budget let it through."""
         # A creation that can't be repeated does not find out whether the upstream is back.
         may_probe = not creates or key is not None
-        budget = self._creations if creates else self._calls
+        reads = self._prices if demand.is_price else self._calls
+        budget = self._creations if creates else reads
         now = self._timing.now_ms()
         self._breaker.check(now, may_probe=may_probe)
         with await budget.slot(demand, max_wait_ms=max(0, deadline - now)) as slot:

@@ -106,7 +106,8 @@ class UpstreamEngine:
             return Offer(1, 0, 1, USUAL_SECONDS)
         request = m.QuoteRequest(*self._pair(asked), asked.amount.units)
         try:
-            found = await self._upstream.quote(request)
+            urgency = Urgency.CREATION if asked.to else Urgency.ROUTINE
+            found = await self._upstream.quote(request, urgency)
         except UpstreamError as error:
             raise self._refusal(asked.chain, error) from error
         rate = _rate(asked.direction, found.from_amount, found.to_amount)

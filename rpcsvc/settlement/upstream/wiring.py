@@ -18,6 +18,7 @@ from rpcsvc.settlement.upstream.budget import (
     CALLS_PER_MINUTE,
     CREATIONS_PER_MINUTE,
     Budget,
+    shared,
 )
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
@@ -41,14 +42,15 @@ async def upstream_engine(
         raise SettingsError(["upstream.url: received nothing; engine upstream needs an address"])
     dialect = bff.BFF if settings.dialect == "bff" else v1.V1
     timing = system_timing()
-
-    def budget(given: int | None, published: int) -> Budget:
-        limit = given or published
-        return Budget(limit, now=timing.now_ms, sleep=timing.sleep_ms, reserved=min(3, limit - 1))
-
     is_bff = settings.dialect == "bff"
-    creations = budget(
-        settings.creations_per_minute, BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
+    most = settings.creations_per_minute or (
+        BFF_CREATIONS_PER_MINUTE if is_bff else CREATIONS_PER_MINUTE
+    )
+    creations = Budget(most, now=timing.now_ms, sleep=timing.sleep_ms, reserved=min(3, most - 1))
+    calls, prices = shared(
+        settings.calls_per_minute or (BFF_CALLS_PER_MINUTE if is_bff else CALLS_PER_MINUTE),
+        now=timing.now_ms,
+        sleep=timing.sleep_ms,
     )
     key = settings.api_key
     try:
@@ -61,10 +63,8 @@ async def upstream_engine(
             loads=loads,
             read_error=dialect.read_error,
             creations=creations,
-            calls=budget(
-                settings.calls_per_minute,
-                BFF_CALLS_PER_MINUTE if is_bff else CALLS_PER_MINUTE,
-            ),
+            calls=calls,
+            prices=prices,
             breaker=Breaker(),
             timing=timing,
         )
