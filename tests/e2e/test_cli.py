@@ -153,7 +153,8 @@ async def test_a_url_is_asked_with_the_token(cli: Cli, tmp_path: Path) -> None:
     # what is remembered is the client's; nothing else was made on its side
     assert [path.name for path in elsewhere.data_dir.iterdir()] == ["cli-state.json"]
     state = json.loads((elsewhere.data_dir / "cli-state.json").read_text())
-    assert state["order_id"] == made["data"]["order"]["orderId"]
+    assert state["order_id"] is None
+    assert state["elsewhere"][up.url]["order_id"] == made["data"]["order"]["orderId"]
 
 
 async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:

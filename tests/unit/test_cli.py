@@ -29,7 +29,7 @@ from rpcsvc.store.sqlite import DataDirInUse
 from rpcsvc.transport.cli.call import read_params
 from rpcsvc.transport.cli.client import endpoint_of
 from rpcsvc.transport.cli.main import build_parser, run
-from rpcsvc.transport.cli.state import KEPT_KEYS, CliState, load_state, save_state
+from rpcsvc.transport.cli.state import KEPT_KEYS, KEPT_SERVICES, CliState, load_state, save_state
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -394,6 +394,8 @@ def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
         '{"session_id": 1, "order_id": null}',
         '{"session_id": null, "order_id": null, "keys": []}',
         '{"session_id": null, "order_id": null, "keys": {"k": 1}}',
+        '{"session_id": null, "order_id": null, "elsewhere": []}',
+        '{"session_id": null, "order_id": null, "elsewhere": {"https://a.example": {}}}',
         "[" * 100_000,
         "\udcff",
     ],
@@ -412,6 +414,36 @@ def test_a_broken_state_file_is_a_usage_error_that_says_what_to_do(cli: Cli, tex
 def test_the_state_of_an_earlier_version_without_keys_is_read(tmp_path: Path) -> None:
     (tmp_path / "cli-state.json").write_text('{"session_id": "s", "order_id": "o"}')
     assert load_state(tmp_path) == CliState("s", "o")
+
+
+def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: Stub) -> None:
+    made = {"sessionId": SESSION, "sessionSource": "generated", "order": {"orderId": ORDER}}
+    stub.answers({"jsonrpc": "2.0", "id": 1, "result": envelope("swap.create", made)})
+    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k", "--url", stub.url) == 0
+    assert cli.service.calls == []
+
+    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k2") == 0
+    assert "sessionId" not in cli.sent
+    save_state(cli.data_dir, CliState(OTHER, "ord_here", {"k": OTHER}))
+    for words in (["agent:swap:status"], ["agent:support:create", "--message", "m"]):
+        cli(*words)
+        assert cli.sent["orderId"] == "ord_here"
+        cli(*words, "--url", stub.url.replace("http://", "HTTP://") + "/api/v1/")
+        assert stub.requests[-1][2]["params"]["orderId"] == ORDER
+        cli(*words, "--url", f"{stub.url}/another")
+        assert "orderId" not in stub.requests[-1][2]["params"]
+        assert "sessionId" not in stub.requests[-1][2]["params"]
+    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k", "--url", stub.url) == 0
+    assert "sessionId" not in stub.requests[-1][2]["params"]  # as it was sent the first time
+
+
+def test_services_that_were_called_long_ago_are_forgotten(tmp_path: Path) -> None:
+    save_state(tmp_path, CliState("here"))
+    for number in range(KEPT_SERVICES + 1):
+        save_state(tmp_path, CliState(str(number)), f"https://{number}.example")
+    assert load_state(tmp_path) == CliState("here")
+    assert load_state(tmp_path, "https://0.example") == CliState()
+    assert load_state(tmp_path, "https://1.example") == CliState("1")
 
 
 def test_an_answer_is_printed_even_if_it_cannot_be_remembered(cli: Cli) -> None:

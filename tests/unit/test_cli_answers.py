@@ -278,7 +278,7 @@ def sessions(upstream: Upstream) -> list[str | None]:
 def test_a_key_that_was_used_without_a_session_finds_its_order(
     cli: Cli, upstream: Upstream
 ) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"))
+    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
     upstream.answer(conflict("sessionId"), order(OTHER, "generated"))
     assert cli(*EXECUTE, "--url", upstream.url) == 0
     assert sessions(upstream) == [SESSION, None]
@@ -288,7 +288,7 @@ def test_a_key_that_was_used_without_a_session_finds_its_order(
         OTHER,
         "generated",
     )
-    assert load_state(cli.data_dir) == CliState(OTHER, ORDER, {"k": None})
+    assert load_state(cli.data_dir, upstream.url) == CliState(OTHER, ORDER, {"k": None})
 
     upstream.answer(order(OTHER, "generated"))
     assert cli(*EXECUTE, "--url", upstream.url) == 0
@@ -298,7 +298,7 @@ def test_a_key_that_was_used_without_a_session_finds_its_order(
 def test_a_retry_after_the_second_answer_was_lost_still_finds_its_order(
     cli: Cli, upstream: Upstream
 ) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"))
+    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
     upstream.answer(conflict("sessionId"), "cut off")
     assert cli(*EXECUTE, "--url", upstream.url) == 3
     upstream.answer(conflict("sessionId"), order(OTHER, "generated"))
@@ -309,18 +309,18 @@ def test_a_retry_after_the_second_answer_was_lost_still_finds_its_order(
 def test_a_key_that_was_used_with_another_session_stays_a_conflict_and_keeps_its_note(
     cli: Cli, upstream: Upstream
 ) -> None:
-    save_state(cli.data_dir, CliState(OTHER, ORDER, {"k": SESSION}))
+    save_state(cli.data_dir, CliState(OTHER, ORDER, {"k": SESSION}), upstream.url)
     upstream.answer(conflict("sessionId"))
     assert cli(*EXECUTE, "--url", upstream.url) == 1
     assert cli.answer["state"] == "idempotency_conflict"
     assert sessions(upstream) == [SESSION, None]
-    assert load_state(cli.data_dir) == CliState(OTHER, ORDER, {"k": SESSION})
+    assert load_state(cli.data_dir, upstream.url) == CliState(OTHER, ORDER, {"k": SESSION})
 
 
 def test_of_several_differences_those_are_told_that_the_caller_made(
     cli: Cli, upstream: Upstream
 ) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"))
+    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
     upstream.answer(conflict("amount", "sessionId"), conflict("amount"))
     assert cli(*EXECUTE, "--url", upstream.url) == 1
     assert cli.answer["error"]["details"]["fields"] == ["amount"]
@@ -350,7 +350,7 @@ def test_a_session_that_was_not_filled_in_is_never_left_out(
 def test_only_a_conflict_about_the_session_is_sent_once_more(
     cli: Cli, upstream: Upstream, answer: Json
 ) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"))
+    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
     upstream.answer(answer)
     cli(*EXECUTE, "--url", upstream.url)
     assert sessions(upstream) == [SESSION]

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.ids import request_id, system_random
@@ -23,7 +23,13 @@ from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.table import Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
-from rpcsvc.transport.cli.client import MAYBE_DONE, Endpoint, call_rpc, find_endpoint
+from rpcsvc.transport.cli.client import (
+    MAYBE_DONE,
+    Endpoint,
+    call_rpc,
+    find_endpoint,
+    service_at,
+)
 from rpcsvc.transport.cli.context import (
     FAILED,
     OK,
@@ -33,7 +39,7 @@ from rpcsvc.transport.cli.context import (
     UsageError,
     in_process,
 )
-from rpcsvc.transport.cli.state import CliState, load_state, save_state
+from rpcsvc.transport.cli.state import HERE, BrokenState, CliState, load_state, save_state
 
 FIELD: Final = "field_"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
@@ -50,17 +56,18 @@ def run_operation(context: Context) -> int:
     settings = context.settings()
     params = read_params(options)
     key = _take_key(options, operation, params)
-    state = CliState() if options.stateless else load_state(settings.data_dir)
+    memory = _Memory(settings.data_dir, _service(context))
+    state = CliState() if options.stateless else memory.load()
     is_local = _fill_in(operation, params, state, key)
     if not options.stateless:
-        state = _note_key(settings.data_dir, state, key, params)
+        state = _note_key(memory, state, key, params)
     envelope, is_bare = _ask(context, settings, params, key, is_local=is_local)
     keys = state.with_key(key, None).keys if is_bare else state.keys
     try:
         _print(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
-            _remember(settings.data_dir, state, keys, operation, envelope)
+            _remember(memory, state, keys, operation, envelope)
     return OK if envelope["ok"] else FAILED
 
 
@@ -122,6 +129,27 @@ def _take_key(options: argparse.Namespace, operation: Operation, params: Json) -
 # --- memory ----------------------------------------------------------------------------------
 
 
+class _Memory(NamedTuple):
+    """Where is kept what is remembered of the service that is called."""
+
+    data_dir: Path
+    service: str
+
+    def load(self) -> CliState:
+        """Raises BrokenState."""
+        return load_state(self.data_dir, self.service)
+
+    def save(self, state: CliState) -> None:
+        """Raises BrokenState and OSError."""
+        save_state(self.data_dir, state, self.service)
+
+
+def _service(context: Context) -> str:
+    """The service that is called, as it is remembered. Raises BadUrl."""
+    url = context.url()
+    return service_at(url) if url else HERE
+
+
 def _fill_in(operation: Operation, params: Json, state: CliState, key: Any) -> bool:
     """Put what is remembered where nothing was given; True when that was the session."""
     known = wire_names(operation)
@@ -134,7 +162,7 @@ def _fill_in(operation: Operation, params: Json, state: CliState, key: Any) -> b
     return True
 
 
-def _note_key(data_dir: Path, state: CliState, key: Any, params: Json) -> CliState:
+def _note_key(memory: _Memory, state: CliState, key: Any, params: Json) -> CliState:
     """Write down what goes out with a key before it goes out: its retry must be the same call."""
     session_id = params.get("sessionId")
     if not isinstance(key, str) or not (session_id is None or isinstance(session_id, str)):
@@ -142,17 +170,17 @@ def _note_key(data_dir: Path, state: CliState, key: Any, params: Json) -> CliSta
     noted = state.with_key(key, session_id)
     try:
         if noted != state:
-            save_state(data_dir, noted)
+            memory.save(noted)
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"The local state in {data_dir} can't be written: {error}. Nothing was sent."
+            f"The local state in {memory.data_dir} can't be written: {error}. Nothing was sent."
             " Give another --data-dir, or add --stateless."
         ) from error
     return noted
 
 
 def _remember(
-    data_dir: Path,
+    memory: _Memory,
     before: CliState,
     keys: Mapping[str, str | None],
     operation: Operation,
@@ -168,9 +196,10 @@ def _remember(
     after = CliState(data.get("sessionId"), data["order"].get("orderId"), keys)
     try:
         if after != before:
-            save_state(data_dir, after)
-    except OSError as error:
-        sys.stderr.write(f"rpcsvc: the order is made, but not remembered in {data_dir}: {error}\n")
+            memory.save(after)
+    except (OSError, BrokenState) as error:
+        where = memory.data_dir
+        sys.stderr.write(f"rpcsvc: the order is made, but not remembered in {where}: {error}\n")
 
 
 # --- the call --------------------------------------------------------------------------------

@@ -68,6 +68,12 @@ def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
     return endpoint_of(url) if url else socket_endpoint(data_dir)
 
 
+def service_at(url: str) -> str:
+    """One name for the service at ``url``, however that is spelled. Raises BadUrl."""
+    endpoint, parts = endpoint_of(url), urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.lower()}{endpoint.path.removesuffix('/rpc')}"
+
+
 def endpoint_of(url: str) -> Endpoint:
     """The service at a root URL, a path in it included; or at the base URL of its agent API.
 
