@@ -194,8 +194,14 @@ class Database(Reader):
         Raises DatabaseUnusable and migrations.NewerDatabase.
         """
         path = data_dir / DATABASE_NAME
+        opening = asyncio.create_task(cls._open(path), name="open database")
         try:
-            return await cls._open(path)
+            try:
+                return await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # Left half open, its threads would answer to a loop that is gone.
+                await (await opening).close()
+                raise
         except sqlite3.Error as error:
             raise DatabaseUnusable(f"the database {path} can't be opened: {error}") from error
 

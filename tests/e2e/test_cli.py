@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -310,6 +311,25 @@ async def test_the_demo_completes_both_orders_and_leaves_nothing_behind(cli: Cli
     assert done.stdout.count("payout of") == 2
     assert "Both orders completed." in done.stdout
     assert not cli.data_dir.exists()
+
+
+async def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing_behind(
+    cli: Cli, tmp_path: Path
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rpcsvc", "demo",
+        env={**cli.environ, "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(180):
+        while not list(folder.glob("rpcsvc-demo-*/rpcsvc.db")):
+            await asyncio.sleep(0)
+        process.send_signal(signal.SIGINT)
+        _, complaint = await process.communicate()
+    assert (process.returncode, complaint) == (130, b"")
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.slow
