@@ -18,10 +18,10 @@ import structlog
 from aiohttp import web
 
 from rpcsvc.backend import Backend
-from rpcsvc.chains_file import chains_toml
+from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
-from rpcsvc.domain.chains import ChainRegistry, load_chains
+from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
@@ -43,7 +43,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests
 from rpcsvc.orders.worker import Worker
-from rpcsvc.settings import SandboxSettings, Settings, SettingsError
+from rpcsvc.settings import SandboxSettings, Settings, check_integrators
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.upstream.wiring import upstream_engine
@@ -94,11 +94,7 @@ async def running(
     The worker is made, not started. Raises DataDirInUse, NewerDatabase, SigningKeyError and
     SettingsError.
     """
-    if settings.engine == "upstream" and settings.integrators:
-        raise SettingsError(
-            ["integrators: with engine upstream the price is the upstream's, and no fee of an"
-             " integrator can be taken here; configure them there"]
-        )  # fmt: skip
+    check_integrators(settings)
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
@@ -107,7 +103,7 @@ async def running(
         try:
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
-            chains = load_chains(chains_toml(settings.chains_file))
+            chains = read_chains(settings.chains_file)
             async with _backend(settings, database, chains, base, random) as backend:
                 yield await _compose(settings, database, chains, backend, random, signer)
         finally:

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
-from rpcsvc.settings_plain import DEFAULT_DATA_DIR, SettingsError
+from rpcsvc.settings_plain import DEFAULT_DATA_DIR, SettingsError, without_userinfo
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -58,8 +58,8 @@ from rpcsvc.settings_sources import (
 __all__ = [
     "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
     "LogSettings", "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings",
-    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind", "effective_config",
-    "load_settings", "render_config",
+    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind", "check_integrators",
+    "effective_config", "load_settings", "render_config",
 ]  # fmt: skip
 
 HOUR: Final = 3_600
@@ -274,9 +274,17 @@ KEYS: Final = tuple(key for key, _ in _walk(Settings()))
 SECRETS: Final = frozenset(_secrets(Settings))
 # A URL of these may hold a provider's key in its path or query: only its host is shown.
 _URLS_WITH_KEYS: Final = frozenset(
-    {"onchain.monerod_url", "onchain.wallet_url", "onchain.nodes", "rates.sources"}
+    {
+        "onchain.monerod_url",
+        "onchain.wallet_url",
+        "onchain.nodes",
+        "rates.sources",
+        "upstream.url",
+    }
 )
 _URL: Final = re.compile(r"(https?://)([^/?#\s]*)(\S*)")
+# What else may be a URL, mistyped.
+_LIKE_URL: Final = re.compile(r".*[/?#@].*")
 
 
 def load_settings(
@@ -323,6 +331,17 @@ def check_bind(settings: Settings) -> None:
     )
 
 
+def check_integrators(settings: Settings) -> None:
+    """Raise SettingsError if integrators are to be paid where the price is another service's."""
+    if settings.engine == "upstream" and settings.integrators:
+        raise SettingsError(
+            [
+                "integrators: with engine upstream the price is the upstream's, and no fee of an"
+                " integrator can be taken here; configure them there"
+            ]
+        )
+
+
 def effective_config(loaded: LoadedSettings) -> list[ConfigRow]:
     """Every setting with its origin, in the order of declaration, ready for JSON."""
     return [
@@ -349,17 +368,18 @@ def _shown(key: str, value: object) -> object:
     if isinstance(value, SecretStr):
         return MASK
     if key in _URLS_WITH_KEYS and isinstance(value, str):
-        return _URL.sub(_host_alone, value)
+        shown, urls = _URL.subn(_host_alone, value)
+        return shown if urls or not _LIKE_URL.fullmatch(value) else MASK
     return str(value) if isinstance(value, Path | Network | Integrator) else value
 
 
 def _host_alone(url: re.Match[str]) -> str:
     scheme, host, rest = url.groups()
-    return (
-        url[0]
-        if "@" not in host and rest in ("", "/")
-        else f"{scheme}{host.rpartition('@')[2]}/{MASK}"
-    )
+    if "@" in rest:  # what looks like a host may be the beginning of a password
+        return f"{scheme}{MASK}"
+    if "@" not in host and rest in ("", "/"):
+        return url[0]
+    return f"{scheme}{host.rpartition('@')[2]}/{MASK}"
 
 
 def _validated(given: Mapping[str, Given], problems: list[str]) -> Settings | None:
@@ -380,7 +400,7 @@ def _problem(detail: ErrorDetails, given: Mapping[str, Given]) -> str:
     location = ".".join(str(part) for part in detail["loc"])
     key = next((key for key in KEYS if f"{location}.".startswith(f"{key}.")), location)
     value, origin = given.get(key, Given(None, "default"))
-    received = "nothing" if value is None else repr(value)
+    received = "nothing" if value is None else without_userinfo(repr(value))
     if key in SECRETS or key in _URLS_WITH_KEYS:
         received = "a value that is not shown"
     elif len(received) > 80:

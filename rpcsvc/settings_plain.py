@@ -1,4 +1,5 @@
-"""What is known of the settings without pydantic: their error, and where the data directory is.
+"""What is known of the settings without pydantic: their error, where the data directory is, and
+what is never shown of a URL.
 
 A probe runs every few seconds, and pydantic takes longer to import than all else that a probe does.
 So the few settings that a container is usually given are read here, where their form is right
@@ -32,6 +33,8 @@ PLAIN: Final[Mapping[str, str]] = {
     "RPCSVC_LOG__LEVEL": r"debug|info|warning|error|critical",
     "AGENT_RPC_TOKEN": r"[!-+\--~]{16,1024}",  # one token, so no comma
 }
+# Up to the last @: a password may hold what ends the host of a URL, such as a slash.
+_USERINFO: Final = re.compile(r"//\S*@")
 _OURS: Final = ("RPCSVC_", "AGENT_RPC_TOKEN")
 
 
@@ -41,6 +44,11 @@ class SettingsError(Exception):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
+
+
+def without_userinfo(text: str) -> str:
+    """The text, with no user name or password in the URLs that it holds."""
+    return _USERINFO.sub("//********@", text)
 
 
 def plain_data_dir(

@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 
 
 class Created(NamedTuple):
-    """The order that the upstream made: payout units, and USDC units per XMR as they follow from it.
+    """The order that the upstream made: payout units, and USDC units per XMR as they follow.
 
     Times are ms since the epoch.
     """

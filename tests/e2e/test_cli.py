@@ -324,7 +324,7 @@ async def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing_behind(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(180):
-        while not list(folder.glob("rpcsvc-demo-*/rpcsvc.db")):
+        while not list(folder.glob("rpcsvc-demo-*/rpcsvc.db")):  # noqa: ASYNC110 - a file
             await asyncio.sleep(0)
         process.send_signal(signal.SIGINT)
         _, complaint = await process.communicate()

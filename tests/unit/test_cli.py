@@ -799,6 +799,50 @@ def test_config_check_fails_on_what_serve_would_refuse(cli: Cli) -> None:
     assert cli.err
 
 
+_ONCHAIN = {"RPCSVC_ENGINE": "onchain", "RPCSVC_ONCHAIN__NODES": "arbitrum=http://127.0.0.1:1"}
+_UPSTREAM = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": "https://a.example"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"RPCSVC_ENGINE": "onchain"}, "onchain.nodes"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__NODES": "arbitrun=http://127.0.0.1:1"}, "onchain.nodes"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__FINALIZED": "etherium"}, "onchain.finalized"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": "1=10"}, "onchain"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__XMR_CONFIRMATIONS": "0=ten"}, "onchain.xmr_confirmations"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__GAS_PRICES": "POL=2"}, "onchain.gas_prices"),
+        ({**_ONCHAIN, "RPCSVC_ONCHAIN__WALLET_URL": "nowhere"}, "onchain"),
+        ({**_ONCHAIN, "RPCSVC_RATES__SOURCES": "kraken"}, "rates"),
+        ({"RPCSVC_ENGINE": "upstream"}, "upstream.url"),
+        ({**_UPSTREAM, "RPCSVC_UPSTREAM__URL": "http://a.example"}, "upstream"),
+        ({**_UPSTREAM, "RPCSVC_INTEGRATORS": "a:1:" + "0" * 64}, "integrators"),
+        ({"RPCSVC_CHAINS_FILE": "no such file"}, "chains_file"),
+        ({"RPCSVC_CHAINS_FILE": __file__}, "chains_file"),
+    ],
+)
+def test_config_check_refuses_what_the_engines_would_at_the_start(
+    cli: Cli, environ: dict[str, str], named: str
+) -> None:
+    cli.environ = environ
+    assert cli("config", "check") == 2
+    assert b"env RPCSVC_" in cli.out
+    assert cli.err.startswith(f"rpcsvc: {named}")
+
+
+@pytest.mark.parametrize("environ", [_ONCHAIN, _UPSTREAM])
+def test_config_check_takes_what_the_engines_take(cli: Cli, environ: dict[str, str]) -> None:
+    cli.environ = environ
+    assert cli("config", "check") == 0
+
+
+@pytest.mark.parametrize("url", ["http://u:k3y@127.0.0.1:1", "https://u:k3y/k3y@127.0.0.1:1/"])
+def test_a_password_in_a_url_is_not_shown(cli: Cli, url: str) -> None:
+    assert cli("agent:capabilities", "--url", url) == 2
+    assert "127.0.0.1:1" in cli.err
+    assert "k3y" not in cli.err
+
+
 def test_db_check_without_a_database_exits_with_1(cli: Cli) -> None:
     assert cli("db", "check") == 1
     assert b"there is no database" in cli.out

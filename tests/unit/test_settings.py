@@ -752,6 +752,13 @@ def test_a_secret_of_the_wrong_type_is_not_shown(tmp_path: Path, key: str) -> No
             "mine=https://t.example?k3y=k3y#/last, kraken",
             ["mine=https://t.example/********", "kraken"],
         ),
+        ("RPCSVC_UPSTREAM__URL", "https://u:k3y@a.example", "https://a.example/********"),
+        ("RPCSVC_UPSTREAM__URL", "https://a.example/k3y", "https://a.example/********"),
+        ("RPCSVC_UPSTREAM__URL", "https://k3y:k/3y@a.example", "https://********"),
+        ("RPCSVC_UPSTREAM__URL", "htps://u:k3y@a.example", "********"),
+        ("RPCSVC_ONCHAIN__MONEROD_URL", "u:k3y@127.0.0.1:18081", "********"),
+        ("RPCSVC_ONCHAIN__MONEROD_URL", "127.0.0.1:18081/k3y", "********"),
+        ("RPCSVC_ONCHAIN__MONEROD_URL", "127.0.0.1:18081", "127.0.0.1:18081"),
     ],
 )
 def test_of_a_url_that_may_hold_a_key_the_host_alone_is_shown(
@@ -762,6 +769,22 @@ def test_of_a_url_that_may_hold_a_key_the_host_alone_is_shown(
     (row,) = [row for row in effective_config(loaded) if row["origin"] == f"env {variable}"]
     assert row["value"] == shown
     assert "k3y" not in render_config(loaded)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("RPCSVC_UPSTREAM__URL", "https://u:k3y@a.example/\x01"),
+        ("RPCSVC_SITE_URL", "https://u:k3y@a.example"),
+        ("RPCSVC_SITE_URL", "https://u:k3/y@a.example"),
+        ("RPCSVC_HOST", "https://k3y@a.example"),
+    ],
+)
+def test_a_user_name_or_password_in_what_is_refused_is_not_shown(variable: str, text: str) -> None:
+    (problem,) = refused(environ={variable: text})
+
+    assert f"env {variable}" in problem
+    assert "k3" not in problem
 
 
 def test_a_url_that_is_refused_is_not_shown() -> None:

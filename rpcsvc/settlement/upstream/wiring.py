@@ -20,11 +20,11 @@ from rpcsvc.settlement.upstream.budget import (
     Budget,
     shared,
 )
-from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
-from rpcsvc.settlement.upstream.options import ClientOptions
+from rpcsvc.settlement.upstream.options import ClientOptions, base_url
 from rpcsvc.settlement.upstream.reading import Networks
 from rpcsvc.settlement.upstream.timing import system_timing
 
@@ -38,9 +38,7 @@ async def upstream_engine(
     settings: UpstreamSettings, chains: ChainRegistry, loads: Callable[[bytes], Any]
 ) -> AsyncIterator[UpstreamEngine]:
     """The engine, connected as long as the block lasts. Raises SettingsError."""
-    if not settings.url:
-        raise SettingsError(["upstream.url: received nothing; engine upstream needs an address"])
-    dialect = bff.BFF if settings.dialect == "bff" else v1.V1
+    dialect, options = dialect_of(settings), client_options(settings)
     timing = system_timing()
     is_bff = settings.dialect == "bff"
     most = settings.creations_per_minute or (
@@ -52,24 +50,16 @@ async def upstream_engine(
         now=timing.now_ms,
         sleep=timing.sleep_ms,
     )
-    key = settings.api_key
-    try:
-        client = UpstreamClient(
-            ClientOptions(
-                dialect.base_url(settings.url),
-                api_key=key.get_secret_value() if key else None,
-                plain_http=settings.plain_http,
-            ),
-            loads=loads,
-            read_error=dialect.read_error,
-            creations=creations,
-            calls=calls,
-            prices=prices,
-            breaker=Breaker(),
-            timing=timing,
-        )
-    except ValueError as error:
-        raise SettingsError([f"upstream: {error}"]) from error
+    client = UpstreamClient(
+        options,
+        loads=loads,
+        read_error=dialect.read_error,
+        creations=creations,
+        calls=calls,
+        prices=prices,
+        breaker=Breaker(),
+        timing=timing,
+    )
     monero = MoneroNetwork(settings.monero_network)
     networks = Networks((monero,), chains.token_contracts)
     async with client:
@@ -80,3 +70,25 @@ async def upstream_engine(
             yield UpstreamEngine(client, upstream, offered, watch, creations, monero)
         finally:
             await watch.close()
+
+
+def dialect_of(settings: UpstreamSettings) -> Dialect:
+    """The dialect that the upstream is called in."""
+    return bff.BFF if settings.dialect == "bff" else v1.V1
+
+
+def client_options(settings: UpstreamSettings) -> ClientOptions:
+    """Where it is and how it is called, checked. Raises SettingsError."""
+    if not settings.url:
+        raise SettingsError(["upstream.url: received nothing; engine upstream needs an address"])
+    key = settings.api_key
+    try:
+        options = ClientOptions(
+            dialect_of(settings).base_url(settings.url),
+            api_key=key.get_secret_value() if key else None,
+            plain_http=settings.plain_http,
+        )
+        base_url(options)  # refuses what can't be called
+    except ValueError as error:
+        raise SettingsError([f"upstream: {error}"]) from error
+    return options

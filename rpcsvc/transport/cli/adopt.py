@@ -11,9 +11,8 @@ from __future__ import annotations
 import sys
 from contextlib import AsyncExitStack
 
-from rpcsvc.chains_file import chains_toml
+from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import SystemClock
-from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.processor import OrderProcessor
@@ -126,7 +125,7 @@ class _Adoption:
 
     async def _evm(self, opened: Open, txid: str) -> Adopted:
         settings, name = self._settings.onchain, opened.transfer.network
-        chains = load_chains(chains_toml(self._settings.chains_file))
+        chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
         served = next((node for node in nodes if node.network.name == name), None)
         wallet = SqliteEvmDepositLedger(self._db).wallet()

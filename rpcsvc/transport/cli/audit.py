@@ -63,10 +63,9 @@ def _audit(context: Context) -> int:
 
 async def _made(settings: Settings) -> Report:
     from rpcsvc.audit.auditor import open_auditor  # noqa: PLC0415
-    from rpcsvc.chains_file import chains_toml  # noqa: PLC0415
-    from rpcsvc.domain.chains import load_chains  # noqa: PLC0415
+    from rpcsvc.chains_file import read_chains  # noqa: PLC0415
 
-    chains = load_chains(chains_toml(settings.chains_file))
+    chains = read_chains(settings.chains_file)
     async with open_auditor(settings.onchain, chains, settings.data_dir) as auditor:
         return await auditor.audit()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from rpcsvc.settings_plain import without_userinfo
 from rpcsvc.transport.cli.answer import ForeignAnswer, read_answer
 
 SOCKET_NAME = "rpcsvc.sock"
@@ -84,8 +85,11 @@ def endpoint_of(url: str) -> Endpoint:
         connection = _connection_to(parts)
         connection()
     except (ValueError, http.client.InvalidURL) as error:
+        # Of a URL with a password, a parser's words may quote a part of that.
+        why = "it must not have a user name" if "@" in url else error
         raise BadUrl(
-            f"{url!r} is not a service's root URL ({error}). Give one, {_ROOT_URLS}."
+            f"{without_userinfo(url)!r} is not a service's root URL ({why}). Give one,"
+            f" {_ROOT_URLS}."
         ) from error
     # The specification's base_url ends so; /rpc is beside it, at the root.
     root = parts.path.rstrip("/").removesuffix(_AGENT_API)

@@ -12,9 +12,8 @@ import asyncio
 import sys
 from typing import Final
 
-from rpcsvc.chains_file import chains_toml
+from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import SystemClock
-from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
@@ -169,7 +168,7 @@ def _units(logs: tuple[Log, ...], token: str, books: OperatorBooks) -> tuple[int
 
 
 def _node(settings: Settings, network: str) -> EvmNode:
-    chains = load_chains(chains_toml(settings.chains_file))
+    chains = read_chains(settings.chains_file)
     nodes = wiring.evm_nodes(settings.onchain, wiring.served_chains(settings.onchain, chains))
     for node in nodes:
         if node.network.name == network:

@@ -119,7 +119,8 @@ def _add_serve(commands: Any) -> None:
 def _add_config(commands: Any) -> None:
     parser = commands.add_parser("config", help="look at the configuration")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="print every setting and where it came from")
+    text = "print every setting and where it came from, and check them as a start does"
+    check = actions.add_parser("check", help=text, description=text)
     add_common(check)
     check.set_defaults(command=_config_check)
 
@@ -261,12 +262,9 @@ def _serve(context: Context) -> int:
 
 
 def _config_check(context: Context) -> int:
-    from rpcsvc.settings import check_bind, render_config  # noqa: PLC0415
+    from rpcsvc.transport.cli.config import check_config  # noqa: PLC0415
 
-    loaded = context.loaded()
-    sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
-    check_bind(loaded.settings)
-    return OK
+    return check_config(context)
 
 
 def _db_check(context: Context) -> int:

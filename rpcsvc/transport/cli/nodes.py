@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from rpcsvc.chains_file import chains_toml
-from rpcsvc.domain.chains import load_chains
+from rpcsvc.chains_file import read_chains
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.inspection import (
@@ -56,7 +55,7 @@ async def look_at_all(
     """Ask everything once, all at the same time. Raises SettingsError."""
     options = wiring.monero_options(settings.onchain)
     node, wallet = wiring.monero_clients(settings.onchain)
-    chains = load_chains(chains_toml(settings.chains_file))
+    chains = read_chains(settings.chains_file)
     served = wiring.served_chains(settings.onchain, chains)
     nodes = wiring.evm_nodes(settings.onchain, served)
     looks = (look_at_network(item.network, item.client, hot_wallet) for item in nodes)

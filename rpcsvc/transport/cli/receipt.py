@@ -117,10 +117,9 @@ async def _evm(context: Context, receipt: Json) -> Any:
 
 def _token(context: Context, receipt: Json) -> str:
     """The USDC contract of the receipt's chain, from this installation's own table of chains."""
-    from rpcsvc.chains_file import chains_toml  # noqa: PLC0415
-    from rpcsvc.domain.chains import load_chains  # noqa: PLC0415
+    from rpcsvc.chains_file import read_chains  # noqa: PLC0415
 
-    chains = load_chains(chains_toml(context.settings().chains_file))
+    chains = read_chains(context.settings().chains_file)
     number = receipt.get("chainId")
     chain = chains.by_id(number) if isinstance(number, int) else None
     if chain is None:

@@ -96,11 +96,10 @@ def _address(settings: Settings, order: Order, text: str) -> str:
 
 
 def _parsed(settings: Settings, order: Order, text: str) -> str:
-    from rpcsvc.chains_file import chains_toml  # noqa: PLC0415 - help needs none of it
-    from rpcsvc.domain.chains import load_chains  # noqa: PLC0415
+    from rpcsvc.chains_file import read_chains  # noqa: PLC0415 - help needs none of it
 
     if order.terms.senders_can_be_refunded:
-        contracts = load_chains(chains_toml(settings.chains_file)).token_contracts
+        contracts = read_chains(settings.chains_file).token_contracts
         return parse_evm_address(text, field="--to", forbidden=contracts)
     return parse_monero_address(text, field="--to", networks=_monero_networks(settings)).text
 

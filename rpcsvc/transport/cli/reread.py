@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rpcsvc.chains_file import chains_toml
-from rpcsvc.domain.chains import load_chains
+from rpcsvc.chains_file import read_chains
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.link import EvmLink
@@ -37,7 +36,7 @@ def reread_deposits(context: Context) -> int:
 
 
 async def _reread(settings: Settings, database: Database, network: str, first: int) -> int:
-    chains = load_chains(chains_toml(settings.chains_file))
+    chains = read_chains(settings.chains_file)
     served = wiring.served_chains(settings.onchain, chains)
     nodes = {item.network.name: item for item in wiring.evm_nodes(settings.onchain, served)}
     node = nodes.get(network)
