@@ -76,6 +76,11 @@ class _Work:
         self.differences += monero_differences(self.books, since, facts)
         self.explained += monero_explained(self.books, facts)
         self.notes += self._strays(MONERO, facts.arrivals, self.books.monero_primary, since)
+        if not facts.is_whole:
+            self.notes.append(
+                "the XMR wallet has more outputs than one answer can list: what is held back"
+                " (frozen) in it at deposit addresses counts as missing"
+            )
 
     def take_evm(self, facts: EvmFacts) -> None:
         watched = self.books.watched[facts.network]

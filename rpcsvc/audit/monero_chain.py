@@ -25,6 +25,7 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, parse_json
+from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
@@ -102,7 +103,7 @@ class MoneroReader:
         memory = await self._kept()
         arrivals, sent = await self._listed(memory, head.height)
         arrivals += await self._waiting()
-        balance = await self._balance()
+        balance, is_whole = await self._balance()
         stale = await self._is_stale(books.watched.get(MONERO))
         await self._require_same(head)
         payments = books.payments_on(MONERO)
@@ -120,6 +121,7 @@ class MoneroReader:
             departures=tuple(departures),
             payments=seen,
             balance=balance,
+            is_whole=is_whole,
             stale=stale,
         )
 
@@ -160,10 +162,11 @@ class MoneroReader:
         }
         return await self._ask_wallet("get_transfers", params)
 
-    async def _balance(self) -> int:
+    async def _balance(self) -> tuple[int, bool]:
         """What the blocks alone say that the account holds: nothing that is unconfirmed.
 
-        The wallet leaves out what is held back in it (frozen), which is there all the same.
+        The wallet leaves out what is held back in it (frozen), which is there all the same; and
+        whether all of that could be listed.
         """
         params = {
             "account_index": self._wallet.account,
@@ -171,8 +174,9 @@ class MoneroReader:
             "strict": True,
         }
         balance = (await self._ask_wallet("get_balance", params)).whole("balance")
-        held_back = (item for item in await self._wallet.outputs() if item.frozen)
-        return balance + sum(item.amount for item in held_back if not item.spent)
+        listed, is_whole = await list_unspent(self._wallet)
+        held_back = sum(item.amount for item in listed if item.frozen and not item.spent)
+        return balance + held_back, is_whole
 
     async def _outward(self, item: _Sent) -> Departure:
         """A transaction that is not on record, without what it paid to the wallet itself."""

@@ -251,7 +251,8 @@ class MoneroFacts:
     """What node and wallet say as of block ``top``. ``deposit_depth``: confirmations at most.
 
     ``payments``: what became of recorded payments, by their id; absent ones are nowhere.
-    ``stale``: blocks were replaced, and the books do not know of it yet.
+    ``stale``: blocks were replaced, and the books do not know of it yet. ``is_whole``: nothing that
+    is held back in the wallet is missing from ``balance``; False where that can't be listed.
     """
 
     top: int
@@ -260,6 +261,7 @@ class MoneroFacts:
     departures: tuple[Departure, ...]
     payments: Mapping[str, Sighting]
     balance: int
+    is_whole: bool = True
     stale: bool = False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rpcsvc.audit.evm_chain import EvmReader
@@ -203,6 +205,28 @@ async def test_what_is_held_back_in_the_wallet_is_there(
     await own_wallet.freeze((await own_wallet.outputs())[0].key_image)
     facts = await read(MoneroReader(node, own_wallet, OPTIONS), monero_books(primary))
     assert facts.balance == 3 * XMR
+
+
+async def test_what_the_wallet_holds_is_audited_though_it_can_not_be_listed(
+    own_wallet: WalletClient, miner: Miner, node: MonerodClient
+) -> None:
+    primary = await own_wallet.primary_address()
+    (customers,) = await own_wallet.create_addresses(1)
+    for _ in range(3):
+        await miner.fund(customers.address, *([XMR // 1000] * 14))
+    await miner.fund(primary, 2 * XMR, XMR)
+    await own_wallet.refresh()
+    own = next(item for item in await own_wallet.outputs() if item.amount == 2 * XMR)
+    await own_wallet.freeze(own.key_image)
+    whole = await read(MoneroReader(node, own_wallet, OPTIONS), monero_books(primary))
+
+    endpoint = replace(own_wallet.rpc.endpoint, max_response_bytes=12_000)
+    async with WalletClient(endpoint, account=own_wallet.account) as small:
+        part = await read(MoneroReader(node, small, OPTIONS), monero_books(primary))
+
+    assert (whole.is_whole, part.is_whole) == (True, False)
+    assert part == replace(whole, is_whole=False)
+    assert part.balance == 3 * XMR + 42 * (XMR // 1000)
 
 
 async def test_a_payment_recorded_with_another_address_has_paid_it_nothing(

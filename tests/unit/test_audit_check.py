@@ -507,6 +507,18 @@ def test_a_hot_wallet_of_unknown_opening_is_noted_and_not_compared() -> None:
     assert len(report.notes) == 1
 
 
+def test_a_wallet_that_can_not_be_listed_is_compared_with_a_note() -> None:
+    world = World()
+    world.top_up(XMR)
+    for more in (0, 1):
+        found = world.monero()
+        facts = replace(found, is_whole=False, balance=found.balance - more)
+        report = check(world.books(), facts, [world.evm()])
+        assert kinds(report) == ({"wallet"} if more else set())
+        (note,) = report.notes
+        assert "more outputs than one answer can list" in note
+
+
 def test_a_network_without_a_node_is_noted() -> None:
     world = World()
     world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
