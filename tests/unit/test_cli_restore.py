@@ -13,8 +13,16 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Explanation
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    SubaddressIndex,
+    TransferKind,
+    WalletTransfer,
+)
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.snapshot import snapshot
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock, Statement
@@ -129,6 +137,58 @@ def test_an_explanation_is_kept_shown_and_taken_back(
     assert cli("treasury", "explain", "monero", TXID, "--take-back") == OK
     assert explained(cli.data_dir) == []
     assert cli("treasury", "explain", "monero", TXID, "--take-back") == FAILED
+
+
+class OpenWallet:
+    """What monero-wallet-rpc has open: it has sent TXID."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def __aenter__(self) -> OpenWallet:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def primary_address(self) -> str:
+        return self.address
+
+    async def refresh(self) -> None:
+        pass
+
+    async def transfer(self, txid: str) -> list[WalletTransfer]:
+        sent = WalletTransfer(
+            TransferKind.OUTGOING, txid, self.address, SubaddressIndex(0, 0), 2 * 10**12, 10**11,
+            100, 9, 1, 0, locked=False, double_spend_seen=False, coinbase=False,
+        )  # fmt: skip
+        return [sent]
+
+
+@pytest.mark.parametrize("recorded", [None, "4" + "a" * 94])
+def test_what_another_wallet_did_is_not_explained(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, recorded: str | None
+) -> None:
+    opened = OpenWallet("4" + "b" * 94)
+    monkeypatch.setattr(wiring, "monero_clients", lambda _settings: (None, opened))
+
+    async def meet(address: str) -> None:
+        database = await Database.open(cli.data_dir)
+        await SqliteMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
+        await database.close()
+
+    if recorded is None:
+        make_database(cli.data_dir)
+    else:
+        asyncio.run(meet(recorded))
+    say = ("treasury", "explain", "monero", TXID, "--note", "to cold")
+    if recorded is not None:
+        assert cli(*say) == UNREACHABLE
+        assert "Another XMR wallet is open" in cli.err
+        assert explained(cli.data_dir) == []
+        opened.address = recorded
+    assert cli(*say) == OK
+    assert cli.out.startswith(f"{TXID} on monero, sent 2.1 XMR")
 
 
 def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

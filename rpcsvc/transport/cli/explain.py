@@ -24,10 +24,14 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.evm.side import EvmNode
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.store.snapshot import snapshot
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.transport.cli.operator import onchain_settings, operator_books
@@ -112,8 +116,12 @@ async def _look(settings: Settings, network: str, txid: str, wei: int) -> str | 
 
 
 async def _look_at_monero(settings: Settings, txid: str) -> str | None:
+    with snapshot(settings.data_dir) as taken:
+        known = SqliteMoneroLedger(taken).wallet()
     _, wallet = wiring.monero_clients(settings.onchain)
     async with wallet:
+        if known is not None:
+            await _require_same_wallet(wallet, known)
         await wallet.refresh()
         found = await wallet.transfer(txid)
     sent = sum(i.amount + i.fee for i in found if i.kind is TransferKind.OUTGOING)
@@ -123,6 +131,16 @@ async def _look_at_monero(settings: Settings, txid: str) -> str | None:
     parts = (("sent", sent), ("received", came))
     said = [f"{word} {format_units(units, XMR)} XMR" for word, units in parts if units]
     return ", ".join(said)
+
+
+async def _require_same_wallet(wallet: WalletClient, known: WalletRecord) -> None:
+    """What another wallet did is nothing that the service's one can be short of."""
+    address = await wallet.primary_address()
+    if address != known.primary_address:
+        raise Unreachable(
+            f"Another XMR wallet is open: its primary address begins with {address[:12]}, that of"
+            f" the first start with {known.primary_address[:12]}. Nothing was changed."
+        )
 
 
 async def _look_at_chain(settings: Settings, network: str, txid: str, wei: int) -> str | None:
