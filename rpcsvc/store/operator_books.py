@@ -31,8 +31,8 @@ PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TR
 class BookedTransfer(NamedTuple):
     """A payout or refund with what its order says about it.
 
-    ``since``: when its state was reached. ``reason``: the last that was said of it. ``receipt``
-    is JSON that proves it.
+    ``since``: when its state was reached. ``reason``: what was said of it then. ``receipt`` is
+    JSON that proves it.
     """
 
     transfer_id: str
