@@ -356,6 +356,34 @@ def test_only_a_conflict_about_the_session_is_sent_once_more(
     assert sessions(upstream) == [SESSION]
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"order": None},
+        {"order": []},
+        {"order": {"orderId": 5}, "sessionId": SESSION},
+        {"order": {"orderId": ORDER}, "sessionId": {}},
+    ],
+    ids=json.dumps,
+)
+def test_an_answer_that_is_no_order_is_shown_and_not_remembered(
+    cli: Cli, upstream: Upstream, data: Json
+) -> None:
+    upstream.answer(result(data))
+    assert cli(*EXECUTE, "--url", upstream.url) == 0
+    assert cli.answer["data"] == data
+    assert load_state(cli.data_dir, upstream.url) == CliState(keys={"k": None})
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_an_answer_that_is_no_json_is_not_shown(
+    cli: Cli, upstream: Upstream, constant: str
+) -> None:
+    upstream.answer(result({"amount": float(constant)}))
+    assert cli(*EXECUTE, "--url", upstream.url) == 3
+    assert not cli.out
+
+
 def test_the_second_call_goes_where_the_first_one_went(
     cli: Cli, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

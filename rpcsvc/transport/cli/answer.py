@@ -38,13 +38,18 @@ def read_answer(body: bytes, operation: str, request_id: str | None, network: st
     Raises ForeignAnswer.
     """
     try:
-        answer = json.loads(body)
+        answer = json.loads(body, parse_constant=_refuse)
         _require_json_rpc(answer)
         if "result" in answer:
             return _carried_out(answer["result"])
         return _refused(answer["error"], operation, request_id, network)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ForeignAnswer from error
+
+
+def _refuse(constant: str) -> None:
+    """NaN and the infinities, which Python reads and writes, and JSON does not have."""
+    raise ValueError(constant)
 
 
 def _require_json_rpc(answer: Json) -> None:

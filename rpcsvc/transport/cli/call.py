@@ -190,10 +190,13 @@ def _remember(
 
     The answer is out: only warn if that fails.
     """
-    data = envelope["data"]
-    if not (envelope["ok"] and operation.creates and "order" in data):
+    if not operation.creates:
         return
-    after = CliState(data.get("sessionId"), data["order"].get("orderId"), keys)
+    match envelope:
+        case {"ok": True, "data": {"order": {"orderId": str(order_id)}, "sessionId": str(session)}}:
+            after = CliState(session, order_id, keys)
+        case _:  # whatever else a service says here is not for the next command
+            return
     try:
         if after != before:
             memory.save(after)
