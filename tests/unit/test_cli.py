@@ -589,6 +589,14 @@ def test_a_call_to_a_url_is_json_rpc_with_key_token_and_request_id(cli: Cli, stu
     assert cli.service.calls == []
 
 
+def test_the_demo_makes_no_order_where_money_is_real(cli: Cli, stub: Stub) -> None:
+    data = {"network": "mainnet", "quote": {}, "order": {"orderId": ORDER}}
+    stub.answers({"jsonrpc": "2.0", "id": 1, "result": envelope("x", data)})
+    assert cli("demo", "--url", stub.url) == 1
+    assert b"the demo is for a sandbox" in cli.out
+    assert [message["method"] for _, _, message in stub.requests] == ["service.swap.plan"]
+
+
 def test_url_and_token_can_come_from_the_environment(cli: Cli, stub: Stub) -> None:
     token = "a-token-of-good-length-for-a-server"
     cli.environ = {"RPCSVC_URL": stub.url, "AGENT_RPC_TOKEN": f"{token},an-older-token-to-rotate"}

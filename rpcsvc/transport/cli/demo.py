@@ -24,6 +24,7 @@ from rpcsvc.transport.cli.client import Endpoint, call_rpc
 
 POLLS = 60
 PAUSE_SECONDS = 0.25
+_SANDBOX = "sandbox"
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 Json = dict[str, Any]
 
@@ -80,7 +81,7 @@ class Remote:
 
 
 class CallFailed(Exception):
-    """An operation answered ``ok: false``."""
+    """An operation answered ``ok: false``, or on another network than the sandbox's."""
 
 
 def run_remote(caller: Remote) -> bool:
@@ -127,6 +128,10 @@ async def _swap(caller: Caller, direction: str, amount: str, to: str) -> bool:
     wish = {"direction": direction, "chain": "arbitrum", "amount": amount}
     _say(f"\n=== {direction} on arbitrum, sending {amount} ===")
     plan = await _step(caller, "swap.plan", wish)
+    network = plan["data"].get("network")
+    if network != _SANDBOX:
+        # Its orders would hold back real money, and be paid by nobody.
+        raise CallFailed(f"the service is on {network}, and the demo is for a sandbox.")
     _say(f"    missing: {', '.join(plan['missingInputs'])}")
     quote = (await _step(caller, "swap.quote", wish))["data"]["quote"]
     _say(f"    you get {quote['expectedOutput']} {quote['payoutAsset']} at {quote['rate']}")
