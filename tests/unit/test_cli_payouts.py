@@ -176,13 +176,32 @@ def test_without_a_database_every_reading_command_says_so(cli: Cli) -> None:
 def test_payouts_are_paused_with_a_reason_and_resumed(cli: Cli) -> None:
     cli.engine = "onchain"
     switch = PauseSwitch(cli.data_dir)
-    assert cli("payouts", "pause", "--reason", "odd\n numbers") == 0
+    with listening(cli.data_dir):
+        assert cli("payouts", "pause", "--reason", "odd\n numbers") == 0
+    assert f"on {cli.data_dir} are paused" in cli.out
     assert switch.reason() == "odd numbers"
     assert cli("payouts", "resume") == 0
     assert "odd numbers" in cli.out
+    assert f"on {cli.data_dir} go on" in cli.out
     assert switch.reason() is None
     assert cli("payouts", "resume") == 0
     assert "not paused" in cli.out
+
+
+async def test_payouts_of_a_service_that_is_stopped_are_paused(tmp_path: Path, cli: Cli) -> None:
+    async with sandbox(tmp_path):
+        pass
+    cli.engine = "onchain"
+    assert cli("payouts", "pause", "--reason", "why") == 0
+
+
+def test_a_pause_where_no_service_ever_ran_stops_none_and_says_so(cli: Cli) -> None:
+    cli.engine = "onchain"
+    assert cli("payouts", "pause", "--reason", "why") == 1
+    assert cli.out == ""
+    assert f"No service has ever run on {cli.data_dir}" in cli.err
+    assert "THE PAYOUTS OF ANY OTHER GO ON" in cli.err
+    assert PauseSwitch(cli.data_dir).reason() == "why"  # for one that begins there
 
 
 def test_a_pause_needs_a_reason_and_the_engine_onchain(cli: Cli) -> None:

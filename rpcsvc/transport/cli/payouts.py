@@ -292,10 +292,16 @@ def _pause(context: Context) -> int:
             f"The switch in {settings.data_dir} can't be thrown: {error.strerror}. PAYOUTS GO ON."
             " To stop them now, stop the service."
         ) from error
+    where = settings.data_dir.absolute()
+    if not _has_service(settings):
+        return _refuse(
+            f"No service has ever run on {where}. One that begins there is paused from its start;"
+            " THE PAYOUTS OF ANY OTHER GO ON. Give that one's --data-dir and --config."
+        )
     sys.stdout.write(
-        "Payouts are paused: nothing more is signed or published. What a network has already can't"
-        " be called back.\nOrders whose payout is not signed in time are refunded, once money may"
-        " go out again.\nGo on with: rpcsvc payouts resume\n"
+        f"Payouts of the service on {where} are paused: nothing more is signed or published. What a"
+        " network has already can't be called back.\nOrders whose payout is not signed in time are"
+        " refunded, once money may go out again.\nGo on with: rpcsvc payouts resume\n"
     )
     return OK
 
@@ -312,14 +318,25 @@ def _resume(context: Context) -> int:
         raise UsageError(
             f"The switch in {settings.data_dir} can't be turned: {error.strerror}."
         ) from error
+    where = settings.data_dir.absolute()
     if before is None:
         sys.stdout.write(
-            "Payouts were not paused. If health says that the pause is in memory only, the service"
-            " writes it as soon as it can: resume then.\n"
+            f"Payouts of the service on {where} were not paused. If health says that the pause is"
+            " in memory only, the service writes it as soon as it can: resume then.\n"
         )
     else:
-        sys.stdout.write(f"Payouts go on. They were paused: {before}\n")
+        sys.stdout.write(f"Payouts of the service on {where} go on. They were paused: {before}\n")
     return OK
+
+
+def _has_service(settings: Settings) -> bool:
+    """Whether one runs on the data directory, or ever did: its database may be lost while it runs.
+
+    A directory that is there by chance, such as /var where ./var is meant, has neither.
+    """
+    from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415 - help needs no database
+
+    return is_running(settings) or (settings.data_dir / DATABASE_NAME).exists()
 
 
 def _paused(settings: Settings) -> str | None:
