@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import Money, parse_amount
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.money import format_units, parse_amount
 from rpcsvc.domain.states import AgentState
-from rpcsvc.errors import InvalidInput, Unavailable
+from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_order_id
 from rpcsvc.operations.lessons import missing
@@ -19,16 +18,17 @@ from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxCo
 async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
     """Send a simulated deposit; by default what is still due."""
     order = find_any_order(service, params.order_id)
-    money = _amount(order, params.amount)
-    tx = await _controls(service).fund(order, money.units)
+    asset = order.terms.deposit_asset
+    units = None if params.amount is None else parse_amount(params.amount, asset).units
+    tx = await _controls(service).fund(order, units)
     service.wake()
     data = {
         "transaction": {
             "txid": tx.txid,
             "network": tx.network,
             "to": tx.recipient,
-            "amount": money.text(),
-            "asset": money.asset.symbol,
+            "amount": format_units(tx.units, asset),
+            "asset": asset.symbol,
         }
     }
     poll = look_again(order, "Watch the order until it is completed or has failed.")
@@ -49,17 +49,6 @@ async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
         await controls.fault(kind, seconds=params.seconds, rate=params.rate)
     service.wake()
     return Answer(AgentState.READY, {"fault": kind.value, "now": iso8601(service.clock.now_ms())})
-
-
-def _amount(order: Order, amount: str | None) -> Money:
-    asset = order.terms.deposit_asset
-    if amount is not None:
-        return parse_amount(amount, asset)
-    if order.due_units == 0 or order.status.is_terminal:
-        raise InvalidInput(
-            "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
-        )
-    return Money(order.due_units, asset)
 
 
 def _controls(service: Service) -> SandboxControls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,21 @@ def transfers(answer: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 def uses(answer: dict[str, Any]) -> list[str]:
     return [d["use"] for d in answer["data"]["deposits"]]
+
+
+@BOTH
+async def test_what_is_still_due_is_sent_once_though_the_order_has_not_seen_it(
+    box: Sandbox, direction: str
+) -> None:
+    order = await box.order(direction)
+    await order.fund(PART[direction])
+    first, second = await asyncio.gather(
+        *(box.call("sandbox.fund", orderId=order.order_id) for _ in range(2))
+    )
+    assert first["data"]["transaction"]["amount"] == {"x2u": "0.5", "u2x": "90"}[direction]
+    assert second["error"]["code"] == "invalid_input"
+    await box.settle()
+    assert (await order.status())["state"] == "completed"
 
 
 async def test_an_exact_deposit_of_xmr_pays_out_the_quoted_usdc(box: Sandbox) -> None:

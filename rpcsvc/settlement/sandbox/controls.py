@@ -86,14 +86,22 @@ class SandboxControls:
             FaultKind.RESTORE_DEPOSIT: self._restore,
         }
 
-    async def fund(self, order: Order, units: int) -> Tx:
-        """Send ``units`` from a simulated user to the order's deposit address.
+    async def fund(self, order: Order, units: int | None) -> Tx:
+        """Send ``units``, or else what is still due, from a simulated user to the deposit address.
 
-        Raises AmountAboveMaximum when the wallet could not hold it.
+        Raises InvalidInput when nothing is due, and AmountAboveMaximum when the wallet could not
+        hold it.
         """
+        async with self._engine.moving:  # of two at once, the second finds the first on its way
+            tx = self._deposit(order, self._due(order) if units is None else units)
+            self._require_room(tx)
+            await self._ledger.broadcast(tx)
+        return tx
+
+    def _deposit(self, order: Order, units: int) -> Tx:
         terms = order.terms
         sender = evm_address_from_seed(self._random(32)) if terms.senders_can_be_refunded else None
-        tx = Tx(
+        return Tx(
             network=terms.deposit_network,
             txid=self._random(32).hex(),
             kind=TxKind.DEPOSIT,
@@ -103,10 +111,20 @@ class SandboxControls:
             fee=0,
             broadcast_at=self._clock.now_ms(),
         )
-        async with self._engine.moving:
-            self._require_room(tx)
-            await self._ledger.broadcast(tx)
-        return tx
+
+    def _due(self, order: Order) -> int:
+        """What is due beside what is on its way: sent, and not yet seen by the order."""
+        terms = order.terms
+        seen = {item.key.txid for item in order.deposits if item.is_active}
+        txs = self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
+        unseen = sum(
+            tx.units for tx in txs if tx.state is not TxState.DROPPED and tx.txid not in seen
+        )
+        if order.due_units <= unseen or order.status.is_terminal:
+            raise InvalidInput(
+                "Nothing is due on this order. Name an amount to send one anyway.", field="amount"
+            )
+        return order.due_units - unseen
 
     async def fault_on_order(self, kind: FaultKind, order: Order) -> None:
         """Provoke a fault of one order's deposit, or of its next payout or refund."""
