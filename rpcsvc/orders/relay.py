@@ -30,8 +30,9 @@ from rpcsvc.orders.upstream_port import Asked, Created, CreationUnknown, Offer, 
 log = structlog.get_logger(__name__)
 
 _IN_DOUBT = (
-    "Whether the order was made is not known yet; the operator is looking it up. Don't order the"
-    " same again before that is settled."
+    "Whether the order was made is not known yet; the operator is looking it up. Repeat the call"
+    " with its idempotency key to hear what became of it. Don't order the same under another key,"
+    " or without one, before that is settled."
 )
 
 # What could not be written is tried again no more often than this.

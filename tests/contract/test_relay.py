@@ -552,7 +552,7 @@ async def test_a_key_in_doubt_is_told_as_that_where_it_can_not_be_sent_again(
         again = await create(served, "mine")
 
         assert again["error"] == first["error"]
-        assert "Don't order the same again" in again["error"]["message"]
+        assert "Repeat the call with its idempotency key" in again["error"]["message"]
 
 
 async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(

@@ -251,7 +251,7 @@ async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_la
     failing = Failing(world.store, after=1)
     monkeypatch.setattr(world.store, "commit", failing.commit)
 
-    with pytest.raises(Unavailable, match="Don't order the same again"):
+    with pytest.raises(Unavailable, match="Don't order the same under another key"):
         await world.create("ord_1", CreationUnknown("no answer", upstream_id="up-1"))
 
     assert world.record().state is RelayState.CLAIMED
