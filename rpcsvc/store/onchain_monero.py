@@ -184,8 +184,9 @@ class SqliteMoneroLedger(TransferStates):
         return self._payments(f"WHERE state IN ({marks}) ORDER BY seq", *states)
 
     def settled_above(self, height: int) -> list[Payment]:
-        """Settled payments in blocks above a height."""
-        return self._payments("WHERE state = 'settled' AND height > ? ORDER BY seq", height)
+        """Settled payments in blocks above a height, and those that are in none any more."""
+        where = "WHERE state = 'settled' AND (height > ? OR height IS NULL) ORDER BY seq"
+        return self._payments(where, height)
 
     def live_key_images(self, images: Sequence[str]) -> set[str]:
         """Those that a payment spends which was, or may yet be, made."""

@@ -10,12 +10,14 @@ from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, settle
 from tests.regtest.treasury import OPTIONS, XMR, Treasury
 
 pytestmark = pytest.mark.slow
 
+RESCUE = "rpcsvc.settlement.onchain.monero.rescue"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
 ACCOUNTS = 5  # how many of the tests below may use one up
@@ -98,3 +100,27 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
         await miner.mine(SPENDABLE_AGE)
         await settle(later, miner, await later.prepared(later.transfer(payee.address, MORE)))
     assert await payee.received() == [MORE]
+
+
+async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the other branch something else has spent its input: nobody but the operator can pay."""
+    logs = captured(monkeypatch, RESCUE)
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    address = await own.wallet.primary_address()
+    rival = await own.wallet.prepare_sweep(payment.key_images[0], address)
+    await settle(own, miner, transfer)
+    await node.pop_blocks(OPTIONS.settled_after)
+    await node.flush_pool()
+    await node.submit(rival.raw)
+    for blocks in (1, 1, OPTIONS.tracked_blocks):
+        await miner.mine(blocks)
+        await own.side.maintain()
+        assert f"payment {transfer.transfer_id} was settled" in (own.side.health().detail or "")
+    async with own.again() as later:
+        assert "a reorganisation of monero took it away" in (later.side.health().detail or "")
+    assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
+    assert await payee.received() == []

@@ -316,7 +316,10 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
     await node.pop_blocks(OPTIONS.settled_after)
     await node.flush_pool()
     await own.side.maintain()
+    assert transfer.transfer_id in (own.side.health().detail or "")
     await miner.mine(OPTIONS.settled_after)
+    await own.side.maintain()
+    assert own.side.health().ok
     assert await payee.received() == [UNITS]
 
 

@@ -274,7 +274,9 @@ async def test_the_transfers_of_a_withdrawn_payment_may_be_signed_anew(
     assert ledger.payment("a") == second
 
 
-async def test_settled_payments_are_found_by_height(ledger: SqliteMoneroLedger) -> None:
+async def test_settled_payments_are_found_by_height_or_while_they_have_none(
+    ledger: SqliteMoneroLedger,
+) -> None:
     for name, height in (("a", 5), ("b", 9)):
         item = payment(name, f"image-{name}")
         await ledger.add_payment(item)
@@ -283,4 +285,7 @@ async def test_settled_payments_are_found_by_height(ledger: SqliteMoneroLedger) 
         await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
     assert [item.payment_id for item in ledger.settled_above(5)] == ["b"]
     assert [item.proof for item in ledger.settled_above(0)] == ["proof of a", "proof of b"]
+    (last,) = ledger.settled_above(5)
+    await ledger.put_payment(replace(last, height=None))
+    assert [item.payment_id for item in ledger.settled_above(100)] == ["b"]
     assert ledger.transfer_state("a") is None

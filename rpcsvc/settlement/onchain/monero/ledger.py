@@ -331,7 +331,7 @@ class MoneroLedger(Protocol):
         ...
 
     def settled_above(self, height: int) -> list[Payment]:
-        """Settled payments in blocks above a height."""
+        """Settled payments in blocks above a height, and those that are in none any more."""
         ...
 
     def live_key_images(self, images: Sequence[str]) -> set[str]:

@@ -6,11 +6,15 @@ paid that was not before. What does not live here: payments that go their way (p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import (
+    NETWORK,
     MoneroLedger,
     MoneroOptions,
     Payment,
@@ -25,7 +29,8 @@ log = structlog.get_logger(__name__)
 class MoneroRescue:
     """Looks for payments that will not come back by themselves.
 
-    ``problem`` is what the operator has to do about one of them.
+    ``problem`` is what the operator has to do about one of them. ``gone``: that a payee who was
+    paid has lost it again, for the operator; None: none has.
     """
 
     def __init__(self, link: MoneroLink, ledger: MoneroLedger, options: MoneroOptions) -> None:
@@ -34,6 +39,7 @@ class MoneroRescue:
         self._options = options
         self._looked_at = ""
         self.problem: str | None = None
+        self.gone: str | None = None
 
     async def look(self, info: NodeInfo) -> None:
         """Bring back what is gone or given up. Raises RpcFailure."""
@@ -48,14 +54,31 @@ class MoneroRescue:
         self._looked_at = info.top_hash
 
     async def _bring_back_settled(self, info: NodeInfo) -> list[Payment]:
-        """Publish what a deep reorganisation took off the chain; those that are in the pool."""
+        """Publish what a deep reorganisation took off the chain; those that are in the pool.
+
+        One that is in no block stays on record as such, however many follow: it may never be valid
+        again, since what it spends, or hides among, is not on the chain any more.
+        """
         settled = self._ledger.settled_above(info.height - self._options.tracked_blocks)
         found = await self._link.node.transactions([item.txid for item in settled])
         for item in settled:
-            if item.txid not in found:
-                log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
-                await self._link.node.submit(item.raw)
+            height = found[item.txid].height if item.txid in found else None
+            if height != item.height:
+                await self._ledger.put_payment(replace(item, height=height))
+        await self._publish_again([item for item in settled if item.txid not in found])
         return [item for item in settled if item.txid in found and found[item.txid].in_pool]
+
+    async def _publish_again(self, gone: Sequence[Payment]) -> None:
+        if not gone:
+            self.gone = None
+        for item in gone:
+            if item.height is not None:
+                log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
+            said = (await self._link.node.submit(item.raw)).submission.value
+            self.gone = (
+                f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
+                f" away; it is published again ({said})"
+            )
 
     async def _offer_anew(self, waiting: dict[str, Payment]) -> None:
         """What the node keeps in its pool and never tries to mine again.

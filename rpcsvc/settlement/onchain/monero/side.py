@@ -242,6 +242,8 @@ class MoneroSide:
             yield "what the wallet holds is not known yet"
         if stuck := self._payments.stuck():
             yield stuck
+        if self._rescue.gone is not None:
+            yield self._rescue.gone
 
     def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
