@@ -89,6 +89,23 @@ def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) 
     assert signed.since == [9 * DAY]
 
 
+@pytest.mark.parametrize(
+    ("sent", "units", "passed"),
+    [
+        pytest.param(0, (10, 11, 10), [10, 10], id="one over the cap per transfer"),
+        pytest.param(70, (10, 10), [10, 10], id="all of what is left of the day"),
+        pytest.param(71, (10, 10, 9), [10, 9], id="what is left of the day, one by one"),
+        pytest.param(91, (1,), [], id="the first takes what is left"),
+    ],
+)
+def test_what_goes_out_together_stays_within_the_caps(
+    tmp_path: Path, sent: int, units: tuple[int, ...], passed: list[int]
+) -> None:
+    companions = [transfer(each) for each in units]
+    together = guard(tmp_path, sent).within_caps(companions, after=transfer(10))
+    assert [item.units for item in together] == passed
+
+
 def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
     signed = Signed(95)
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock())

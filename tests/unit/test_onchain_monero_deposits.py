@@ -30,6 +30,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured
@@ -106,7 +107,7 @@ class Wallet:
 
     ``spent``: keys that were spent. ``believes``: it takes every output for a new one. ``lost``: it
     never saw these transactions. ``lag``: so many blocks behind it says it is. ``most``: so many
-    outputs are as much as an answer may hold.
+    outputs are as much as an answer may hold. ``primary``: which wallet it is.
     """
 
     chain: Chain
@@ -115,6 +116,7 @@ class Wallet:
     lost: set[str] = field(default_factory=set)
     lag: int = 0
     most: int = 1000
+    primary: str = "4primary"
     asked: Counter[str] = field(default_factory=Counter)
 
     async def refresh(self) -> Refreshed:
@@ -124,7 +126,7 @@ class Wallet:
         return len(self.chain.blocks) - self.lag
 
     async def primary_address(self) -> str:
-        return "4primary"
+        return self.primary
 
     async def transfers(self, from_height: int) -> list[WalletTransfer]:
         listed, _ = self._scanned()
@@ -532,6 +534,25 @@ async def test_what_was_confirmed_and_not_acknowledged_is_not_taken_back_while_t
     assert await desk.scanner.observe() == []
     desk.wallet.lag = 0
     assert await desk.look() == {"t1": CONFIRMED}
+
+
+async def test_what_a_late_wallet_has_not_got_to_is_read_later(desk: Desk) -> None:
+    """The node has the block with a deposit already, and the wallet can't list it yet."""
+    desk.chain.mine(paid("a", XMR))
+    desk.wallet.lag, desk.wallet.lost = 1, {"a"}
+    assert await desk.look() == {}
+    desk.wallet.lag, desk.wallet.lost = 0, set()
+    assert await desk.look() == {"a": SEEN}
+
+
+async def test_what_another_wallet_has_not_received_is_read_later(desk: Desk) -> None:
+    """It was opened in the daemon while the look was under way, and no call has failed."""
+    desk.chain.mine(paid("a", XMR))
+    desk.wallet.lost, desk.wallet.primary = {"a"}, "4another"
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.look()
+    desk.wallet.lost, desk.wallet.primary = set(), "4primary"
+    assert await desk.look() == {"a": SEEN}
 
 
 async def test_a_new_deposit_is_seen_while_they_disagree(desk: Desk) -> None:

@@ -1,0 +1,116 @@
+"""Whether a hot wallet may sign: what it has sent, by its nonces, and what is on record of that.
+
+What an older copy of the database leads to is in tests/regtest/test_evm_nonces.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
+from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
+from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.sqlite import Database, Statement
+from tests.unit.test_onchain_evm_payments import HOT, NET, payment
+
+NETWORK = EvmNetwork(NET, 42161, "0xToken")
+
+
+class Node(EvmClient):
+    """Tells how many transactions the hot wallet has sent, and of transactions by their ids."""
+
+    def __init__(self) -> None:
+        super().__init__(Endpoint("node", "http://127.0.0.1:1"))
+        self.pending = 0
+        self.known: dict[str, EvmTransaction] = {}
+
+    async def nonce(self, address: str, at: Any = Tag.PENDING) -> int:
+        assert (address, at) == (HOT, Tag.PENDING)
+        return self.pending
+
+    async def transaction(self, txid: str) -> EvmTransaction | None:
+        return self.known.get(txid)
+
+
+@dataclass
+class Desk:
+    """The nonces of a hot wallet over a database."""
+
+    database: Database
+    switch: PauseSwitch
+    node: Node = field(default_factory=Node)
+
+    def __post_init__(self) -> None:
+        self.payments = SqliteEvmPaymentLedger(self.database)
+        link, foreign = EvmLink(self.node, NETWORK), SqliteForeignLedger(self.database)
+        self.nonces = EvmNonces(link, HOT, self.payments, foreign, self.switch)
+
+    async def pay(self, count: int) -> None:
+        """Payments that are on record, and that the node has."""
+        for nonce in range(count):
+            await self.payments.add_payment(payment(f"tr_{nonce}", nonce))
+        self.node.pending = count
+
+    async def explain(self, txid: str, sender: str, nonce: int) -> None:
+        """The operator says that he made a transaction, which the node knows."""
+        await self.explain_unknown(txid)
+        self.node.known[txid] = EvmTransaction(txid, sender, "0xTo", nonce, 0, b"", 7, "0x7")
+
+    async def explain_unknown(self, txid: str) -> None:
+        note = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
+        await self.database.write([Statement(note, (NET, txid))])
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    database = await Database.open(tmp_path)
+    yield Desk(database, PauseSwitch(tmp_path))
+    await database.close()
+
+
+async def test_what_was_sent_before_the_first_look_is_strange_where_payments_are_on_record(
+    desk: Desk,
+) -> None:
+    """A copy from before the service looked at nonces: it has payments, and was told nothing."""
+    await desk.pay(2)
+    desk.node.pending = 3
+    with pytest.raises(Unavailable, match="not on record"):
+        await desk.nonces.next()
+    assert desk.switch.reason() is not None
+
+
+async def test_a_top_up_that_is_explained_explains_no_transaction_of_the_hot_wallet(
+    desk: Desk,
+) -> None:
+    """The sender's own nonce may be any, that of a stranger's theft included."""
+    await desk.pay(1)
+    assert await desk.nonces.next() == 1
+    await desk.explain("0xtopup", sender="0xOperator", nonce=1)
+    desk.node.pending = 2
+    with pytest.raises(Unavailable, match="not on record"):
+        await desk.nonces.next()
+
+
+async def test_one_that_is_explained_and_that_the_node_has_forgotten_explains_nothing(
+    desk: Desk,
+) -> None:
+    await desk.pay(1)
+    await desk.explain_unknown("0xpruned")
+    await desk.explain("0xmine", sender=HOT.upper(), nonce=1)
+    desk.node.pending = 2
+    assert await desk.nonces.next() == 2
+    desk.node.pending = 3
+    with pytest.raises(Unavailable, match="not on record"):
+        await desk.nonces.next()
