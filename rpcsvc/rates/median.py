@@ -109,6 +109,9 @@ class MedianRate:
     ) -> None:
         if not 1 <= rule.quorum <= len(sources):
             raise ValueError(f"a quorum of {rule.quorum} among {len(sources)} sources")
+        names = [source.name for source in sources]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two sources are called {twice[0]}: they would count as one")
         self._sources = tuple(sources)
         self._clock = clock
         self._rule = rule

@@ -555,6 +555,22 @@ async def test_what_another_wallet_has_not_received_is_read_later(desk: Desk) ->
     assert await desk.look() == {"a": SEEN}
 
 
+async def test_what_is_confirmed_late_is_shown_until_it_is_committed(desk: Desk) -> None:
+    """A crash, or a store that is full, came before the order had it; its block is long deep."""
+    desk.chain.mine(paid("a", XMR))
+    assert await desk.look() == {"a": SEEN}
+    desk.wallet.lost = {"a"}
+    desk.chain.mine(empty=OPTIONS.tracked_blocks)
+    await desk.look()
+    desk.wallet.lost = set()
+    desk.chain.mine()
+    for _ in range(2):
+        (shown,) = await desk.scanner.observe()
+        assert shown.state is CONFIRMED
+        desk.restart()
+    assert await desk.look() == {"a": CONFIRMED}
+
+
 async def test_a_new_deposit_is_seen_while_they_disagree(desk: Desk) -> None:
     desk.chain.mine(paid("t1", 5 * XMR))
     desk.wallet.lag = 1

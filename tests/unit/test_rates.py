@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -252,6 +254,31 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
         await rates.refresh(session)
     assert rates.rate().usdc_per_xmr == 170
     assert log.events == ["rate_source_failed"] * 2 + ["rate_source_well_again"] * 2
+
+
+class Rising:
+    """A source whose price is higher by 1 each time; ``third`` is set once it was asked thrice."""
+
+    name = "rising"
+
+    def __init__(self) -> None:
+        self.price, self.third = 164, asyncio.Event()
+
+    async def fetch(self, session: ClientSession) -> int:
+        self.price += 1
+        if self.price == 167:
+            self.third.set()
+        return self.price
+
+
+async def test_the_sources_are_asked_again_and_again() -> None:
+    source = Rising()
+    rates = MedianRate([source], ManualClock(), replace(RULE, quorum=1), every_ms=1)
+    asking = asyncio.create_task(rates.run())
+    await asyncio.wait_for(source.third.wait(), 10)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert rates.rate().usdc_per_xmr >= 166
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,13 @@ def test_a_quorum_above_the_number_of_sources_is_refused_at_start() -> None:
         rate_source(RatesSettings(sources=("kraken",), quorum=2), ManualClock())
 
 
+@pytest.mark.parametrize("again", ["kraken", "kraken=https://example.com/t#/last"])
+def test_two_sources_of_one_name_are_refused_at_start(again: str) -> None:
+    """They would count as one: the quorum would never be met, or the later answer would count."""
+    with pytest.raises(SettingsError, match="two sources are called kraken"):
+        rate_source(RatesSettings(sources=("kraken", again, "kucoin"), quorum=2), ManualClock())
+
+
 def test_a_fixed_price_asks_nobody_and_the_median_says_nothing_before_it_has_asked() -> None:
     clock = ManualClock()
     fixed = rate_source(RatesSettings(fixed_usdc_per_xmr="165.5"), clock)
