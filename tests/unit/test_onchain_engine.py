@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,14 @@ from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.states import DepositState, TransferKind
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import DepositSighting, Health, Holdings, Outcome, Verdict
+from rpcsvc.orders.ports import (
+    DepositSighting,
+    Health,
+    Holdings,
+    Outcome,
+    PreparedTransfer,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard
 from tests.sandbox import ManualClock
@@ -26,6 +34,8 @@ FLOORS = {XMR: 50, USDC: 0}
 
 class FakeSide:
     """One asset on one network; what it is asked, it notes."""
+
+    prepare: Any
 
     def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
         self.asset, self.network, self.verdict = asset, network, verdict
@@ -81,11 +91,13 @@ class FakeSide:
 class Stand:
     """An engine of two fake sides."""
 
-    def __init__(self, data_dir: Path, outcome: Outcome = Outcome.PENDING) -> None:
+    def __init__(
+        self, data_dir: Path, outcome: Outcome = Outcome.PENDING, signed: Signed | None = None
+    ) -> None:
         self.xmr = FakeSide(XMR, "monero", Verdict(outcome))
         self.usdc = FakeSide(USDC, "arbitrum", Verdict(outcome))
         self.switch = PauseSwitch(data_dir)
-        guard = PayoutGuard(self.switch, CAPS, Signed(), ManualClock())
+        guard = PayoutGuard(self.switch, CAPS, signed or Signed(), ManualClock())
         sides = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(sides, guard, floors=FLOORS, poll_ms=10)
 
@@ -208,6 +220,27 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     assert stand.engine.health().detail == "payouts: paused: look into it"
     # What is published already is followed to its end.
     assert (await stand.engine.look_up(transfer())).outcome is Outcome.PENDING
+
+
+async def test_wallets_that_sign_side_by_side_stay_within_the_cap_per_day(tmp_path: Path) -> None:
+    """The first is signed and not in the books yet, and the second is of another network."""
+    stand = Stand(tmp_path, signed=Signed(sent=994))
+    under_way, go_on = asyncio.Event(), asyncio.Event()
+
+    async def prepare(item: Transfer, _companions: Sequence[Transfer]) -> PreparedTransfer:
+        if not under_way.is_set():
+            under_way.set()
+            await go_on.wait()
+        return PreparedTransfer(item.transfer_id, "raw")
+
+    stand.usdc.prepare = prepare
+    first = asyncio.create_task(stand.engine.prepare(transfer()))
+    await under_way.wait()
+    with pytest.raises(Unavailable, match="cap per day"):
+        await stand.engine.prepare(replace(transfer(), transfer_id="u"))
+    go_on.set()
+    assert (await first).txid == "t"
+    assert (await stand.engine.prepare(transfer())).txid == "t"
 
 
 async def test_a_settled_transfer_comes_with_what_proves_it_and_no_other(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
     return PayoutGuard(PauseSwitch(data_dir), CAPS, Signed(sent), Clock())
 
 
+def passes(held: PayoutGuard, item: Transfer) -> None:
+    """It is let through, alone. Raises Unavailable."""
+    with held.passing(item):
+        pass
+
+
 def test_a_thrown_switch_holds_over_a_restart_until_it_is_thrown_back(tmp_path: Path) -> None:
     PauseSwitch(tmp_path).pause("a key may be known")
     held = guard(tmp_path)
@@ -73,19 +79,19 @@ def test_a_switch_that_can_not_be_read_counts_as_thrown(tmp_path: Path) -> None:
 
 def test_a_transfer_at_its_cap_passes_and_one_unit_more_waits(tmp_path: Path) -> None:
     held = guard(tmp_path)
-    held.require_within_caps(transfer(10))
+    passes(held, transfer(10))
     with pytest.raises(Unavailable, match="cap per transfer"):
-        held.require_within_caps(transfer(11))
+        passes(held, transfer(11))
     assert "ord_1/payout/1 waits" in (held.health().detail or "")
 
 
 def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) -> None:
-    guard(tmp_path, sent=90).require_within_caps(transfer(10))
+    passes(guard(tmp_path, sent=90), transfer(10))
     with pytest.raises(Unavailable, match="cap per day"):
-        guard(tmp_path, sent=91).require_within_caps(transfer(10))
-    guard(tmp_path, sent=91).require_within_caps(transfer(10, USDC))
+        passes(guard(tmp_path, sent=91), transfer(10))
+    passes(guard(tmp_path, sent=91), transfer(10, USDC))
     signed = Signed()
-    PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()).require_within_caps(transfer(10))
+    passes(PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()), transfer(10))
     assert signed.since == [9 * DAY]
 
 
@@ -95,24 +101,38 @@ def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) 
         pytest.param(0, (10, 11, 10), [10, 10], id="one over the cap per transfer"),
         pytest.param(70, (10, 10), [10, 10], id="all of what is left of the day"),
         pytest.param(71, (10, 10, 9), [10, 9], id="what is left of the day, one by one"),
-        pytest.param(91, (1,), [], id="the first takes what is left"),
+        pytest.param(90, (1,), [], id="the first takes what is left"),
     ],
 )
 def test_what_goes_out_together_stays_within_the_caps(
     tmp_path: Path, sent: int, units: tuple[int, ...], passed: list[int]
 ) -> None:
     companions = [transfer(each) for each in units]
-    together = guard(tmp_path, sent).within_caps(companions, after=transfer(10))
-    assert [item.units for item in together] == passed
+    with guard(tmp_path, sent).passing(transfer(10), companions) as together:
+        assert [item.units for item in together] == passed
+
+
+def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path: Path) -> None:
+    """Hot wallets of several networks sign side by side: the books have none of it yet."""
+    held = guard(tmp_path, sent=70)
+    with held.passing(transfer(10), [transfer(10)]):
+        passes(held, transfer(10))
+        with held.passing(transfer(1)), pytest.raises(Unavailable, match="cap per day"):
+            passes(held, transfer(10))
+        passes(held, transfer(1_000, USDC))
+    with pytest.raises(ZeroDivisionError), held.passing(transfer(10)):
+        raise ZeroDivisionError
+    with held.passing(transfer(10), [transfer(10), transfer(10)]) as together:
+        assert len(together) == 2
 
 
 def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
     signed = Signed(95)
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock())
     with pytest.raises(Unavailable):
-        held.require_within_caps(transfer(10))
+        passes(held, transfer(10))
     signed.sent = 0
-    held.require_within_caps(transfer(10))
+    passes(held, transfer(10))
     assert held.health().ok
 
 
@@ -124,7 +144,7 @@ def test_what_is_not_asked_for_any_more_is_not_held_against_health(
     clock = Clock()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     with pytest.raises(Unavailable):
-        held.require_within_caps(transfer(11))
+        passes(held, transfer(11))
     clock.now += later
     assert held.health().ok
 
@@ -134,6 +154,6 @@ def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     for _ in range(10):
         with pytest.raises(Unavailable):
-            held.require_within_caps(transfer(11))
+            passes(held, transfer(11))
         clock.now += 60_000
         assert "ord_1/payout/1 waits" in (held.health().detail or "")

@@ -29,6 +29,7 @@ from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database
 from tests.unit import test_onchain_evm_payments as evm
 from tests.unit import test_onchain_monero as monero
+from tests.unit.test_onchain_guard import passes
 from tests.unit.test_payouts_together import At, Desk, Office
 
 UNITS = 7
@@ -83,24 +84,24 @@ async def test_what_is_signed_is_not_counted_against_itself_and_others_are(
 ) -> None:
     await (books.sign_xmr("a/payout/1") if asset is XMR else books.sign_usdc("a/payout/1"))
 
-    books.guard().require_within_caps(transfer("a/payout/1", asset))
+    passes(books.guard(), transfer("a/payout/1", asset))
 
     with pytest.raises(Unavailable, match="cap per day"):
-        books.guard().require_within_caps(transfer("b/payout/1", asset))
+        passes(books.guard(), transfer("b/payout/1", asset))
 
 
 async def test_each_transfer_of_a_payment_to_several_is_signed(books: Books) -> None:
     await books.sign_xmr("batch_1", "a/payout/1", "b/payout/1")
     for name in ("a/payout/1", "b/payout/1"):
-        books.guard().require_within_caps(transfer(name, XMR))
+        passes(books.guard(), transfer(name, XMR))
 
 
 async def test_caps_that_were_lowered_do_not_hold_back_what_is_signed(books: Books) -> None:
     await books.sign_usdc("a/payout/1")
     lowered = books.guard({XMR: Caps(1, 1), USDC: Caps(1, 1)})
-    lowered.require_within_caps(transfer("a/payout/1", USDC))
+    passes(lowered, transfer("a/payout/1", USDC))
     with pytest.raises(Unavailable, match="cap per transfer"):
-        lowered.require_within_caps(transfer("b/payout/1", USDC))
+        passes(lowered, transfer("b/payout/1", USDC))
 
 
 @pytest.mark.parametrize("asset", [XMR, USDC])
@@ -111,7 +112,7 @@ async def test_what_its_order_took_back_before_it_was_published_counts_no_more(
     name = await books.office.due("a")
     await (books.sign_xmr(name) if asset is XMR else books.sign_usdc(name))
     await books.office.take_back("a")
-    books.guard().require_within_caps(transfer("c/payout/1", asset))
+    passes(books.guard(), transfer("c/payout/1", asset))
 
 
 async def test_a_payment_to_several_that_is_taken_back_for_one_is_signed_anew_within_caps(
@@ -120,11 +121,11 @@ async def test_a_payment_to_several_that_is_taken_back_for_one_is_signed_anew_wi
     first, second = [await books.office.due(name) for name in "ab"]
     await books.sign_xmr("batch_1", first, second)
     await books.office.take_back("b")
-    books.guard().require_within_caps(transfer(first, XMR))
+    passes(books.guard(), transfer(first, XMR))
 
     lowered = books.guard({XMR: Caps(1, 1), USDC: Caps(1, 1)})
     with pytest.raises(Unavailable, match="cap per transfer"):
-        lowered.require_within_caps(transfer(first, XMR))
+        passes(lowered, transfer(first, XMR))
 
 
 async def test_what_may_be_published_counts_though_its_order_took_it_back(books: Books) -> None:
@@ -135,4 +136,4 @@ async def test_what_may_be_published_counts_though_its_order_took_it_back(books:
     await ledger.put_payment(replace(made, state=PaymentState.RELAYING, relayed_at=1))
     await books.office.take_back("a")
     with pytest.raises(Unavailable, match="cap per day"):
-        books.guard().require_within_caps(transfer("c/payout/1", XMR))
+        passes(books.guard(), transfer("c/payout/1", XMR))

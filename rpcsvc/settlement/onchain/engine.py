@@ -183,12 +183,11 @@ class OnchainEngine:
     ) -> PreparedTransfer:
         """Sign without publishing. Raises TransferRejected and errors.Unavailable."""
         self._guard.require_open()
-        self._guard.require_within_caps(transfer)
-        within = self._guard.within_caps(companions, after=transfer)
         side = self._of(transfer.network)
-        if (look := self._first_looks.get(side.asset)) is not None:
-            await look.require_done()
-        return await side.prepare(transfer, within)
+        with self._guard.passing(transfer, companions) as together:
+            if (look := self._first_looks.get(side.asset)) is not None:
+                await look.require_done()
+            return await side.prepare(transfer, together)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the transfer's own bytes to the network, unless payouts are paused."""

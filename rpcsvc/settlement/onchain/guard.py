@@ -10,7 +10,9 @@ wallet signs nothing else before it is on the network. What does not live here: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -166,6 +168,8 @@ class PayoutGuard:
         self._signed = signed
         self._clock = clock
         self._held: dict[str, _Held] = {}
+        # Units that are being signed: wallets work side by side, and their books don't have it yet.
+        self._passing = Counter[Asset]()
 
     def paused(self) -> str | None:
         """Why payouts are paused; None when they are not."""
@@ -176,15 +180,32 @@ class PayoutGuard:
         if self.paused() is not None:
             raise Unavailable("Payouts are paused by the operator. Try again later.")
 
-    def require_within_caps(self, transfer: Transfer) -> None:
-        """Raise errors.Unavailable for a transfer that is too large, or too much for one day."""
+    @contextmanager
+    def passing(
+        self, transfer: Transfer, companions: Sequence[Transfer] = ()
+    ) -> Iterator[list[Transfer]]:
+        """Let a transfer pass to be signed, with those of ``companions`` that may go along.
+
+        Within the block they count for all others. Raises errors.Unavailable for a transfer that
+        is too large, or too much for one day.
+        """
+        self._require_within_caps(transfer)
+        together = self._within_caps(companions, after=transfer)
+        units = sum(item.units for item in (transfer, *together))
+        self._passing[transfer.asset] += units
+        try:
+            yield together
+        finally:
+            self._passing[transfer.asset] -= units
+
+    def _require_within_caps(self, transfer: Transfer) -> None:
         self._held.pop(transfer.transfer_id, None)
         problem = self._over(transfer)
         if problem is not None:
             self._held[transfer.transfer_id] = _Held(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
-    def within_caps(self, transfers: Sequence[Transfer], *, after: Transfer) -> list[Transfer]:
+    def _within_caps(self, transfers: Sequence[Transfer], *, after: Transfer) -> list[Transfer]:
         """Those that may go out together with ``after``; the others wait for their own turn."""
         passed: list[Transfer] = []
         units = after.units
@@ -204,6 +225,7 @@ class PayoutGuard:
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
         sent = self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
+        sent += self._passing[asset]
         if sent + besides + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None
