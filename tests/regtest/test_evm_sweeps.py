@@ -17,7 +17,13 @@ from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import SubmissionResult
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    BlockRef,
+    EvmCall,
+    SubmissionResult,
+    Tag,
+)
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, SweepMethod
 from rpcsvc.store.sqlite import Statement
@@ -254,6 +260,40 @@ async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
     await finish(own)
     assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
     assert "failed" in own.sweeps.conditions()[0]
+
+
+@pytest.mark.parametrize("late", ["for a call", "for all"])
+async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
+    own: Till, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    """Of several behind one address, another answers than the one that has shown the payment."""
+    await own.give(2, 5 * USDC)
+    await own.controls.mine()
+    before = await own.token.client.block()
+    assert before is not None
+    call, block = own.client.call, own.client.block
+
+    async def old_call(what: EvmCall, at: BlockRef = Tag.LATEST) -> bytes:
+        return await call(what, before.number if at is Tag.LATEST else at)
+
+    async def old_block(at: BlockRef = Tag.LATEST) -> Block | None:
+        return await block(before.number if at is Tag.LATEST else at)
+
+    await own.sweeps.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    await mined(own.token.client, payment.latest.txid)
+    await own.controls.mine(own.network.settled_after)
+    await own.payments.maintain()
+    monkeypatch.setattr(own.client, "call", old_call)
+    if late == "for all":
+        monkeypatch.setattr(own.client, "block", old_block)
+    await own.sweeps.maintain()
+    monkeypatch.undo()
+    await own.sweeps.maintain()
+    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert own.sweeps.conditions() == []
 
 
 async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -> None:

@@ -22,8 +22,9 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted
+from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    EvmPayment,
     EvmPaymentLedger,
     PaymentOrder,
     PaymentState,
@@ -86,9 +87,9 @@ class EvmSweeps:
 
     async def maintain(self) -> None:
         """Record what has ended, and begin what is due. To be called now and then."""
-        await self._link.check()
+        head = await self._link.check()
         under_way = self._ledger.sweeps_under_way(self._network.name)
-        ended = [await self._end(sweep) for sweep in under_way]
+        ended = [await self._end(sweep, head.number) for sweep in under_way]
         if await self._can_move():
             await self._begin(self._network.sweep_batch - ended.count(False))
 
@@ -210,11 +211,11 @@ class EvmSweeps:
         words = usdc.address_word(owner) + usdc.address_word(self._payments.hot_wallet)
         return usdc.read_uint(await self._ask(_ALLOWANCE + words))
 
-    async def _is_used(self, address: str, nonce: bytes) -> bool:
-        return usdc.read_bool(await self._ask(usdc.authorization_state(address, nonce)))
+    async def _is_used(self, address: str, nonce: bytes, at: BlockRef = Tag.LATEST) -> bool:
+        return usdc.read_bool(await self._ask(usdc.authorization_state(address, nonce), at))
 
-    async def _ask(self, data: bytes) -> bytes:
-        return await self._link.client.call(EvmCall(self._network.token, data))
+    async def _ask(self, data: bytes, at: BlockRef = Tag.LATEST) -> bytes:
+        return await self._link.client.call(EvmCall(self._network.token, data), at)
 
     def _authorization_nonce(self, due: Unswept) -> bytes:
         """The same again for the same sweep: a database from a backup finds it used."""
@@ -243,13 +244,19 @@ class EvmSweeps:
             )
         )  # fmt: skip
 
-    async def _end(self, sweep: Sweep) -> bool:
-        """Record how a sweep ended; False while it has not."""
+    async def _end(self, sweep: Sweep, top: int) -> bool:
+        """Record how a sweep ended, by the state of block ``top``; False while it has not.
+
+        Of several nodes behind one address some are late: the newest state of one of those may be
+        from before the sweep.
+        """
         payment = self._ledger.payment(sweep.payment_id or "")
         if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
             return False
+        if _ended_in(payment) > top:
+            return False
         settled = payment.state is PaymentState.SETTLED
-        taken = await (self._taken(sweep) if settled else self._taken_all_the_same(sweep))
+        taken = await (self._taken(sweep, top) if settled else self._taken_anyway(sweep, top))
         is_done = taken > 0 or (settled and sweep.method is SweepMethod.PERMIT)
         state = SweepState.DONE if is_done else SweepState.VOID
         await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
@@ -258,23 +265,23 @@ class EvmSweeps:
             self._put_off(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
         return True
 
-    async def _taken(self, sweep: Sweep) -> int:
+    async def _taken(self, sweep: Sweep, at: int) -> int:
         """What a sweep took whose payment is settled."""
         if sweep.method is SweepMethod.PERMIT:
             return 0
         if sweep.authorization is None:
             return sweep.units
-        is_used = await self._is_used(sweep.address, bytes.fromhex(sweep.authorization))
+        is_used = await self._is_used(sweep.address, bytes.fromhex(sweep.authorization), at)
         return sweep.units if is_used else 0
 
-    async def _taken_all_the_same(self, sweep: Sweep) -> int:
+    async def _taken_anyway(self, sweep: Sweep, at: int) -> int:
         """What left the address though the payment failed: the same keys may be used elsewhere."""
         if sweep.authorization is not None:
             nonce = bytes.fromhex(sweep.authorization)
-            if not await self._is_used(sweep.address, nonce):
+            if not await self._is_used(sweep.address, nonce, at):
                 return 0
         left = self._ledger.unswept_of(self._network.name, sweep.address_index)
-        held = await self._link.balance(sweep.address)
+        held = usdc.read_uint(await self._ask(usdc.balance_of(sweep.address), at))
         return min(max(left - held, 0), sweep.units)
 
     # --- what is told --------------------------------------------------------------------------
@@ -291,3 +298,9 @@ class EvmSweeps:
         """What was noted of addresses that have nothing to sweep any more."""
         for address in set(self._not_before) - unswept:
             self._forget(address)
+
+
+def _ended_in(payment: EvmPayment) -> int:
+    """The block in which it was mined, or its nonce spent by another."""
+    known = payment.inclusion.block if payment.inclusion is not None else payment.conflict
+    return 0 if known is None else known.number
