@@ -545,6 +545,34 @@ async def test_what_a_late_wallet_has_not_got_to_is_read_later(desk: Desk) -> No
     assert await desk.look() == {"a": SEEN}
 
 
+async def test_a_block_that_is_replaced_during_a_look_is_read_later(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wallet has listed what was in the first of the two, which are of one height."""
+    height = desk.wallet.height
+
+    async def replaced() -> int:
+        desk.chain.pop(1)
+        desk.chain.mine(paid("a", XMR))
+        return await height()
+
+    desk.chain.mine()
+    monkeypatch.setattr(desk.wallet, "height", replaced)
+    assert await desk.look() == {}
+    monkeypatch.undo()
+    assert await desk.look() == {"a": SEEN}
+
+
+async def test_a_block_that_the_wallet_has_from_another_branch_is_read_later(desk: Desk) -> None:
+    """It is as high as the node, and lists what the node does not have."""
+    desk.wallet.chain = Chain(blocks=[*desk.chain.blocks])
+    desk.wallet.chain.mine(paid("gone", XMR))
+    desk.chain.mine(paid("a", XMR))
+    assert await desk.look() == {}
+    desk.wallet.chain = desk.chain
+    assert await desk.look() == {"a": SEEN}
+
+
 async def test_what_another_wallet_has_not_received_is_read_later(desk: Desk) -> None:
     """It was opened in the daemon while the look was under way, and no call has failed."""
     desk.chain.mine(paid("a", XMR))
