@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rpcsvc.chains_file import chains_toml
+from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
@@ -19,11 +21,14 @@ from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Receipt
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
+from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
@@ -36,6 +41,7 @@ OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter a
 ETHER = 10**18
 GWEI = 10**9
 USDC = 10**6
+COIN_PRICE = 2500 * USDC
 NETWORK = "arbitrum"
 MINUTE_MS = 60_000
 LIVE = (PaymentState.PREPARED, PaymentState.PUBLISHED)
@@ -184,3 +190,21 @@ async def till(
         yield made
     finally:
         await made.end()
+
+
+@asynccontextmanager
+async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
+    """The whole USDC side, which quotes the fee."""
+    node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
+    foreign = SqliteForeignLedger(own.database)
+    deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
+    ledgers = Ledgers(deposits, own.ledger, foreign, openings)
+    options = EvmOptions(pool_target=8, pool_low=4)
+    chains = load_chains(chains_toml(None))
+    made = EvmSide([node], chains, KEYS, ledgers, own.clock, options, own.switch)
+    await made.start()
+    await made.observe()
+    try:
+        yield made
+    finally:
+        await made.close()

@@ -8,37 +8,30 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from rpcsvc.chains_file import chains_toml
-from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (
+    COIN_PRICE,
     ETHER,
     GWEI,
     HOT,
-    KEYS,
     MINUTE_MS,
     NETWORK,
     OTHERS,
     USDC,
     Till,
     network_of,
+    side_on,
     till,
 )
 from tests.regtest.token import Token
@@ -49,7 +42,6 @@ USER = OTHERS.address(0)
 ORACLE: Final = "0x420000000000000000000000000000000000000F"
 SOURCE: Final = Path(__file__).parent / "contracts" / "GasPriceOracle.vy"
 SLOT: Final = "0x1"
-COIN_PRICE: Final = 2500 * USDC
 # An unsigned transfer of USDC and its signature: about so many bytes.
 LEAST_BYTES, MOST_BYTES = 160, 200
 
@@ -222,24 +214,6 @@ async def test_a_spike_on_l1_alone_stops_new_payouts(own: Till, oracle: Oracle) 
 
 
 # --- what is quoted -----------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
-    """The whole USDC side, which quotes the fee."""
-    node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
-    foreign = SqliteForeignLedger(own.database)
-    deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
-    ledgers = Ledgers(deposits, own.ledger, foreign, openings)
-    options = EvmOptions(pool_target=8, pool_low=4)
-    chains = load_chains(chains_toml(None))
-    made = EvmSide([node], chains, KEYS, ledgers, own.clock, options, own.switch)
-    await made.start()
-    await made.observe()
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(

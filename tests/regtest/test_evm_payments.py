@@ -31,6 +31,7 @@ from tests.regtest.evm_till import (
     OTHERS,
     USDC,
     Till,
+    side_on,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -443,6 +444,16 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: Till) -> None:
 
 
 # --- what is told ------------------------------------------------------------------------------
+
+
+async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer: Till) -> None:
+    async with side_on(payer, payer.network) as side:
+        assert side.fee(NETWORK) > 0
+        await payer.token.blacklist(HOT)
+        await side.maintain()
+        with pytest.raises(Unavailable, match="can't be sent right now"):
+            side.fee(NETWORK)
+        assert "the hot wallet is on the blacklist of USDC" in (side.health().detail or "")
 
 
 async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(

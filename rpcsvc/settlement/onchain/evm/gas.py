@@ -51,6 +51,7 @@ class EvmGas:
 
     ``hot`` is the hot wallet's balances at the last look; None before one. ``problem``: why it is
     not known what a payout costs, for the operator; None: it is known, or nobody has looked.
+    ``is_blacklisted``: the token moved nothing for the hot wallet at the last look.
     """
 
     def __init__(self, link: EvmLink, hot_wallet: str) -> None:
@@ -63,6 +64,7 @@ class EvmGas:
         self._l1_fee: int | None = None
         self.hot: HotBalances | None = None
         self.problem: str | None = None
+        self.is_blacklisted = False
 
     async def estimate(self, to: str, data: bytes) -> int:
         """The gas limit for a call of the hot wallet. Raises Reverted."""
@@ -110,6 +112,7 @@ class EvmGas:
         moment = await self._link.client.fees()
         ether = await self._link.client.ether(self._hot_wallet)
         units = await self._link.balance(self._hot_wallet)
+        self.is_blacklisted = await self._link.is_blacklisted(self._hot_wallet)
         await self._look_at_l1()
         self.hot = HotBalances(ether, units, top.number)
         self._price = price_of(moment)

@@ -280,6 +280,10 @@ class EvmPayments:
         """Why it is not known what a payout costs, for the operator; None: it is, or no look."""
         return self._gas.problem
 
+    def is_blacklisted(self) -> bool:
+        """Whether the token moved nothing for the hot wallet at the last look."""
+        return self._gas.is_blacklisted
+
     def hot(self) -> HotBalances | None:
         """The hot wallet's balances at the last look; None before one."""
         return self._gas.hot

@@ -119,10 +119,12 @@ class _Branch:
         return max(1, mul_div_ceil(self.payments.gas_fee(), self._coin_price, _WEI))
 
     def _why_nothing_is_sent(self) -> str | None:
-        """Gas at no known price or one that nobody would pay, or too little ether; None: neither.
+        """The blacklist, gas at no known price or one that nobody would pay, or too little ether.
 
-        An order taken now would wait for its payout, or for its refund.
+        None: none of them. An order taken now would wait for its payout, or for its refund.
         """
+        if self.payments.is_blacklisted():
+            return f"the hot wallet is on the blacklist of USDC on {self.network.name}"
         if (unknown := self.payments.gas_problem()) is not None:
             return unknown
         hot = self.payments.hot()
