@@ -46,7 +46,7 @@ class OnchainSettings(Group):
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
     addresses are made ahead, so that orders do not wait for the wallet. ``*_floor``: below it the
-    service is degraded.
+    service is degraded, and takes no order that would be paid in that asset.
     """
 
     monero_network: Literal["mainnet", "stagenet", "testnet", "regtest"] = "mainnet"
