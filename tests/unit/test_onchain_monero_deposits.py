@@ -268,6 +268,16 @@ async def test_deposits_found_by_a_start_cost_one_question_together(desk: Desk) 
     assert desk.wallet.asked == {"outputs": 1}
 
 
+async def test_what_comes_later_takes_no_confirmation_back(desk: Desk) -> None:
+    """All that an address received asks for more confirmations than the first part alone."""
+    desk.chain.mine(paid("a", XMR), empty=2)
+    assert await desk.look() == {"a": CONFIRMED}
+    desk.chain.mine(paid("b", 60 * XMR))
+    assert await desk.look() == {"a": CONFIRMED, "b": SEEN}
+    desk.chain.mine(empty=3)
+    assert await desk.look() == {"a": CONFIRMED, "b": CONFIRMED}
+
+
 async def test_two_deposits_to_one_address_are_both_confirmed(desk: Desk) -> None:
     one, two = paid("t1", 5 * XMR), paid("t2", 5 * XMR)
     desk.chain.pool += [one, two]
