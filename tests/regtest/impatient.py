@@ -1,6 +1,6 @@
 """``python -m tests.regtest.impatient [SEAM WHEN N] serve ...``: the service, waiting shortly.
 
-Others wait for a payment that its order does not take up for two seconds, not for 15 minutes. It
+Others wait for a payment that its order does not take up for two seconds, not for 10 minutes. It
 may be killed at a seam meanwhile, as by tests/e2e/crashing.py.
 """
 

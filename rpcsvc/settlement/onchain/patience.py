@@ -13,8 +13,9 @@ from typing import Final
 
 from rpcsvc.clock import steady_ms
 
-# So long an order waits for its own payout to be signed, unless told otherwise.
-PATIENCE_MS: Final = 15 * 60_000
+# Well within the time that an order waits for its payout to be signed, unless it is told to wait
+# for less (orders.prepare_timeout_seconds): those that waited are paid then, and not refunded.
+PATIENCE_MS: Final = 10 * 60_000
 
 
 class Patience:
