@@ -76,6 +76,9 @@ _SWAP_ERRORS = (
     "amount_below_minimum", "amount_above_maximum", "unavailable",
 )  # fmt: skip
 _ORDER_ERRORS = (*_SWAP_ERRORS, "invalid_destination", "idempotency_conflict")
+_SANDBOX_ERRORS = (
+    "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
+)  # fmt: skip
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -181,7 +184,13 @@ OPERATIONS: tuple[Operation, ...] = (
             Example("by id", {"orderId": "$orderId"}),
             Example("verified", {"orderId": "$orderId", "verify": _EVM}),
         ),
-        errors=("missing_input", "invalid_input", "order_not_found", "verification_failed"),
+        errors=(
+            "missing_input",
+            "invalid_input",
+            "order_not_found",
+            "verification_failed",
+            "unavailable",
+        ),
     ),
     Operation(
         name="support.create",
@@ -209,7 +218,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/sandbox/fund",
         examples=(Example("part of it", {"orderId": "$orderId", "amount": "0.1"}),),
-        errors=("missing_input", "invalid_input", "amount_above_maximum", "order_not_found"),
+        errors=_SANDBOX_ERRORS,
         sandbox_only=True,
     ),
     Operation(
@@ -225,7 +234,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Example("a failing payout", {"fault": "payout_fails", "orderId": "$orderId"}),
             Example("a new rate", {"fault": "set_rate", "rate": "165"}),
         ),
-        errors=("missing_input", "invalid_input", "amount_above_maximum", "order_not_found"),
+        errors=_SANDBOX_ERRORS,
         sandbox_only=True,
     ),
 )

@@ -15,6 +15,7 @@ import pytest
 from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.store.sqlite import Database
 from tests.contract.serving import SWAP, Served
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -113,6 +114,32 @@ async def test_an_unknown_property_is_a_known_error_of_every_operation(
     problems = answer.body["result"]["validationErrors"]
     assert [p["code"] for p in problems if p["field"] == "unheardOf"] == ["invalid_input"]
     assert "invalid_input" in operation.errors
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
+async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
+    served: Served, monkeypatch: pytest.MonkeyPatch, operation: Operation
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise errors.Unavailable("The store is down.")
+
+    made = await served.rpc("swap.create", SWAP)
+    order = {"orderId": made.body["result"]["data"]["order"]["orderId"]}
+    calls: dict[str, dict[str, Any]] = {
+        "swap.create": SWAP,
+        "swap.execute": SWAP,
+        "swap.status": order,
+        "support.create": {"message": "Where is it?"},
+        "sandbox.fund": order,
+        "sandbox.fault": {"fault": "pause_blocks"},
+    }
+    for access in ("read", "read_one", "write"):
+        monkeypatch.setattr(Database, access, fail)
+    answer = await served.rpc(operation.name, calls.get(operation.name, {}))
+    error = answer.body["result"].get("error") or {}
+    is_down = error.get("code") == "unavailable"
+    assert is_down == (operation.name in calls)
+    assert not is_down or "unavailable" in operation.errors
 
 
 def all_errors(root: type[errors.ServiceError]) -> list[Any]:
