@@ -16,7 +16,7 @@ import pytest
 
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
-from rpcsvc.transport.cli import call
+from rpcsvc.transport.cli import call, client
 from rpcsvc.transport.cli.client import call_rpc, endpoint_of
 from rpcsvc.transport.cli.main import run
 from rpcsvc.transport.cli.state import CliState, load_state, save_state
@@ -43,7 +43,12 @@ class Upstream:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 upstream.asked.append((self.path, body))
                 answers = upstream.answers
-                status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+                self.reply(*(answers.pop(0) if len(answers) > 1 else answers[0]))
+
+            def do_GET(self) -> None:
+                self.reply(*upstream.answers[0])
+
+            def reply(self, status: int, text: bytes) -> None:
                 self.send_response(status)
                 self.send_header("content-length", str(len(text)))
                 self.end_headers()
@@ -394,3 +399,20 @@ def test_the_second_call_goes_where_the_first_one_went(
     monkeypatch.setattr(call, "find_endpoint", lambda *_: next(running, None))
     assert cli(*EXECUTE) == 1
     assert len(upstream.asked) == 2
+
+
+def test_an_answer_larger_than_any_of_the_service_is_not_read_to_its_end(
+    cli: Cli, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LARGEST_ANSWER", 1000)
+    upstream.answer(result({"text": "x" * 1000}))
+    assert cli("agent:capabilities", "--url", upstream.url) == 3
+    assert "more than 1000 bytes" in cli.err
+    assert cli("health", "--url", upstream.url) == 3
+    assert "more than 1000 bytes" in cli.err
+
+
+def test_what_answers_a_probe_gives_the_terminal_no_orders(cli: Cli, upstream: Upstream) -> None:
+    upstream.answers = [(200, b"\x1b]0;owned\x07\x1b[2J{\n}")]
+    assert cli("health", "--url", upstream.url) == 0
+    assert cli.out == " ]0;owned  [2J{\n}\n"

@@ -23,6 +23,8 @@ from rpcsvc.transport.cli.answer import ForeignAnswer, read_answer
 SOCKET_NAME = "rpcsvc.sock"
 TIMEOUT_SECONDS = 30
 PROBE_SECONDS = 2
+# The service's longest is the status of an order with thousands of deposits: some hundred KB.
+LARGEST_ANSWER: Final = 16 * 2**20
 Json = dict[str, Any]
 
 _AGENT_API: Final = "/api/v1"
@@ -205,8 +207,7 @@ def _post(endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> tuple[int
     try:
         _connect(endpoint, connection)
         connection.request("POST", endpoint.path, body, headers)
-        response = connection.getresponse()
-        return response.status, response.read()
+        return read_response(connection)
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(
             f"The connection to {endpoint.name} broke ({error or type(error).__name__})."
@@ -214,6 +215,18 @@ def _post(endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> tuple[int
         ) from error
     finally:
         connection.close()
+
+
+def read_response(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
+    """Status and body of the answer to what was sent.
+
+    Raises OSError, and HTTPException, also for a body that is larger than any of the service's.
+    """
+    response = connection.getresponse()
+    body = response.read(LARGEST_ANSWER + 1)
+    if len(body) > LARGEST_ANSWER:
+        raise http.client.HTTPException(f"it answers with more than {LARGEST_ANSWER} bytes")
+    return response.status, body
 
 
 def _connect(endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:

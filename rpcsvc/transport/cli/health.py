@@ -11,7 +11,7 @@ import http.client
 import sys
 from typing import Any, Final
 
-from rpcsvc.transport.cli.client import Unreachable, find_endpoint
+from rpcsvc.transport.cli.client import Unreachable, find_endpoint, read_response
 from rpcsvc.transport.cli.context import FAILED, OK, Context
 
 _PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
@@ -45,11 +45,15 @@ def _health(context: Context) -> int:
         path = endpoint.path.removesuffix("/rpc") + _PATHS[context.options.check]
         token = context.given_token()
         connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
-        response = connection.getresponse()
-        body = response.read().decode("utf-8", "replace")
+        status, body = read_response(connection)
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
     finally:
         connection.close()
-    sys.stdout.write(body + "\n")
-    return OK if response.status == 200 else FAILED
+    sys.stdout.write(_printable(body.decode("utf-8", "replace")) + "\n")
+    return OK if status == 200 else FAILED
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would take for orders: anything may answer at a URL."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
