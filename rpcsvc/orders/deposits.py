@@ -9,6 +9,7 @@ may send an order thousands of tiny ones: each order has its turn in a pass, and
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import structlog
 
@@ -27,6 +28,7 @@ TRIES = 3
 TURN = 20
 
 DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
+Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
 
 
 def events_of(order: Order, sighting: DepositSighting) -> list[DepositEvent]:
@@ -64,29 +66,56 @@ class DepositWatcher:
         self.aside = aside
 
     async def reconcile(self) -> int:
-        """One pass; returns how many events it found. Safe to repeat at any time."""
-        done, count = [], 0
-        recorded: Counter[str] = Counter()  # deposits of each order in this pass
-        for sighting in await self._engine.observe():
+        """One pass; returns how many events it found. Safe to repeat at any time.
+
+        What is there is recorded of all before any of it is confirmed: of deposits that came while
+        nobody looked, the first would else be decided on without the others.
+        """
+        shown, strangers = self._by_order(await self._engine.observe())
+        seen, taken_in = await self._record(shown, confirming=False)
+        confirmed, done = await self._record(taken_in, confirming=True)
+        # Only now may the engine forget them: every event above is committed.
+        await self._engine.acknowledge([*strangers, *(sighting for _, sighting in done)])
+        return seen + confirmed
+
+    def _by_order(
+        self, sightings: Iterable[DepositSighting]
+    ) -> tuple[Shown, list[DepositSighting]]:
+        """Each with the order that it is for, and those that are for none."""
+        shown, strangers = [], []
+        for sighting in sightings:
             network = sighting.key.network
             order_id = self._store.order_id_of_deposit_address(network, sighting.address)
             if order_id is None:
                 log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
-            elif recorded[order_id] >= TURN:
-                continue  # not acknowledged: the next pass is shown it again
+                strangers.append(sighting)
             else:
-                with self.aside.isolate(order_id, sighting.key):
-                    events = await self._reconcile_one(order_id, sighting)
-                    count += events
-                    recorded[order_id] += events > 0
-            if order_id is None or not self.aside.is_broken(order_id, sighting.key):
-                done.append(sighting)
-        # Only now may the engine forget them: every event above is committed.
-        await self._engine.acknowledge(done)
-        return count
+                shown.append((order_id, sighting))
+        return shown, strangers
 
-    async def _reconcile_one(self, order_id: str, sighting: DepositSighting) -> int:
-        """Bring the order up to what the chain shows; how many events that took.
+    async def _record(self, shown: Shown, *, confirming: bool) -> tuple[int, Shown]:
+        """Bring the orders up to what the chain shows; what is confirmed only if ``confirming``.
+
+        Returns how many events that took, and what was recorded: the rest is for the next pass.
+        """
+        count, recorded = 0, []
+        turns: Counter[str] = Counter()
+        for order_id, sighting in shown:
+            if turns[order_id] >= TURN:
+                continue
+            step = (sighting.key, confirming)
+            with self.aside.isolate(order_id, step):
+                events = await self._record_one(order_id, sighting, confirming=confirming)
+                count += events
+                turns[order_id] += events > 0
+            if not self.aside.is_broken(order_id, step):
+                recorded.append((order_id, sighting))
+        return count, recorded
+
+    async def _record_one(
+        self, order_id: str, sighting: DepositSighting, *, confirming: bool
+    ) -> int:
+        """The same for one; how many events that took.
 
         Raises ImpossibleTransition when it can't be: then the engine shows it again.
         """
@@ -95,6 +124,8 @@ class DepositWatcher:
             if order is None:
                 raise LookupError(f"order {order_id} has an address, but is not in the store")
             events = events_of(order, sighting)
+            if not confirming:
+                events = [event for event in events if not isinstance(event, DepositConfirmed)]
             try:
                 for event in events:
                     await self._processor.apply(order_id, event)

@@ -386,3 +386,18 @@ async def test_a_payout_that_can_not_be_prepared_in_time_is_refunded(
         await order.give_refund_address(MONERO)
         await box.settle(10)
     assert (await order.status())["data"]["outcome"] == "refunded"
+
+
+@BOTH
+async def test_parts_that_came_while_nobody_looked_count_together(
+    box: Sandbox, direction: str
+) -> None:
+    order = await box.order(direction)
+    for _ in range(2):
+        await order.fund({"x2u": "0.4", "u2x": "75"}[direction])
+    await box.jump(2 * HOUR_MS)  # both are confirmed, and the order's time is over
+    await box.settle()
+    answer = await order.status()
+    assert uses(answer) == ["payout", "payout"]
+    assert [kind for kind, _, _ in transfers(answer)] == ["payout"]
+    assert answer["state"] == "completed"
