@@ -38,7 +38,7 @@ test: install ## the quick tests; those of real daemons too, where these are ins
 	$(BIN)/python -m pytest -m 'not slow' -n 4 --dist loadfile -rs
 
 crash: install ## the long tests: kill -9 at every step, under load and at random
-	$(BIN)/python -m pytest -m slow --ignore tests/regtest
+	$(BIN)/python -m pytest -m slow --ignore tests/regtest -n 2 --dist loadfile
 
 regtest: install ## the tests against real daemons: monerod, monero-wallet-rpc, anvil
 	tools/regtest/install
