@@ -22,6 +22,16 @@ MONERO = (
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
 HOUR_MS = 3_600_000
+# What may befall one order's deposit, payout or refund: the faults that take an orderId.
+ORDER_FAULTS = [
+    "payout_fails",
+    "payout_unknown_sent",
+    "payout_unknown_lost",
+    "refund_fails",
+    "reorganise_deposit",
+    "drop_deposit",
+    "restore_deposit",
+]
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 

@@ -12,7 +12,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -351,3 +351,15 @@ class Caller:
 
     def _session(self) -> str:
         return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
+
+
+async def weather(
+    service: Mortal, faults: Sequence[Mapping[str, Any]], seed: int, end: float
+) -> None:
+    """Faults of a whole sandbox, until ``end`` of the monotonic clock."""
+    drawn = random.Random(f"{seed} weather")
+    while time.monotonic() < end:
+        await service.up.wait()
+        with suppress(Gone):
+            await service.rpc("sandbox.fault", **drawn.choice(faults))
+        await asyncio.sleep(drawn.uniform(0.05, 0.6))

@@ -28,8 +28,9 @@ from rpcsvc.domain.states import OrderStatus, TransferKind, TransferState
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database
 from tests.e2e.audit import audit, count, orders_of
-from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded
+from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
 from tests.e2e.processes import Gone, until
+from tests.sandbox import ORDER_FAULTS
 
 API_KEY: Final = "the key of a shop"
 ENVIRON: Final = {
@@ -44,15 +45,6 @@ AMOUNTS: Final = {
     "x2u": [None, None, None, "0.00005", "0.01", "0.3", "1", "7", "1000"],
     "u2x": [None, None, None, "0.01", "2", "60", "200", "1100", "60000"],
 }
-ORDER_FAULTS: Final = [
-    "payout_fails",
-    "payout_unknown_sent",
-    "payout_unknown_lost",
-    "refund_fails",
-    "reorganise_deposit",
-    "drop_deposit",
-    "restore_deposit",
-]
 # A fault is ended more often than it is made: else nothing would move for most of the time.
 WEATHER: Final[list[dict[str, Any]]] = [
     *[{"fault": fault} for fault in ("engine_down", "rates_down", "pause_blocks")],
@@ -115,16 +107,6 @@ async def die_again_and_again(service: Mortal, seed: int, end: float) -> None:
             await asyncio.sleep(drawn.uniform(0.1, 1.5))
             service.die()
         await service.start()
-
-
-async def weather(service: Mortal, seed: int, end: float) -> None:
-    """Faults of the whole sandbox."""
-    drawn = random.Random(f"{seed} weather")
-    while time.monotonic() < end:
-        await service.up.wait()
-        with suppress(Gone):
-            await service.rpc("sandbox.fault", **drawn.choice(WEATHER))
-        await asyncio.sleep(drawn.uniform(0.05, 0.6))
 
 
 # --- coming to rest --------------------------------------------------------------------------
@@ -275,7 +257,7 @@ async def test_whatever_happens_and_whenever_it_dies_no_money_is_lost_or_paid_tw
             async with asyncio.TaskGroup() as life:
                 for user in users:
                     life.create_task(user.live(end))
-                life.create_task(weather(service, seed, end))
+                life.create_task(weather(service, WEATHER, seed, end))
                 life.create_task(die_again_and_again(service, seed, end))
             await heal(service, users)
             for user in users:

@@ -24,18 +24,22 @@ from rpcsvc.domain.states import OrderStatus
 from rpcsvc.store.maintenance import check_database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.bad_line import BadLine, bad_line
-from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded
+from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
 from tests.e2e.processes import Gone, until
-from tests.e2e.test_chaos import AMOUNTS, ORDER_FAULTS, faults_of, let_time_pass, stored
+from tests.e2e.test_chaos import AMOUNTS, faults_of, let_time_pass, stored
 from tests.e2e.test_sidecar import environ
+from tests.sandbox import ORDER_FAULTS
 
 SECONDS: Final = 25.0
 CALLERS: Final = 4
 # What the log says of a call that was cut off, and that its caller may repeat.
 IN_DOUBT: Final = "upstream_order_in_doubt"
 WEATHER: Final = [
-    *("engine_down", "rates_down", "pause_blocks"),
-    *("engine_up", "rates_up", "resume_blocks") * 3,
+    {"fault": fault}
+    for fault in (
+        *("engine_down", "rates_down", "pause_blocks"),
+        *("engine_up", "rates_up", "resume_blocks") * 3,
+    )
 ]
 
 
@@ -118,16 +122,6 @@ async def die_in_turn(services: Sequence[Mortal], line: BadLine, seed: int, end:
             await service.start()
 
 
-async def weather(exchange: Mortal, seed: int, end: float) -> None:
-    """Faults of all of the exchange's sandbox."""
-    drawn = random.Random(f"{seed} weather")
-    while time.monotonic() < end:
-        await exchange.up.wait()
-        with suppress(Gone):
-            await exchange.rpc("sandbox.fault", fault=drawn.choice(WEATHER))
-        await asyncio.sleep(drawn.uniform(0.2, 1.0))
-
-
 async def heal(exchange: Mortal, patrons: Sequence[Patron]) -> None:
     """End every fault, have every call answered, let every deadline pass, and refund what waits."""
     for fault in ("engine_up", "rates_up", "resume_blocks"):
@@ -197,7 +191,7 @@ async def test_whichever_of_two_services_dies_no_order_is_made_twice_and_none_is
                 async with asyncio.TaskGroup() as life:
                     for patron in patrons:
                         life.create_task(patron.live(end))
-                    life.create_task(weather(exchange, seed, end))
+                    life.create_task(weather(exchange, WEATHER, seed, end))
                     life.create_task(die_in_turn((exchange, sidecar), line, seed, end))
                 line.rate = 0
                 await heal(exchange, patrons)

@@ -13,21 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.audit import audit
-from tests.sandbox import EVM, MONERO, ManualClock, Placed, Sandbox, sandbox
+from tests.sandbox import EVM, MONERO, ORDER_FAULTS, ManualClock, Placed, Sandbox, sandbox
 
 AMOUNTS = {
     "x2u": [None, "0.00005", "0.01", "0.3", "0.8", "1", "400"],
     "u2x": [None, "0.01", "2", "60", "150", "200", "60000"],
 }
-ORDER_FAULTS = [
-    "payout_fails",
-    "payout_unknown_sent",
-    "payout_unknown_lost",
-    "refund_fails",
-    "reorganise_deposit",
-    "drop_deposit",
-    "restore_deposit",
-]
 GLOBAL_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("engine_down", {}),
     ("engine_up", {}),

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from tests.regtest.daemons import Anvil, Daemon, Miner, WalletRpc
+from tests.regtest.daemons import Anvil, Daemon
 from tests.regtest.faults import both_refused, degraded, well
 from tests.regtest.line import Line, garbage, replacing
-from tests.regtest.trading import Trader, kill_anvil, trading
+from tests.regtest.trading import Trader, kill_anvil
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -49,17 +49,8 @@ class Lines:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    tmp_path_factory: pytest.TempPathFactory,
-    miner: Miner,
-    shared_wallet_rpc: WalletRpc,
-    token_code: bytes,
-) -> AsyncIterator[Lines]:
-    home = tmp_path_factory.mktemp("exchange")
-    async with (
-        trading(home, miner, shared_wallet_rpc, token_code) as trader,
-        AsyncExitStack() as opened,
-    ):
+async def shared(trader: Trader) -> AsyncIterator[Lines]:
+    async with AsyncExitStack() as opened:
         lines = Lines(trader, {})
         for name in DAEMONS:
             line = Line(lines.daemon(name).url)
