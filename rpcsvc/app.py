@@ -189,7 +189,7 @@ async def _compose(
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor, aside),
+        DepositWatcher(store, engine, processor, aside, clock),
         effects,
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,

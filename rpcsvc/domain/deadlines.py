@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import OnDeadline, OrderStatus
 from rpcsvc.domain.steps import open_transfers, planned_payout
+
+# What is done then depends on which deposits came until then.
+DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
 
 
 def with_deadline(order: Order, now: int) -> Order:

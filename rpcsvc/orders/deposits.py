@@ -4,15 +4,17 @@ Each pass takes the deposits that may have changed and turns the difference into
 restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
 deposit, never per open order. An event costs more with every deposit that its order has, and anyone
 may send an order thousands of tiny ones: each order has its turn in a pass, and waits for the next.
+What does not live here: until when deposits are known (sight.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 
+from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
@@ -20,6 +22,7 @@ from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.ports import DepositSighting, OrderStore, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.sight import Sight
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +54,7 @@ def events_of(order: Order, sighting: DepositSighting) -> list[DepositEvent]:
 
 
 class DepositWatcher:
-    """Turns what the engine sees into events of orders."""
+    """Turns what the engine sees into events of orders. ``sight`` tells how far it has come."""
 
     def __init__(
         self,
@@ -59,11 +62,14 @@ class DepositWatcher:
         engine: SettlementEngine,
         processor: OrderProcessor,
         aside: OrdersAside,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
+        self._clock = clock
         self.aside = aside
+        self.sight = Sight(engine.networks, clock)
 
     async def reconcile(self) -> int:
         """One pass; returns how many events it found. Safe to repeat at any time.
@@ -71,12 +77,34 @@ class DepositWatcher:
         What is there is recorded of all before any of it is confirmed: of deposits that came while
         nobody looked, the first would else be decided on without the others.
         """
-        shown, strangers = self._by_order(await self._engine.observe())
+        found = await self._engine.observe()
+        shown, strangers = self._by_order(found.sightings)
         seen, taken_in = await self._record(shown, confirming=False)
-        confirmed, done = await self._record(taken_in, confirming=True)
+        ripe = self._ripe(taken_in, found.whole, _left(shown, taken_in))
+        confirmed, done = await self._record(ripe, confirming=True)
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge([*strangers, *(sighting for _, sighting in done)])
+        self.sight.looked(found.whole, _left(shown, done))
         return seen + confirmed
+
+    def _ripe(self, taken_in: Shown, whole: Mapping[str, int], left: Mapping[str, str]) -> Shown:
+        """Those that may be confirmed now.
+
+        What is confirmed past an order's time decides on it: not while another of its deposits may
+        be unseen, or is not on record.
+        """
+        return [
+            (order_id, sighting)
+            for order_id, sighting in taken_in
+            if (order_id not in left and sighting.key.network in whole)
+            or sighting.state is not DepositState.CONFIRMED
+            or not self._is_over(order_id)
+        ]
+
+    def _is_over(self, order_id: str) -> bool:
+        """Whether the order's offer has run out."""
+        order = self._store.order(order_id)
+        return order is not None and order.terms.expires_at <= self._clock.now_ms()
 
     def _by_order(
         self, sightings: Iterable[DepositSighting]
@@ -137,3 +165,11 @@ class DepositWatcher:
             else:
                 break
         return len(events)
+
+
+def _left(shown: Shown, done: Shown) -> dict[str, str]:
+    """The orders of which not all that was shown is done, each with the network."""
+    keys = {sighting.key for _, sighting in done}
+    return {
+        order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
+    }

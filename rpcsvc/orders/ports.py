@@ -6,8 +6,8 @@ The protocols are declared by their user; ``store`` and ``settlement`` implement
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -176,10 +176,13 @@ class OrderStore(Protocol):
         """Ids of all orders that are not over, and of those that wait for a refund address."""
         ...
 
-    def overdue(self, now: int, limit: int, *, but: OnDeadline | None = None) -> list[str]:
+    def overdue(
+        self, now: int, limit: int, known: Mapping[str, int], *, but: OnDeadline | None = None
+    ) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
 
-        Those with ``but`` to be done at their deadline are left out.
+        Left out are those with ``but`` to be done at their deadline, and those that are decided by
+        deposits on a network where all are ``known`` only until before their deadline (sight.py).
         """
         ...
 
@@ -234,6 +237,18 @@ class DepositSighting:
     sender: str | None
     first_seen_at: int
     state: DepositState
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one look at the deposits has found.
+
+    ``whole``: the networks of which nothing is missing, each with the time (ms) at which its look
+    began: every deposit until then is in ``sightings``, or was acknowledged as it is.
+    """
+
+    sightings: Sequence[DepositSighting] = ()
+    whole: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +344,8 @@ class SettlementEngine(Protocol):
     poll_ms: int
     # The exchanges that it can pay to and take from, by the name of their network.
     bridges: frozenset[str]
+    # The networks whose deposits it watches.
+    networks: frozenset[str]
 
     async def start(self) -> None:
         """Connect, load, catch up."""
@@ -368,7 +385,7 @@ class SettlementEngine(Protocol):
         """How long a swap takes from deposit to settled payout, typically, in seconds."""
         ...
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Deposits that may have changed since they were last acknowledged, recomputed."""
         ...
 

@@ -54,6 +54,7 @@ class Worker:
         self._watcher = watcher
         self._effects = effects
         self._aside = watcher.aside
+        self._sight = watcher.sight
         self._clock = clock
         self._keep_responses_ms = keep_responses_ms
         self._is_paused = is_paused
@@ -76,6 +77,10 @@ class Worker:
         if self._failure is not None:
             return Health(False, self._failure)
         return self._aside.health()
+
+    def watching(self) -> Health:
+        """Whether deposits are seen on all networks, so that the deadlines there can be kept."""
+        return self._sight.health()
 
     async def run(self) -> None:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
@@ -145,22 +150,30 @@ class Worker:
         if self._is_paused():
             # A payout may have been made that only the operator knows of: he says so (adopts it)
             # while it is planned. No refund could go out now anyway.
-            overdue = self._store.overdue(now, DEADLINES_PER_TICK, but=OnDeadline.REFUND)
+            overdue = self._overdue(now, OnDeadline.REFUND)
             again = overdue
         else:
-            failing = self._aside.failing(DeadlinePassed)
-            # Those that fail stay the oldest: however many they are, others are found behind them.
-            overdue = self._store.overdue(now, DEADLINES_PER_TICK + len(failing))
+            overdue = self._overdue(now)
             # Another event may have put off the deadline of one that is aside.
-            again = list(dict.fromkeys([*overdue, *failing]))
+            again = list(dict.fromkeys([*overdue, *self._aside.failing(DeadlinePassed)]))
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
+
+    def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
+        """The oldest that are due, and of which all is known that came in time."""
+        behind = self._sight.behind
+        # Those that fail, or wait, stay the oldest: however many, others are found behind them.
+        most = DEADLINES_PER_TICK + len(self._aside.failing(DeadlinePassed)) + len(behind)
+        found = self._store.overdue(now, most, self._sight.known, but=but)
+        return [order_id for order_id in found if order_id not in behind]
 
     async def _pass_deadline(self, order_id: str) -> None:
         with self._aside.isolate(order_id, DeadlinePassed):
             order, now = self._store.order(order_id), self._clock.now_ms()
             if order is None or order.deadline_at is None or order.deadline_at > now:
                 return
+            if not self._sight.covers(order):
+                return  # it changed after it was found due
             try:
                 await self._processor.apply(order_id, DeadlinePassed())
             except ImpossibleTransition as refused:

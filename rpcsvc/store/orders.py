@@ -7,11 +7,14 @@ change writes (order_writes.py), claims on upstream orders (relays.py), what the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+import orjson
+
+from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Fill, Order
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.errors import Unavailable
@@ -48,6 +51,14 @@ _SELECT_TRANSFERS: Final = (
     f"SELECT {', '.join(TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
 )
 _SELECT_FILLS: Final = f"SELECT {', '.join(FILLED)} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
+_DECIDED_BY_DEPOSITS: Final = ", ".join(f"'{each.value}'" for each in sorted(DECIDED_BY_DEPOSITS))
+# On a network of which nothing is told, nobody looks for deposits: there is nothing to wait for.
+_SELECT_OVERDUE: Final = f"""
+    SELECT order_id FROM orders WHERE deadline_at <= ? AND on_deadline IS NOT ?
+        AND (on_deadline NOT IN ({_DECIDED_BY_DEPOSITS}) OR deadline_at <= coalesce(
+            (SELECT value FROM json_each(?) WHERE key = deposit_network), deadline_at))
+    ORDER BY deadline_at LIMIT ?
+"""  # noqa: S608 - constants
 # A transfer whose bytes are committed goes before any new one: it holds its wallet's inputs.
 _SELECT_EFFECTS: Final = """
     SELECT e.order_id, e.kind, e.transfer_id FROM effects e
@@ -127,17 +138,18 @@ class SqliteOrderStore(SqliteRelays):
         )
         return [order_id for (order_id,) in rows]
 
-    def overdue(self, now: int, limit: int, *, but: OnDeadline | None = None) -> list[str]:
+    def overdue(
+        self, now: int, limit: int, known: Mapping[str, int], *, but: OnDeadline | None = None
+    ) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
 
-        Those with ``but`` to be done at their deadline are left out.
+        Left out are those with ``but`` to be done at their deadline, and those that are decided by
+        deposits on a network where all are ``known`` only until before their deadline.
         """
-        rows = self._db.read(
-            "SELECT order_id FROM orders WHERE deadline_at <= ? AND on_deadline IS NOT ?"
-            " ORDER BY deadline_at LIMIT ?",
-            (now, but and but.value, limit),
+        found = self._db.read(
+            _SELECT_OVERDUE, (now, but and but.value, orjson.dumps(dict(known)).decode(), limit)
         )
-        return [row[0] for row in rows]
+        return [order_id for (order_id,) in found]
 
     def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""

@@ -60,7 +60,7 @@ class HealthRoutes:
 
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
-        checks = {**self._checks(), **self._relayed(), **self._signing()}
+        checks = {**self._checks(), **self._watching(), **self._relayed(), **self._signing()}
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -96,6 +96,10 @@ class HealthRoutes:
         """Status, version and time, nothing else (spec 2.4)."""
         checks = self._readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
+
+    def _watching(self) -> dict[str, Health]:
+        """Not needed to take orders: the engine refuses those of a network that is not seen."""
+        return {"deposits": self._worker.watching()} if self._service.engine.networks else {}
 
     def _relayed(self) -> dict[str, Health]:
         """Not needed to take orders: a call in doubt is the operator's, and others are made."""

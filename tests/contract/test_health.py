@@ -22,7 +22,7 @@ async def test_health_names_every_check(served: Served) -> None:
     assert response.status == 200
     assert list(body) == ["status", "version", "time", "engine", "checks"]
     assert (body["status"], body["engine"]) == ("ok", "sandbox")
-    assert set(body["checks"]) == {"store", "engine", "rates", "worker", "signing"}
+    assert set(body["checks"]) == {"store", "engine", "rates", "worker", "deposits", "signing"}
 
 
 async def test_a_check_that_fails_degrades_health_and_readiness_but_not_life(

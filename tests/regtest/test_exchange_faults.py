@@ -8,6 +8,7 @@ disk (test_exchange_faults_wallet.py).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
+from tests.e2e.processes import until
 from tests.regtest.daemons import Anvil, Daemon
+from tests.regtest.exchange import call
 from tests.regtest.faults import both_refused, degraded, well
 from tests.regtest.line import Line, garbage, replacing
 from tests.regtest.trading import Trader, kill_anvil
@@ -30,6 +33,8 @@ DOWN = {
     "wallet": "XMR: the Monero wallet is down",
 }
 BOTH = ("x2u", "u2x")
+# How long an order waits for its deposit, in seconds, where it is not to wait for an hour.
+WINDOWS = {"DEPOSIT_WINDOW_SECONDS": 10, "LATE_WINDOW_SECONDS": 2}
 
 
 @dataclass
@@ -85,6 +90,35 @@ async def test_a_daemon_that_is_killed_in_the_middle_of_orders(lines: Lines, nam
         finally:
             await asyncio.to_thread(daemon.start)
         await trader.stack.miner.reconnect()
+        await well(at)
+        await trader.finish(at)
+        await trader.stop(at)
+    await trader.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"), [("anvil", "u2x"), ("monerod", "x2u"), ("wallet", "x2u")]
+)
+async def test_an_order_that_was_paid_while_a_daemon_was_out_is_swapped_though_its_time_ran_out(
+    lines: Lines, name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trader = lines.trader
+    for key, seconds in WINDOWS.items():
+        monkeypatch.setitem(trader.stack.extra, f"RPCSVC_ORDERS__{key}", str(seconds))
+    async with trader.stack.serving() as at:
+        deal, address = await trader.order(at, direction)
+        is_over = time.monotonic() + sum(WINDOWS.values()) + 1
+        lines.lines[name].change = garbage
+        await degraded(at, DOWN[name])
+        await trader.pay(direction, address)
+
+        async def has_run_out() -> bool:
+            return time.monotonic() >= is_over
+
+        await until(has_run_out)
+        status = await call(at, "service.swap.status", {"orderId": deal.order_id})
+        assert status["state"] == "waiting_for_funding"
+        lines.clear()
         await well(at)
         await trader.finish(at)
         await trader.stop(at)

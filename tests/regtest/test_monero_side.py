@@ -11,6 +11,7 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Observation
 from rpcsvc.settlement.onchain.monero.ledger import Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.regtest.daemons import (
@@ -108,7 +109,7 @@ async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Tre
     with pytest.raises(Unavailable):
         await own.side.prepare(own.transfer(await own.wallet.primary_address()))
     assert "another wallet" in (own.side.health().detail or "")
-    assert await own.side.observe() == ()
+    assert await own.side.observe() == Observation()
     async with own.again() as later:
         assert "another wallet" in (later.side.health().detail or "")
         with pytest.raises(Unavailable):
@@ -117,7 +118,7 @@ async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Tre
 
 async def test_a_dead_wallet_is_reported_and_its_return_noticed(side: Treasury) -> None:
     await asyncio.to_thread(side.rpc.kill)
-    assert await side.side.observe() == ()
+    assert await side.side.observe() == Observation()
     assert "wallet is down" in (side.side.health().detail or "")
     await asyncio.to_thread(side.rpc.start)
     await side.side.maintain()
@@ -222,12 +223,12 @@ async def test_what_was_not_acknowledged_is_shown_again_with_its_first_time(
     side: Treasury, miner: Miner
 ) -> None:
     await miner.pay(side.side.deposit_address(), XMR)
-    (shown,) = await side.side.observe()
+    (shown,) = (await side.side.observe()).sightings
     await side.side.acknowledge([])
     await miner.mine()
     side.clock.now += 5000
     async with side.again(in_order=False) as later:
-        assert await later.side.observe() == [shown]
+        assert (await later.side.observe()).sightings == [shown]
         assert shown.first_seen_at == side.clock.now - 5000
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Observation
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import until
@@ -66,7 +67,7 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
     restored = replace(MANY, wallet_file="restored", wallet_password="")
     async with treasury(wallet_rpc, tmp_path, restored) as side:
         assert "rescanning" in (side.side.health().detail or "")
-        assert await side.side.observe() == ()
+        assert await side.side.observe() == Observation()
         with pytest.raises(Unavailable):
             side.side.deposit_address()
         go_on.set()

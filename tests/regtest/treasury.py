@@ -80,7 +80,7 @@ class Treasury:
 
     async def reconcile(self) -> list[DepositSighting]:
         """One pass: look, and commit."""
-        sightings = list(await self.side.observe())
+        sightings = list((await self.side.observe()).sightings)
         await self.side.acknowledge(sightings)
         return sightings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,18 +13,24 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.aside import OrdersAside
-from rpcsvc.orders.deposits import DepositWatcher
-from rpcsvc.orders.ports import DepositSighting
-from tests.unit.test_transition import NOW, key, terms
+from rpcsvc.orders.deposits import TURN, DepositWatcher
+from rpcsvc.orders.ports import DepositSighting, Observation
+from tests.sandbox import ManualClock
+from tests.unit.test_transition import HOUR, NOW, key, terms
 
 
 class Book:
     """One order, its only writer, and an engine that sees one deposit to it.
 
     ``refusals``: how often the next events are refused, as if another one had come between.
+    ``whole``: whether the engine sees all there is.
     """
 
+    networks = frozenset({key(1).network})
+
     def __init__(self, refusals: int) -> None:
+        self.whole = True
+        self.shown = [DepositSighting(key(1), "deposit here", 7, None, NOW, DepositState.CONFIRMED)]
         self.order_now = open_order(terms())
         self.refusals = refusals
         self.applied: list[type] = []
@@ -43,16 +50,17 @@ class Book:
         self.applied.append(type(event))
         return self.order_now
 
-    async def observe(self) -> Sequence[DepositSighting]:
-        return [DepositSighting(key(1), "deposit here", 7, None, NOW, DepositState.CONFIRMED)]
+    async def observe(self) -> Observation:
+        return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.whole else {})
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         self.acknowledged += sightings
 
 
-def watcher_of(book: Book, aside: OrdersAside) -> DepositWatcher:
-    anything = cast("Any", book)
-    return DepositWatcher(anything, anything, anything, aside)
+def watcher_of(book: Book, aside: OrdersAside, now: int = NOW) -> DepositWatcher:
+    anything, clock = cast("Any", book), ManualClock()
+    clock.now = now
+    return DepositWatcher(anything, anything, anything, aside, clock)
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 2])
@@ -91,3 +99,39 @@ async def test_a_sighting_that_can_not_be_recorded_is_not_acknowledged_but_shown
     await watcher.reconcile()
     assert len(book.acknowledged) == 1
     assert aside.health().ok
+
+
+@pytest.mark.parametrize(
+    ("now", "whole", "applied"),
+    [
+        (NOW + HOUR - 1, False, [DepositSeen, DepositConfirmed]),
+        (NOW + HOUR, False, [DepositSeen]),
+        (NOW + HOUR, True, [DepositSeen, DepositConfirmed]),
+    ],
+)
+async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_yet(
+    now: int, whole: bool, applied: list[type]
+) -> None:
+    book = Book(0)
+    book.whole = whole
+    watcher = watcher_of(book, OrdersAside(), now)
+
+    await watcher.reconcile()
+
+    assert book.applied == applied
+    is_done = DepositConfirmed in applied
+    assert len(book.acknowledged) == is_done, "else it is shown again"
+    assert watcher.sight.behind == (set() if is_done else {"ord_1"})
+
+
+async def test_past_its_time_an_order_is_not_decided_on_before_each_deposit_is_on_record() -> None:
+    book = Book(0)
+    book.shown = [replace(book.shown[0], key=key(n)) for n in range(TURN + 1)]
+    watcher = watcher_of(book, OrdersAside(), NOW + HOUR)
+
+    await watcher.reconcile()
+    assert book.applied == [DepositSeen] * TURN
+    assert watcher.sight.behind == {"ord_1"}
+
+    await watcher.reconcile()
+    assert book.applied[TURN : TURN + 2] == [DepositSeen, DepositConfirmed]

@@ -6,13 +6,13 @@ Orders of a whole service; the deposits come from the scanner of EVM networks on
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports import DepositSighting, Observation
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
@@ -32,8 +32,9 @@ class Eyes:
         self._sandbox = sandbox
         self._scanner = scanner
 
-    async def observe(self) -> Sequence[DepositSighting]:
-        return [*await self._sandbox.observe(), *await self._scanner.observe()]
+    async def observe(self) -> Observation:
+        both: Observation = await self._sandbox.observe()
+        return replace(both, sightings=[*both.sightings, *await self._scanner.observe()])
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         await self._sandbox.acknowledge(sightings)

@@ -19,6 +19,7 @@ from rpcsvc.orders.ports import (
     DepositSighting,
     Health,
     Holdings,
+    Observation,
     Outcome,
     PreparedTransfer,
     Verdict,
@@ -39,15 +40,13 @@ class FakeSide:
 
     def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
         self.asset, self.network, self.verdict = asset, network, verdict
+        self.networks = frozenset({network})
         self.asked: list[str] = []
         self.acknowledged: list[DepositSighting] = []
         self.well = Health(True)
         self.held = 60
         self.to_see_to: list[str] = []
         self.maintain: Any = None
-
-    def serves(self, network: str) -> bool:
-        return network == self.network
 
     def require_ready(self) -> None:
         if not self.well.ok:
@@ -62,9 +61,10 @@ class FakeSide:
     def total(self) -> int:
         return self.held
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         key = DepositKey(self.network, "tx", 0)
-        return [DepositSighting(key, "a", 1, None, 0, DepositState.SEEN)]
+        shown = DepositSighting(key, "a", 1, None, 0, DepositState.SEEN)
+        return Observation([shown], {self.network: 7})
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         self.acknowledged += sightings
@@ -117,7 +117,7 @@ def test_the_payouts_fee_is_of_its_asset_and_the_refunds_of_the_deposits(tmp_pat
 
 async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
-    await stand.engine.acknowledge(await stand.engine.observe())
+    await stand.engine.acknowledge((await stand.engine.observe()).sightings)
     assert [s.key.network for s in stand.xmr.acknowledged] == ["monero"]
     assert [s.key.network for s in stand.usdc.acknowledged] == ["arbitrum"]
 
@@ -135,7 +135,7 @@ async def test_a_fault_on_one_side_leaves_the_deposits_of_the_other(tmp_path: Pa
     stand = Stand(tmp_path)
     stand.usdc.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
     for _ in range(2):
-        seen = await stand.engine.observe()
+        seen = (await stand.engine.observe()).sightings
         assert [item.key.network for item in seen] == ["monero"]
         await stand.engine.acknowledge(seen)
     assert len(stand.xmr.acknowledged) == 2
@@ -149,7 +149,7 @@ async def test_a_side_that_does_not_acknowledge_keeps_the_other_from_nothing(
 ) -> None:
     stand = Stand(tmp_path)
     stand.xmr.acknowledge = breaks(KeyError("a bug"))  # type: ignore[method-assign]
-    seen = await stand.engine.observe()
+    seen = (await stand.engine.observe()).sightings
     with pytest.raises(KeyError):
         await stand.engine.acknowledge(seen)
     assert [item.key.network for item in stand.usdc.acknowledged] == ["arbitrum"]

@@ -9,6 +9,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
@@ -423,6 +424,62 @@ async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Read
     assert reader.scanner.confirmations(key("a")) == 2
 
 
+# --- until when deposits are known ---------------------------------------------------------------
+
+
+async def test_a_look_is_whole_as_of_its_beginning(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, read = reader.clock.now, reader.chain.block
+
+    async def slow(at: Any = Tag.LATEST) -> Block | None:
+        reader.clock.now += 1000
+        return await read(at)
+
+    reader.chain.mine(("a", pays(5)))
+    monkeypatch.setattr(reader.chain, "block", slow)
+    await reader.look()
+    assert reader.scanner.whole_at == began
+    assert reader.clock.now > began
+
+
+async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader) -> None:
+    reader.chain.lag = 2
+    await reader.look()
+    assert reader.scanner.whole_at is None
+    reader.chain.lag = 0
+    await reader.look()
+    assert reader.scanner.whole_at == reader.clock.now
+    reader.chain.lag = 15
+    with pytest.raises(Unavailable):
+        await reader.look()
+    assert reader.scanner.whole_at is None
+
+
+async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader.link, "standstill", lambda: "has shown no new block for 10 minutes")
+    await reader.look()
+    assert reader.scanner.whole_at is None
+
+
+async def test_a_look_that_could_not_place_an_event_is_not_whole(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader.chain.mine(("a", pays(5)))
+
+    async def unknown(_: str) -> None:
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.chain, "receipt", unknown)
+        await reader.look()
+        assert reader.scanner.whole_at is None
+    await reader.look()
+    assert reader.scanner.whole_at == reader.clock.now
+
+
 # --- what it costs ---------------------------------------------------------------------------
 
 
@@ -436,9 +493,11 @@ async def test_a_long_absence_is_made_up_for_in_several_passes(
         reader.chain.mine((name, pays(1)), count=3)
     passes = 0
     while reader.ledger.cursors("arbitrum")[0].number < reader.chain.head:
+        assert reader.scanner.whole_at is None or passes == 0
         await reader.look()
         passes += 1
     assert passes > 2
+    assert reader.scanner.whole_at == reader.clock.now, "the last one has seen all"
     assert reader.book.keys() == {key(name) for name in names}
 
 

@@ -243,6 +243,31 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await database.close()
 
 
+# --- until when deposits are known -------------------------------------------------------------
+
+
+async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert desk.scanner.whole_at == Clock().now_ms()
+    desk.wallet.lag = 1
+    await desk.look()
+    assert desk.scanner.whole_at is None, "what is in the last block was not seen"
+    desk.wallet.lag = 0
+    await desk.look()
+    assert desk.scanner.whole_at == Clock().now_ms()
+    monkeypatch.setattr(MoneroLink, "standstill", lambda _: "has shown no new block")
+    await desk.look()
+    assert desk.scanner.whole_at is None, "its chain does not go on"
+
+
+async def test_a_look_that_failed_is_not_whole(desk: Desk) -> None:
+    desk.wallet.primary = "4another"
+    with pytest.raises(SideUnusable):
+        await desk.look()
+    assert desk.scanner.whole_at is None
+
+
 # --- honest deposits -------------------------------------------------------------------------
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import cast
 
 from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports import DepositSighting, Observation
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.settlement.onchain.side_watch import HANGS_SECONDS, SideWatch
 
-FOUND = DepositSighting(
-    DepositKey("monero", "ab" * 32, 1), "4address", 5, None, 1, DepositState.SEEN
+FOUND = Observation(
+    [DepositSighting(DepositKey("monero", "ab" * 32, 1), "4a", 5, None, 1, DepositState.SEEN)],
+    {"monero": 5},
 )
+NOTHING = Observation()
 
 
 class SlowSide:
@@ -28,12 +29,12 @@ class SlowSide:
         self.looks = 0
         self.error: Exception | None = None
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         self.looks += 1
         await self.answers.wait()
         if self.error is not None:
             raise self.error
-        return [FOUND]
+        return FOUND
 
 
 class Bench:
@@ -48,15 +49,15 @@ class Bench:
 async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
     bench = Bench()
     bench.side.answers.set()
-    assert await bench.watch.observe() == [FOUND]
+    assert await bench.watch.observe() == FOUND
     assert bench.watch.has_looked
     assert bench.watch.health().ok
 
 
 async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> None:
     bench = Bench()
-    assert await bench.watch.observe() == ()
-    assert await bench.watch.observe() == ()
+    assert await bench.watch.observe() == NOTHING
+    assert await bench.watch.observe() == NOTHING
     assert not bench.watch.has_looked
     assert bench.side.looks == 1
     await bench.watch.close()
@@ -64,9 +65,9 @@ async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> No
 
 async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
     bench = Bench()
-    assert await bench.watch.observe() == ()
+    assert await bench.watch.observe() == NOTHING
     bench.side.answers.set()
-    assert await bench.watch.observe() == [FOUND]
+    assert await bench.watch.observe() == FOUND
     assert bench.watch.has_looked
 
 
@@ -88,13 +89,13 @@ async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
     bench.side.answers.set()
     bench.side.error = RuntimeError("a bug")
     for looks in (1, 2):
-        assert await bench.watch.observe() == ()
+        assert await bench.watch.observe() == NOTHING
         assert bench.side.looks == looks
         assert not bench.watch.has_looked
         assert bench.watch.is_blind()
         assert bench.watch.health().detail == "a look for deposits has failed (RuntimeError)"
     bench.side.error = None
-    assert await bench.watch.observe() == [FOUND]
+    assert await bench.watch.observe() == FOUND
     assert bench.watch.health().ok
     assert not bench.watch.is_blind()
 

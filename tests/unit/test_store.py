@@ -193,10 +193,23 @@ async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
     for order in (waiting, replace(stuck, on_deadline=OnDeadline.REFUND)):
         await store.commit(created(order))
     late = waiting.deadline_at or 0
-    assert store.overdue(late, 9) == ["ord_1", "ord_2"]
-    assert store.overdue(late, 9, but=OnDeadline.REFUND) == ["ord_1"]
-    assert store.overdue(late, 1) == ["ord_1"]
-    assert store.overdue(NOW, 9) == []
+    assert store.overdue(late, 9, {}) == ["ord_1", "ord_2"]
+    assert store.overdue(late, 9, {}, but=OnDeadline.REFUND) == ["ord_1"]
+    assert store.overdue(late, 1, {}) == ["ord_1"]
+    assert store.overdue(NOW, 9, {}) == []
+
+
+async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known(
+    store: SqliteOrderStore,
+) -> None:
+    waiting, paying = fresh(1), replace(fresh(2), on_deadline=OnDeadline.REPUBLISH)
+    for order in (waiting, paying):
+        await store.commit(created(order))
+    late, network = waiting.deadline_at or 0, waiting.terms.deposit_network
+    assert store.overdue(late + 9, 9, {network: late - 1}) == ["ord_2"]
+    assert store.overdue(late + 9, 9, {network: 0, "elsewhere": late}) == ["ord_2"]
+    assert store.overdue(late + 9, 9, {network: late}) == ["ord_1", "ord_2"]
+    assert store.overdue(late + 9, 9, {"elsewhere": 0}) == ["ord_1", "ord_2"]
 
 
 async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> None:

@@ -35,9 +35,7 @@ class Side(EvmSide):
         ledgers = Ledgers(anything, anything, ledger, anything)
         switch = PauseSwitch(Path())
         super().__init__([], anything, anything, ledgers, ManualClock(), anything, switch)
-
-    def serves(self, network: str) -> bool:
-        return network in ("arbitrum", "base")
+        self.networks = frozenset({"arbitrum", "base"})
 
 
 async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_address(

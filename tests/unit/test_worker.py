@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders import worker as worker_module
 from rpcsvc.orders.aside import OrdersAside
+from rpcsvc.orders.sight import Sight
 from rpcsvc.orders.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
@@ -27,6 +29,8 @@ class Parts:
 
     def __init__(self, **broken: Exception) -> None:
         self.aside = OrdersAside()
+        self.sight = Sight(["monero"], ManualClock())
+        self.sight.looked({"monero": 2**62}, {})
         self.broken = broken
         self.done: list[str] = []
         self.left_out: list[OnDeadline | None] = []
@@ -41,8 +45,11 @@ class Parts:
         self._do("reconcile")
         return 1
 
-    def overdue(self, now: int, _most: int, but: OnDeadline | None = None) -> list[str]:
+    def overdue(
+        self, now: int, _most: int, known: Mapping[str, int], but: OnDeadline | None = None
+    ) -> list[str]:
         self._do("overdue")
+        assert known == self.sight.known
         self.left_out.append(but)
         late = self.late
         return [late.order_id] if late and late.deadline_at and late.deadline_at <= now else []
@@ -219,12 +226,14 @@ class Broken(Parts):
         super().__init__()
         self.count = count
 
-    def overdue(self, now: int, most: int, but: OnDeadline | None = None) -> list[str]:
-        super().overdue(now, most, but)
+    def overdue(
+        self, now: int, most: int, known: Mapping[str, int], but: OnDeadline | None = None
+    ) -> list[str]:
+        super().overdue(now, most, known, but)
         return [f"ord_{number}" for number in range(self.count + 1)][:most]
 
-    def order(self, _order_id: str) -> Order | None:
-        return replace(open_order(terms()), deadline_at=1)
+    def order(self, order_id: str) -> Order | None:
+        return replace(open_order(replace(terms(), order_id=order_id)), deadline_at=1)
 
     async def apply(self, order_id: str, _event: DeadlinePassed) -> None:
         if order_id != f"ord_{self.count}":
@@ -241,3 +250,33 @@ async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_a
     for _ in range(3):
         await worker.tick()
     assert f"apply ord_{parts.count}" in parts.done
+
+
+async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 1)
+    parts = Broken(4)
+    waiting = [f"ord_{number}" for number in range(4)]
+    parts.sight.looked({}, dict.fromkeys(waiting, "monero"))
+
+    assert await worker_of(parts).tick() == 4, "those that wait are no work"
+
+    assert parts.done[-2:] == ["start_due", "forget_responses"]
+    assert "apply ord_4" in parts.done
+    assert not any(order_id in parts.aside for order_id in waiting), "none of them was tried"
+
+
+async def test_an_order_that_fell_out_of_sight_after_it_was_found_due_waits() -> None:
+    parts = Parts()
+    parts.late = replace(open_order(terms()), deadline_at=5)
+    parts.sight = Sight(["monero"], ManualClock())
+    worker = worker_of(parts)
+    await worker.tick()
+    assert "apply" not in parts.done
+    parts.sight.looked({"monero": 4}, {})
+    await worker.tick()
+    assert "apply" not in parts.done
+    parts.sight.looked({"monero": 5}, {})
+    await worker.tick()
+    assert "apply" in parts.done

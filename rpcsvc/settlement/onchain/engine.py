@@ -24,11 +24,12 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     Outcome,
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.each import each_of
+from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.monero.first_look import FirstLook
 from rpcsvc.settlement.onchain.side import Side
@@ -61,6 +62,7 @@ class OnchainEngine:
     ) -> None:
         self._sides = {side.asset: side for side in sides}
         self._watches = {side.asset: SideWatch(side) for side in sides}
+        self.networks = frozenset[str]().union(*(side.networks for side in sides))
         self._guard = guard
         self._floors = floors
         self._first_looks = dict(first_looks or {})
@@ -154,10 +156,9 @@ class OnchainEngine:
 
     # --- deposits ------------------------------------------------------------------------------
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Deposits on all networks that may have changed, of the sides that answer in time."""
-        found = await asyncio.gather(*(watch.observe() for watch in self._watches.values()))
-        return [sighting for part in found for sighting in part]
+        return together(await asyncio.gather(*(w.observe() for w in self._watches.values())))
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: each side moves its cursors."""
@@ -236,13 +237,13 @@ class OnchainEngine:
 
     def _of(self, network: str) -> Side:
         for side in self._sides.values():
-            if side.serves(network):
+            if network in side.networks:
                 return side
         raise Unavailable(f"No node serves {network}: onchain.nodes has to name one.")
 
 
 async def _acknowledge(side: Side, sightings: Sequence[DepositSighting]) -> None:
-    await side.acknowledge([item for item in sightings if side.serves(item.key.network)])
+    await side.acknowledge([item for item in sightings if item.key.network in side.networks])
 
 
 def _upkeep(fault: str) -> Health:

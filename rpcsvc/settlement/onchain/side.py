@@ -16,6 +16,7 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     PreparedTransfer,
     Verdict,
 )
@@ -29,10 +30,8 @@ class Side(Protocol):
     """
 
     asset: Asset
-
-    def serves(self, network: str) -> bool:
-        """Whether deposits and transfers of this network belong to this side."""
-        ...
+    # Whose deposits and transfers belong to this side.
+    networks: frozenset[str]
 
     async def start(self) -> None:
         """Connect, check that the nodes are on the right networks, load, catch up."""
@@ -79,7 +78,7 @@ class Side(Protocol):
         """How long a block takes, typically, rounded up."""
         ...
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Deposits that may have changed since they were last acknowledged, recomputed."""
         ...
 

@@ -8,13 +8,13 @@ here: what a look is (monero/deposits.py, evm/deposits.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
 import structlog
 
-from rpcsvc.orders.ports import DepositSighting, Health
+from rpcsvc.orders.ports import Health, Observation
 from rpcsvc.settlement.onchain.side import Side
 
 log = structlog.get_logger(__name__)
@@ -43,10 +43,10 @@ class SideWatch:
         self._now = now
         self._since = 0.0
         self._fault: str | None = None
-        self._look: asyncio.Task[Sequence[DepositSighting]] | None = None
+        self._look: asyncio.Task[Observation] | None = None
         self.has_looked = False
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """What a look has found; nothing while it is still under way, or when it failed."""
         self.has_looked = False
         if self._look is None:
@@ -54,13 +54,13 @@ class SideWatch:
             self._look = asyncio.create_task(self._observe())
         done, _ = await asyncio.wait({self._look}, timeout=self._patience)
         if not done:
-            return ()
+            return Observation()
         look, self._look = self._look, None
         try:
             found = look.result()
         except Exception as error:  # noqa: BLE001 - logged, and in health
             self._failed(error)
-            return ()
+            return Observation()
         self.has_looked, self._fault = True, None
         return found
 
@@ -71,7 +71,7 @@ class SideWatch:
             log.error("deposits_not_observed", asset=self._side.asset.symbol, exc_info=error)
         self._fault = fault
 
-    async def _observe(self) -> Sequence[DepositSighting]:
+    async def _observe(self) -> Observation:
         return await self._side.observe()
 
     async def close(self) -> None:

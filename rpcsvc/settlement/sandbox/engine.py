@@ -29,6 +29,7 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     Outcome,
     PreparedTransfer,
     Rate,
@@ -87,6 +88,7 @@ class SandboxEngine:
     ) -> None:
         self._ledger = ledger
         self._registry = chains
+        self.networks = frozenset({MONERO, *(chain.name for chain in chains.all()), PERPS})
         self._clock = clock
         self._random = random
         self._options = options
@@ -153,19 +155,24 @@ class SandboxEngine:
 
     # --- deposits ---
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Mine what is due, then show every deposit that is not finished with."""
         if not self._ledger.watched():
-            return ()
+            return self._observation((), self._clock.now_ms())
         async with self.moving:
             now = self._clock.now_ms()
             chains = {chain.network: chain for chain in self._ledger.chains()}
             await self._mine_due(chains, now)
-            return [
+            shown = [
                 self._sighting(chains[tx.network], tx, now)
                 for tx in self._ledger.watched()
                 if tx.kind is TxKind.DEPOSIT
             ]
+            return self._observation(shown, now)
+
+    def _observation(self, shown: Sequence[DepositSighting], now: int) -> Observation:
+        """All there is: these chains hide nothing."""
+        return Observation(shown, dict.fromkeys(self.networks, now))
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Stop watching deposits that are confirmed or gone; a reorganisation starts it again."""
@@ -311,8 +318,7 @@ class SandboxEngine:
 
     def _initial_chains(self) -> list[Chain]:
         now = self._clock.now_ms()
-        networks = [MONERO, *(chain.name for chain in self._registry.all()), PERPS]
-        return [_initial_chain(network, now, self._options) for network in networks]
+        return [_initial_chain(network, now, self._options) for network in sorted(self.networks)]
 
 
 _FAILS = {

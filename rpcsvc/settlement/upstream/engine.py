@@ -31,6 +31,7 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     PreparedTransfer,
     Rate,
     Ticket,
@@ -72,6 +73,7 @@ class UpstreamEngine:
     name = "upstream"
     poll_ms = 1_000
     bridges = frozenset({PERPS})
+    networks: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -308,9 +310,9 @@ class UpstreamEngine:
         """Raises errors.Unavailable: the upstream gives the address of each order."""
         raise Unavailable(f"The upstream gives the addresses for {asset.symbol}.")
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """No deposits are watched here."""
-        return ()
+        return Observation()
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """Nothing was shown."""

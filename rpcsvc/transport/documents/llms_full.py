@@ -210,7 +210,8 @@ def _failures(site: Site, recording: Recording) -> str:
     )
     intro = (
         "No order waits forever: `deadlineAt` and `onDeadline` say what the service does by"
-        " itself. XMR hides its sender, so a refund of XMR needs an address from the order's"
+        " itself. What is decided by deposits waits for longer while their network can't be seen."
+        " XMR hides its sender, so a refund of XMR needs an address from the order's"
         " owner, who is whoever knows both `orderId` and `sessionId`."
     )
     shown = [f"### {name}\n\n{show(site, recording[key])}" for name, key in steps]

@@ -25,10 +25,11 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     PreparedTransfer,
     Verdict,
 )
-from rpcsvc.settlement.onchain.each import each_of
+from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
@@ -217,15 +218,12 @@ class EvmSide:
         self._branches: Mapping[str, _Branch] = {
             node.network.name: _Branch(node, keys, ledgers, clock, switch) for node in nodes
         }
+        self.networks = frozenset(self._branches)
 
     @property
     def hot_wallet(self) -> str:
         """The address that pays, on every network (EIP-55)."""
         return next(iter(self._branches.values())).payments.hot_wallet
-
-    def serves(self, network: str) -> bool:
-        """Whether this is one of the configured networks."""
-        return network in self._branches
 
     async def start(self) -> None:
         """Take up the addresses, connect, look. A node that is not right is a matter of health.
@@ -305,10 +303,9 @@ class EvmSide:
 
     # --- deposits ------------------------------------------------------------------------------
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Deposits that changed; none of a network whose node is out."""
-        found = await asyncio.gather(*(_observed(item) for item in self._branches.values()))
-        return [sighting for part in found for sighting in part]
+        return together(await asyncio.gather(*(_observed(b) for b in self._branches.values())))
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: the cursors may move."""
@@ -378,7 +375,7 @@ class EvmSide:
 
     def _of_no_order(self) -> list[str]:
         try:
-            strays = [item for item in self._foreign.strays() if self.serves(item.network)]
+            strays = [item for item in self._foreign.strays() if item.network in self.networks]
         except Unavailable:
             return []  # the database's own health tells
         if not strays:
@@ -392,11 +389,13 @@ class EvmSide:
         ]
 
 
-async def _observed(branch: _Branch) -> Sequence[DepositSighting]:
+async def _observed(branch: _Branch) -> Observation:
     try:
-        return await branch.deposits.observe()
+        found = await branch.deposits.observe()
     except Unavailable:
-        return ()  # why is in health; what was not seen now is seen by a later pass
+        return Observation()  # why is in health; a later pass sees what was not seen now
+    at = branch.deposits.whole_at
+    return Observation(found, {} if at is None else {branch.network.name: at})
 
 
 def _depth(network: EvmNetwork) -> int:

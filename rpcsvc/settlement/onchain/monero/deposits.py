@@ -63,7 +63,10 @@ def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
 
 
 class DepositScanner:
-    """Looks for deposits, pass by pass."""
+    """Looks for deposits, pass by pass.
+
+    ``whole_at``: when the last look began (ms), if it has shown all deposits until then.
+    """
 
     def __init__(
         self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
@@ -77,13 +80,15 @@ class DepositScanner:
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(link, ledger)
+        self.whole_at: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
 
         Raises RpcFailure and SideUnusable.
         """
-        self._next = None
+        self._next, self.whole_at = None, None
+        began = self._clock.now_ms()
         before = await self._link.check_node()
         self._fork = await self._find_fork()
         await self._link.wallet.refresh()
@@ -103,6 +108,8 @@ class DepositScanner:
             if not resting:
                 self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
+            if self._link.standstill() is None:
+                self.whole_at = began
         return [
             _sighting(item, state)
             for item, state in zip(records, states, strict=True)

@@ -22,6 +22,7 @@ from rpcsvc.orders.ports import (
     Health,
     Holdings,
     NetworkNames,
+    Observation,
     PreparedTransfer,
     Verdict,
 )
@@ -52,6 +53,7 @@ class MoneroSide:
     """Implements Side (side.py) for XMR. It owns both clients from ``start`` to ``close``."""
 
     asset: Asset = XMR
+    networks = frozenset({NETWORK})
 
     def __init__(
         self,
@@ -71,10 +73,6 @@ class MoneroSide:
         self._rescue = MoneroRescue(self._link, ledger, options)
         self._inventory = MoneroInventory(self._link, self._payments, clock, options)
         self._connecting = asyncio.Lock()
-
-    def serves(self, network: str) -> bool:
-        """Whether the network is Monero's."""
-        return network == NETWORK
 
     async def start(self) -> None:
         """Connect and check. A node or wallet that is not right is a matter of ``health``."""
@@ -138,14 +136,16 @@ class MoneroSide:
 
     # --- deposits ------------------------------------------------------------------------------
 
-    async def observe(self) -> Sequence[DepositSighting]:
+    async def observe(self) -> Observation:
         """Deposits that changed since they were acknowledged; none while node or wallet is out."""
         try:
             with self._link.watched():
                 await self._ready()
-                return await self._deposits.observe()
+                found = await self._deposits.observe()
         except Unavailable:
-            return ()  # why is in health; what was not seen now is seen by a later pass
+            return Observation()  # why is in health; a later pass sees what was not seen now
+        at = self._deposits.whole_at
+        return Observation(found, {} if at is None else {NETWORK: at})
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: the cursor may move."""

@@ -1,0 +1,96 @@
+"""A network that can't be seen for a while: no order is decided on before what came is known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.orders.ports import Observation
+from tests.sandbox import HOUR_MS, Sandbox, sandbox
+
+NETWORK = {"x2u": "monero", "u2x": "arbitrum"}
+OTHER = {"x2u": "u2x", "u2x": "x2u"}
+HALF = {"x2u": "0.4", "u2x": "75"}
+BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
+    async with sandbox(tmp_path) as ready:
+        yield ready
+
+
+@contextmanager
+def out_of_sight(box: Sandbox, network: str) -> Iterator[None]:
+    """The node of one network is down; the others show what they have."""
+    engine = box.up.service.engine
+    sees = engine.observe
+
+    async def observe() -> Observation:
+        found = await sees()
+        shown = [each for each in found.sightings if each.key.network != network]
+        return replace(
+            found, sightings=shown, whole={n: at for n, at in found.whole.items() if n != network}
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "observe", observe)
+        yield
+
+
+@BOTH
+async def test_a_part_that_came_in_time_while_its_node_was_down_counts(
+    box: Sandbox, direction: str
+) -> None:
+    order = await box.order(direction)
+    await order.fund(HALF[direction])
+    await box.settle()
+    with out_of_sight(box, NETWORK[direction]):
+        await order.fund(HALF[direction])
+        await box.jump(2 * HOUR_MS)
+        assert (await order.status())["state"] == "deposit_detected"
+    await box.settle()
+    answer = await order.status()
+    assert answer["state"] == "completed"
+    assert [each["use"] for each in answer["data"]["deposits"]] == ["payout", "payout"]
+    assert [each["kind"] for each in answer["data"]["transfers"]] == ["payout"]
+
+
+@BOTH
+async def test_an_order_that_was_paid_while_its_node_was_down_does_not_expire(
+    box: Sandbox, direction: str
+) -> None:
+    paid, unpaid = await box.order(direction), await box.order(direction)
+    elsewhere = await box.order(OTHER[direction])
+    with out_of_sight(box, NETWORK[direction]):
+        await paid.fund()
+        await box.jump(2 * HOUR_MS)
+        assert (await paid.status())["state"] == "waiting_for_funding"
+        assert (await unpaid.status())["state"] == "waiting_for_funding"
+        assert (await elsewhere.status())["state"] == "terminal_failure", "its network is seen"
+        health = box.up.worker.watching()
+        assert f"Deposits on {NETWORK[direction]}" in (health.detail or "")
+    await box.settle()
+    assert (await paid.status())["state"] == "completed"
+    assert (await unpaid.status())["state"] == "terminal_failure"
+    assert box.up.worker.watching().ok
+
+
+async def test_the_first_beat_after_a_start_decides_on_nothing_that_it_has_not_seen(
+    tmp_path: Path,
+) -> None:
+    async with sandbox(tmp_path) as box:
+        order = await box.order("x2u")
+        await order.fund()
+        clock = box.clock
+    clock.now += 2 * HOUR_MS
+    async with sandbox(tmp_path, clock) as box:
+        with out_of_sight(box, "monero"):
+            await box.catch_up()
+        await box.settle()
+        answer = await box.call("swap.status", orderId=order.order_id)
+        assert answer["state"] == "completed"
