@@ -13,7 +13,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.aside import OrdersAside
-from rpcsvc.orders.deposits import TURN, DepositWatcher
+from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
 from rpcsvc.orders.ports import DepositSighting, Observation
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import HOUR, NOW, key, terms
@@ -55,6 +55,21 @@ class Book:
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         self.acknowledged += sightings
+
+
+@pytest.mark.parametrize("state", [DepositState.SEEN, DepositState.CONFIRMED])
+def test_what_is_on_record_as_the_chain_shows_it_is_no_event(state: DepositState) -> None:
+    sighting = replace(Book(0).shown[0], state=state)
+    order = open_order(terms())
+    for event in events_of(order, sighting):
+        order = transition(order, event, NOW).order
+    assert order.deposits[0].state is state
+    assert events_of(order, sighting) == []
+
+
+def test_a_deposit_that_is_seen_and_not_confirmed_yet_is_an_event_alone() -> None:
+    sighting = replace(Book(0).shown[0], state=DepositState.SEEN)
+    assert [type(each) for each in events_of(open_order(terms()), sighting)] == [DepositSeen]
 
 
 def watcher_of(book: Book, aside: OrdersAside, now: int = NOW) -> DepositWatcher:

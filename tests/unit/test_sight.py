@@ -61,8 +61,11 @@ def test_a_network_that_is_not_seen_for_long_is_told_until_it_is() -> None:
     assert sight.health().ok, "it has just begun"
     sight.looked({"monero": clock.now}, {})
     clock.now += 1
-    detail = sight.health().detail or ""
-    assert detail.startswith("Deposits on base have not been seen whole for 10 minutes")
+    told = sight.health()
+    assert not told.ok
+    assert (told.detail or "").startswith(
+        "Deposits on base have not been seen whole for 10 minutes"
+    )
     sight.looked({"base": clock.now}, {})
     assert sight.health().ok
 
