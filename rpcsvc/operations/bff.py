@@ -265,9 +265,16 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
     return Wish(*pair, amount, to, session, _plan(params.twap_config), call.integrator)
 
 
+# Far more than an order is worth, so that it is not cut; a column takes no number without an end.
+_MOST_CHUNK_USD = 2**53 - 1
+
+
 def _plan(config: TwapConfig | None) -> TwapPlan | None:
     config = config or TwapConfig()
-    return None if config.disabled else TwapPlan(config.chunk_size_usd, config.interval_ms)
+    if config.disabled:
+        return None
+    chunk_usd = int(min(config.chunk_size_usd, _MOST_CHUNK_USD))
+    return TwapPlan(chunk_usd, int(config.interval_ms))
 
 
 def _fingerprint(wish: Wish) -> Json:

@@ -56,18 +56,19 @@ class BffQuoteParams(Params):
 class TwapConfig(Params):
     """Whether and how an order is swapped in chunks (spec 2.4)."""
 
+    # Numbers, as the spec has them: bff.py leaves off what is less than a dollar or a millisecond.
+
     disabled: Annotated[bool, Field(description="True: at once, at the quoted rate.")] = False
     chunk_size_usd: Annotated[
-        int, Field(ge=twap.LEAST_CHUNK_USD, le=10_000_000, description="Whole US dollars."), WHOLE
+        float, Field(ge=twap.LEAST_CHUNK_USD, description="US dollars; cents count for nothing.")
     ] = twap.LEAST_CHUNK_USD
     interval_ms: Annotated[
-        int,
+        float,
         Field(
             ge=twap.LEAST_INTERVAL_MS,
             le=twap.LONGEST_INTERVAL_MS,
-            description="Milliseconds between chunks.",
+            description="Milliseconds between chunks; a fraction of one counts for nothing.",
         ),
-        WHOLE,
     ] = twap.DEFAULT_INTERVAL_MS
 
 

@@ -16,7 +16,7 @@ from rpcsvc.domain.money import parse_amount
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import InputError, InputErrors, InvalidInput, MissingInput, UnsupportedDirection
-from rpcsvc.operations.params import Params
+from rpcsvc.operations.params import Params, whole
 from rpcsvc.settlement.sandbox.controls import FaultKind
 
 # An answer to thousands of unknown properties would be many times their size.
@@ -161,7 +161,7 @@ def _wrong(field: str, kind: str, item: Any) -> InvalidInput:
     allowed: Any = None
     if kind in _BOUNDS:
         name, text = _BOUNDS[kind]
-        bound = next(iter(limits[key] for key in _LIMITS if key in limits))
+        bound = whole(next(iter(limits[key] for key in _LIMITS if key in limits)))
         message, allowed = f"{field} {text.format(bound)}", {name: bound}
     elif kind == "literal_error":
         allowed = _QUOTED.findall(limits["expected"])
@@ -185,6 +185,7 @@ _TYPES: Final = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "float_type": "a number",
     "model_type": "an object",
 }
 

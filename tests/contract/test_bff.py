@@ -166,6 +166,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"twapConfig": {"chunkSizeUsd": 249}}, "invalid_input", "twapConfig.chunkSizeUsd"),
     ({"twapConfig": {"intervalMs": 999}}, "invalid_input", "twapConfig.intervalMs"),
     ({"twapConfig": {"intervalMs": 60_001}}, "invalid_input", "twapConfig.intervalMs"),
+    ({"twapConfig": {"intervalMs": 60_000.5}}, "invalid_input", "twapConfig.intervalMs"),
+    ({"twapConfig": {"intervalMs": "1000"}}, "invalid_input", "twapConfig.intervalMs"),
+    ({"twapConfig": {"chunkSizeUsd": 249.9}}, "invalid_input", "twapConfig.chunkSizeUsd"),
+    ({"twapConfig": {"chunkSizeUsd": True}}, "invalid_input", "twapConfig.chunkSizeUsd"),
     ({"twapConfig": {"on": True}}, "invalid_input", "twapConfig.on"),
     ({"toAddress": None}, "invalid_input", "toAddress"),
 ]

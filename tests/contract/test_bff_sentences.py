@@ -88,8 +88,9 @@ def test_requests_take_exactly_the_fields_of_the_spec(table: str) -> None:
         shape = schema["properties"][name]
         kinds = {each.get("type", "object") for each in shape.get("anyOf", [shape])}
         expected = kind.rstrip("?").removesuffix("|null")
-        number = {"number": "integer", "twapConfig": "object"}.get(expected, expected)
-        assert number in kinds, name
+        # A chain's number is a whole one.
+        number = "integer" if name.endswith("ChainId") else expected
+        assert {"twapConfig": "object"}.get(number, number) in kinds, name
         assert ("null" in kinds) >= kind.endswith("|null"), name
 
 
@@ -241,6 +242,7 @@ async def test_twap_shows_every_field_of_the_spec_live(
         {"chunkSizeUsd": 250, "intervalMs": 1_000},
         {"chunkSizeUsd": 300, "intervalMs": 60_000},
         {"chunkSizeUsd": 250.0, "intervalMs": 1_000.0},
+        {"chunkSizeUsd": 300.75, "intervalMs": 1_000.5},
         {"disabled": False},
         {},
     ],
@@ -251,8 +253,18 @@ async def test_the_bounds_of_twap_config_may_be_used(
     made = await post(served, "/orders", {**CHUNKED, "twapConfig": config})
     assert made.status == 200
     twap = (await call(served, "GET", f"/orders/{made.body['orderId']}")).body["twap"]
-    assert twap["chunkSizeUsd"] == config.get("chunkSizeUsd", 250)
-    assert twap["intervalMs"] == config.get("intervalMs", 10_000)
+    assert twap["chunkSizeUsd"] == int(config.get("chunkSizeUsd", 250))
+    assert twap["intervalMs"] == int(config.get("intervalMs", 10_000))
+
+
+@pytest.mark.parametrize("size", [10_000_001, 1e300])
+async def test_an_order_that_is_worth_less_than_two_chunks_is_not_cut(
+    served: Served, size: float
+) -> None:
+    """The spec has a least size of a chunk, and no largest."""
+    made = await post(served, "/orders", {**CHUNKED, "twapConfig": {"chunkSizeUsd": size}})
+    assert made.status == 200
+    assert "twap" not in (await call(served, "GET", f"/orders/{made.body['orderId']}")).body
 
 
 async def test_a_chain_number_may_be_written_with_a_point(served: Served) -> None:
