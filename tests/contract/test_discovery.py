@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -275,11 +275,25 @@ async def test_the_examples_work_as_they_stand_at_any_rate_and_limit(
         assert served.count("orders") == 1
 
 
-async def test_the_example_makes_an_order_to_be_paid_on_another_day_too(tmp_path: Path) -> None:
+async def quickstart_example(served: Served) -> dict[str, Any]:
+    return dict((await quickstart(served))["examples"]["execute"])
+
+
+async def llms_full_example(served: Served) -> dict[str, Any]:
+    text = await (await get(served, links.LLMS_FULL)).text()
+    block = next(block for block in http_blocks(text) if block[1].endswith("/swap/execute"))
+    method, path, headers, body = block
+    return {"method": method, "path": path, "headers": headers, "body": json.loads(body)}
+
+
+@pytest.mark.parametrize("example", [quickstart_example, llms_full_example])
+async def test_the_example_makes_an_order_to_be_paid_on_another_day_too(
+    tmp_path: Path, example: Callable[[Served], Awaitable[dict[str, Any]]]
+) -> None:
     async with visiting(tmp_path) as served:
-        first = await send(served, (await quickstart(served))["examples"]["execute"])
+        first = await send(served, await example(served))
         await served.post("/sandbox/fault", {"fault": "advance_clock", "seconds": 86_400})
-        later = await send(served, (await quickstart(served))["examples"]["execute"])
+        later = await send(served, await example(served))
         assert later["state"] == "waiting_for_funding"
         order_id = later["data"]["order"]["orderId"]
         assert order_id != first["data"]["order"]["orderId"]

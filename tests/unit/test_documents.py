@@ -66,7 +66,7 @@ def site() -> Site:
 
 
 def full(site: Site) -> str:
-    return llms_full.llms_full(site, recordings.load()).decode()
+    return llms_full.llms_full(site, recordings.load(), NOW).decode()
 
 
 def every_text(site: Site) -> dict[str, str]:

@@ -112,7 +112,10 @@ def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
     return (
         Document(links.LLMS, TEXT, lambda _now: llms.llms_txt(site)),
         Document(
-            links.LLMS_FULL, TEXT, lambda _now: llms_full.llms_full(site, sources.recording())
+            links.LLMS_FULL,
+            TEXT,
+            lambda now: llms_full.llms_full(site, sources.recording(), now),
+            Renewal.WITH_COPIES,  # as the quickstart: its examples make an order
         ),
         Document(
             links.HOME,

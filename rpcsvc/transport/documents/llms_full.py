@@ -16,8 +16,8 @@ from rpcsvc.transport.documents import advice, links
 from rpcsvc.transport.documents.agent import description, limits
 from rpcsvc.transport.documents.exchanges import show, show_elsewhere
 from rpcsvc.transport.documents.llms import document_list, numbered, summary, title
-from rpcsvc.transport.documents.quickstart import flow
-from rpcsvc.transport.documents.recording import Recording
+from rpcsvc.transport.documents.quickstart import example_key, flow
+from rpcsvc.transport.documents.recording import Recording, with_key
 from rpcsvc.transport.documents.signatures import signature_check
 from rpcsvc.transport.documents.text import page, table
 from rpcsvc.transport.site import API_ROOT, Site
@@ -25,8 +25,9 @@ from rpcsvc.transport.site import API_ROOT, Site
 _MINUTE = 60
 
 
-def llms_full(site: Site, recording: Recording) -> bytes:
-    """llms-full.txt."""
+def llms_full(site: Site, recording: Recording, written_at: int) -> bytes:
+    """llms-full.txt. ``written_at`` in milliseconds since the epoch."""
+    recording = with_key(recording, example_key("llms-example", written_at))
     sections = (
         ("In short", summary(site)),
         ("The flow", numbered(flow(site))),

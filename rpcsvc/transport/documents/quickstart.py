@@ -61,14 +61,9 @@ def flow(site: Site) -> list[str]:
 
 
 def examples(site: Site, generated_at: int) -> Json:
-    """A plan and an execute call that work as they stand.
-
-    The idempotency key belongs to this rendering of the document: whoever sends the example as it
-    stands gets the one order that it makes. A later rendering has another: its body may differ, and
-    the order of the old key expires.
-    """
+    """A plan and an execute call that work as they stand."""
     body = example_swap(site)
-    key = "example-" + "".join(c for c in iso8601(generated_at) if c.isdigit())
+    key = example_key("example", generated_at)
     paths = links.endpoints(site)
     return {
         "plan": {"method": "POST", "path": paths["plan"], "body": {**body, "hasFunds": True}},
@@ -79,6 +74,15 @@ def examples(site: Site, generated_at: int) -> Json:
             "body": body,
         },
     }
+
+
+def example_key(prefix: str, written_at: int) -> str:
+    """The idempotency key of the example in a document that was written at that time (ms).
+
+    It belongs to this rendering: whoever sends the example as it stands gets the one order that it
+    makes. A later rendering has another: its body may differ, and the order of the old key expires.
+    """
+    return f"{prefix}-" + "".join(c for c in iso8601(written_at) if c.isdigit())
 
 
 def example_swap(site: Site) -> Json:

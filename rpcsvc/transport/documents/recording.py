@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import resources
 
@@ -188,6 +188,14 @@ def _monero_address() -> str:
     """The table's own example of a Monero address."""
     examples = _OPERATION["swap.create"].examples
     return str(next(e.params["to"] for e in examples if e.params["direction"] == "u2x"))
+
+
+def with_key(recording: Recording, key: str) -> Recording:
+    """The recording as if its order that is shown had been made under another idempotency key."""
+    return {
+        name: replace(exchange, key=key) if exchange.key == EXAMPLE_KEY else exchange
+        for name, exchange in recording.items()
+    }
 
 
 def dumps(recording: Recording) -> str:
