@@ -15,6 +15,7 @@ from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Effect, Operation
 from rpcsvc.transport.gate import VISITOR, Gate, Visitor
 from rpcsvc.transport.http import (
+    OPERATION,
     Handler,
     read_json_object,
     read_query,
@@ -45,6 +46,7 @@ class AgentHttp:
 
     def _handler(self, operation: Operation) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
+            request[OPERATION] = operation.name
             visitor = self._gate.admit(request)
             request[VISITOR] = visitor
             call = self._call(operation, request, visitor)

@@ -24,8 +24,10 @@ from rpcsvc.orders.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.sqlite import Database
 from rpcsvc.transport.gate import Gate
-from rpcsvc.transport.http import error_headers, respond
+from rpcsvc.transport.http import OPERATION, error_headers, respond
 from rpcsvc.transport.site import API_ROOT, BFF_ROOT
+
+_AGENT_HEALTH = "health"
 
 
 class HealthRoutes:
@@ -79,15 +81,16 @@ class HealthRoutes:
 
     async def agent_health(self, request: web.Request) -> web.StreamResponse:
         """The envelope with status, version and time beside it."""
+        request[OPERATION] = _AGENT_HEALTH
         checks = self._readiness()
         visitor = self._gate.admit(request)
         request_id = visitor.request_id or self._gate.new_request_id()
         data = with_session(self._service.venue, {}, NO_SESSION)
         error = _unwell(checks)
         if error is None:
-            envelope = finish(head("health", Answer(AgentState.READY, data)), request_id)
+            envelope = finish(head(_AGENT_HEALTH, Answer(AgentState.READY, data)), request_id)
         else:
-            envelope = failure("health", error, request_id, data)
+            envelope = failure(_AGENT_HEALTH, error, request_id, data)
         body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
         status = 200 if error is None else error.http_status
         return respond(body, request_id, status=status, headers=error_headers(error))

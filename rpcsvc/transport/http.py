@@ -34,6 +34,8 @@ from rpcsvc.transport.site import BFF_ROOT
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Which operation a request is for, where its route is that of one.
+OPERATION = web.RequestKey("operation", str)
 JSON = "application/json"
 # How long a body may take to arrive; without an end, a client that stalls holds its connection.
 BODY_SECONDS: Final = 30
@@ -199,7 +201,7 @@ class Refusals:
         chosen = request_id or given_request_id(request) or self._gate.new_request_id()
         flat = request.path.startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
-        reply = dispatcher.refuse("unknown", error, Call(chosen))
+        reply = dispatcher.refuse(request.get(OPERATION, "unknown"), error, Call(chosen))
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {
             **(visitor.headers if visitor else {}),

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from rpcsvc.operations.table import OPERATIONS
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.e2e import processes
 
@@ -132,6 +133,16 @@ async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path, headers
         response = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=headers)
         assert response.status == 403
         assert (await response.json())["error"]["code"] == "tls_required"
+
+
+async def test_a_refusal_for_want_of_tls_names_the_operation(tmp_path: Path) -> None:
+    paths = [(op.method, op.path, op.name) for op in OPERATIONS if op.path is not None]
+    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+        for method, path, name in [*paths, ("GET", "/health", "health")]:
+            plain = {**PROXIED, "x-forwarded-proto": "http", "x-request-id": "mine"}
+            answer = await served.http(method, path.replace("{orderId}", "1"), headers=plain)
+            assert answer.body["error"]["code"] == "tls_required"
+            assert (answer.body["operation"], answer.body["requestId"]) == (name, "mine")
 
 
 async def test_a_local_caller_needs_no_tls_beside_a_proxy_on_the_same_machine(
