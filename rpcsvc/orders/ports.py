@@ -223,7 +223,7 @@ class OrderStore(Protocol):
         ...
 
     async def forget_responses(self, before: int) -> int:
-        """Drop idempotency keys made before that time; returns how many."""
+        """Drop idempotency keys made before that time, a few hours' worth; returns how many."""
         ...
 
 

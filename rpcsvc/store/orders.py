@@ -39,6 +39,8 @@ from rpcsvc.store.sqlite import Statement, Tables
 
 # How much of a session id its index holds (migrations/0005_sessions.sql).
 _SESSION_START: Final = 8
+# Twice what falls due between two times of forgetting, so that what is left over gets less.
+_FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
 _SELECT_VIEW: Final = (
     "SELECT to_address, view FROM orders WHERE order_id = ? AND view_key = ?"
     " AND (view_valid_until IS NULL OR view_valid_until > ?)"
@@ -181,7 +183,15 @@ class SqliteOrderStore(SqliteRelays):
             await self._db.write(())
 
     async def forget_responses(self, before: int) -> int:
-        """Drop idempotency keys made before that time; returns how many."""
+        """Drop idempotency keys made before that time, and within two hours of the oldest.
+
+        Returns how many. This is called once an hour: what falls due is gone in time, but a clock
+        that was set weeks ahead costs no key that a retry may still come with.
+        """
+        oldest = self._db.read_one("SELECT created_at FROM idempotency_keys ORDER BY seq LIMIT 1")
+        if oldest is None:
+            return 0
+        before = min(before, oldest[0] + _FORGOTTEN_AT_ONCE_MS)
         # Keys are numbered as they come, so the old ones are those up to the first young one.
         row = self._db.read_one(
             "SELECT count(*), max(seq) FROM idempotency_keys WHERE seq < coalesce("

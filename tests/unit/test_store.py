@@ -272,6 +272,17 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStor
     assert await store.forget_responses(NOW + 2000) == 0
 
 
+async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqliteOrderStore) -> None:
+    hour, month = 3_600_000, 30 * 86_400_000
+    for number, hours in enumerate((0, 1, 24)):
+        kept = replace(response(f"after {hours} h"), created_at=NOW + hours * hour)
+        await store.commit(created(fresh(number), kept))
+    assert await store.forget_responses(NOW + month) == 2
+    assert store.response("public", "after 24 h") is not None
+    assert await store.forget_responses(NOW + month) == 1
+    assert await store.forget_responses(NOW + month) == 0
+
+
 def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
     first = OwnerLock(tmp_path)
     first.acquire()
