@@ -123,6 +123,7 @@ async def test_an_under_payment_above_the_minimum_is_swapped_at_expiry(
     order = await box.order(direction)
     await order.fund(PART[direction])
     await box.settle()
+    await box.fault("set_rate", rate="100")  # the quote's is locked
     await box.jump(HOUR_MS)
     await box.settle()
     answer = await order.status()
@@ -170,6 +171,21 @@ async def test_a_late_deposit_is_swapped_while_the_rate_holds(box: Sandbox, dire
     await order.fund()
     await box.settle()
     assert (await order.status())["state"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("direction", "rate", "amount"),
+    [("x2u", "164", "130.494"), ("u2x", "166", "0.898996385541")],
+)
+async def test_a_late_deposit_is_swapped_at_the_rate_of_now(
+    box: Sandbox, direction: str, rate: str, amount: str
+) -> None:
+    order = await box.order(direction)
+    await box.jump(HOUR_MS + 1)
+    await box.fault("set_rate", rate=rate)
+    await order.fund()
+    await box.settle()
+    assert transfers(await order.status()) == [("payout", amount, "settled")]
 
 
 @BOTH
