@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from rpcsvc.domain.states import AGENT_STATE_OF
 from rpcsvc.errors import InputError, InputErrors, ServiceError
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
@@ -257,6 +258,24 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "unavailable": (503, {None}),
     "internal_error": (500, {-32603}),
 }
+
+
+# The design's state table: what an agent is told while an order has a status.
+STATE_TABLE = {
+    "awaiting_deposit": "waiting_for_funding",
+    "deposit_detected": "deposit_detected",
+    "deposit_confirmed": "deposit_detected",
+    "executing_swap": "swap_processing",
+    "refunding": "refunding",
+    "completed": "completed",
+    "refunded": "terminal_failure",
+    "failed": "terminal_failure",
+    "expired": "terminal_failure",
+}
+
+
+def test_the_state_of_each_status_is_that_of_the_state_table() -> None:
+    assert {status.value: state.value for status, state in AGENT_STATE_OF.items()} == STATE_TABLE
 
 
 def test_the_error_tree_is_the_error_table() -> None:

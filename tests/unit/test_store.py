@@ -7,7 +7,9 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiosqlite
 import pytest
 
 from rpcsvc.domain import events as ev
@@ -281,6 +283,61 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqliteOrderSto
     assert store.response("public", "after 24 h") is not None
     assert await store.forget_responses(NOW + month) == 1
     assert await store.forget_responses(NOW + month) == 0
+
+
+def test_every_table_is_strict_and_no_column_takes_a_real(database: Database) -> None:
+    tables = database.read(
+        "SELECT name, strict FROM pragma_table_list"
+        " WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+    )
+    assert {"orders", "deposits", "transfers", "idempotency_keys"} <= {name for name, _ in tables}
+    assert [name for name, strict in tables if not strict] == []
+    columns = database.read(
+        "SELECT DISTINCT c.type FROM pragma_table_list t JOIN pragma_table_info(t.name) c"
+        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"
+    )
+    assert {kind for (kind,) in columns} <= {"INTEGER", "TEXT", "BLOB"}
+
+
+MONEY_COLUMNS = [
+    ("orders", "deposit_amount"),
+    ("deposits", "units"),
+    ("transfers", "units"),
+    ("sandbox_transactions", "units"),
+]
+
+
+@pytest.mark.parametrize("units", ["9223372036854775808", 0.5, 1e30])
+def test_money_is_an_integer_or_is_not_taken(database: Database, units: object) -> None:
+    """What a loose column would keep as a REAL. ``database`` has made the tables."""
+    [(_, _, path)] = database.read("PRAGMA database_list")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        for table, column in MONEY_COLUMNS:
+            columns = [row[1:3] for row in other.execute(f"PRAGMA table_info({table})")]
+            names = ", ".join(name for name, _ in columns)
+            values = [units if name == column else 1 if kind == "INTEGER" else "1"
+                      for name, kind in columns]  # fmt: skip
+            marks = ", ".join("?" * len(values))
+            with pytest.raises(sqlite3.IntegrityError, match=rf"{table}\.{column}"):
+                other.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
+
+
+async def test_a_commit_is_on_disk_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[aiosqlite.Connection] = []
+    connect = aiosqlite.connect
+
+    def noted(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
+        opened.append(connect(*args, **kwargs))
+        return opened[-1]
+
+    monkeypatch.setattr(aiosqlite, "connect", noted)
+    database = await Database.open(tmp_path)
+    pragmas = [f"PRAGMA {name}" for name in ("journal_mode", "synchronous")]
+    found = [list(await opened[0].execute_fetchall(pragma)) for pragma in pragmas]
+    await database.close()
+    assert found == [[("wal",)], [(2,)]]  # 2 is FULL
 
 
 def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
