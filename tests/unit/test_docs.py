@@ -55,6 +55,26 @@ def test_every_method_that_the_architecture_page_names_exists() -> None:
         assert hasattr(classes[owner], method), f"{owner}.{method}"
 
 
+# Words of the architecture page that stand for values: statuses, states, a table, engines.
+VALUES = {"completed", "prepared", "effects", "onchain", "upstream"}
+
+
+def test_every_function_and_class_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    defined = {
+        name
+        for file in (ROOT / "rpcsvc").rglob("*.py")
+        for name in re.findall(r"^ *(?:async def|def|class) (\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert set(re.findall(r"`([A-Za-z_]\w*)`", text)) - defined - VALUES == set()
+
+
+def test_every_module_that_the_architecture_page_names_in_a_folder_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    there = {file.name for file in (ROOT / "rpcsvc" / "settlement" / "onchain").rglob("*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", text)) <= there
+
+
 def test_the_readme_names_every_operation_and_fault() -> None:
     text = (ROOT / "README.md").read_text()
     for operation in OPERATIONS:
