@@ -50,6 +50,7 @@ _MONERO = (
     "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
+# To ask with only: an order made with it would be everybody's.
 _SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 _PAIR: Json = {
     "fromChainId": MONERO_CHAIN_ID,
@@ -99,7 +100,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         effect=Effect.MOVES_MONEY,
         method="POST",
         path="/orders",
-        example={**_PAIR, "toAddress": _EVM, "sessionId": _SESSION},
+        example={**_PAIR, "toAddress": _EVM},
         errors=(*_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict"),
         idempotent=True,
     ),

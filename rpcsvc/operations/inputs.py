@@ -116,13 +116,16 @@ def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]
 
 
 def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:
-    """The session id in lower case. Raises InvalidInput when it is not a UUID."""
+    """The session id in lower case. Raises InvalidInput when it is not a UUID.
+
+    The message names no UUID for an example: with one that everybody can read, an order made with
+    it would be everybody's.
+    """
     if session_id is None:
         return None
     if not _UUID.fullmatch(session_id):
         raise InvalidInput(
-            f"{field} must be a UUID of version 4, such as"
-            f" 3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90. {HINTS[field]}",
+            f"{field} must be a random UUID (version 4). {HINTS[field]}",
             field=field,
             received=session_id,
         )

@@ -162,10 +162,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/agent/swap/execute",
         examples=(
             Example("XMR to USDC", {**_X2U, "to": _EVM}),
-            Example(
-                "with a session",
-                {**_U2X, "to": _MONERO, "sessionId": "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"},
-            ),
+            Example("USDC to XMR", {**_U2X, "to": _MONERO}),
         ),
         errors=_ORDER_ERRORS,
         idempotent=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from rpcsvc.domain.states import AGENT_STATE_OF
 from rpcsvc.errors import InputError, InputErrors, ServiceError
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
 from rpcsvc.operations.table import OPERATIONS
@@ -149,6 +151,19 @@ async def test_the_source_of_the_session_is_told(served: Served) -> None:
     assert told == [("request", SESSION.lower()), ("none", None), ("request", SESSION.lower())]
     assert made["data"]["sessionSource"] == "generated"
     assert len(made["data"]["sessionId"]) == 36
+
+
+async def test_nothing_that_everybody_can_read_names_a_session_to_order_with(
+    served: Served,
+) -> None:
+    """Whoever copied it would share the order's owner secret with all who can read, too."""
+    examples = [
+        *(example.params for operation in OPERATIONS for example in operation.examples),
+        *(operation.example for operation in BFF_OPERATIONS),
+    ]
+    assert not [example for example in examples if example.get("sessionId")]
+    for answer in await over_both(served, "swap.execute", {**SWAP, "sessionId": "mine"}):
+        assert not re.search(r"[0-9a-f]{8}-", answer["error"]["message"])
 
 
 async def test_every_answer_names_the_network(served: Served) -> None:
