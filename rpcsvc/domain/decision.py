@@ -27,6 +27,7 @@ from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, Transf
 from rpcsvc.domain.steps import ImpossibleTransition, Transition, cancel, planned_payout
 
 _UNCONFIRMED = "The deposit was never confirmed by its network."
+_ABOVE_MAXIMUM = "The deposits are above the maximum."
 
 
 def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition:
@@ -62,6 +63,8 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
         raise ImpossibleTransition("the payout is planned already")
     terms = order.terms
     total = sum(d.units for d in order.unspent)
+    if total > terms.max_deposit:
+        return refund(order, _ABOVE_MAXIMUM)  # more came while the price was awaited
     price = terms.price.at(event.rate)
     output = price.output(terms.direction, total)
     fair = keeps_proportion(
@@ -70,7 +73,7 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
         min_received=terms.min_received,
         deposit_amount=terms.deposit_amount,
     )
-    if not fair or total > terms.max_deposit:
+    if not fair:
         return refund(order, "The deposit came late and the rate has moved too far since.")
     return _plan_payout(order, price, total)
 
@@ -94,7 +97,7 @@ def pay(order: Order, units: int, integrator_fee: int) -> Transition:
 
 def _swap(order: Order, total: int) -> Transition:
     if total > order.terms.max_deposit:
-        return refund(order, "The deposits are above the maximum.")
+        return refund(order, _ABOVE_MAXIMUM)
     if twap.is_cut(order, total):
         filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
         return Transition(filling, (FillChunk(0),))

@@ -169,6 +169,17 @@ def test_a_price_that_comes_when_the_payout_is_planned_is_refused() -> None:
         transition(order, ev.Repriced(165_000_000), NOW)
 
 
+def test_what_grows_above_the_maximum_while_it_is_priced_is_refunded_for_that() -> None:
+    order, late = open_order(terms()), NOW + HOUR + 1
+    for n, units in ((1, XMR_UNIT), (2, order.terms.max_deposit)):
+        order = transition(order, ev.DepositSeen(key(n), units, None, late), late).order
+        order = transition(order, ev.DepositConfirmed(key(n)), late).order
+    assert order.status is OrderStatus.DEPOSIT_CONFIRMED
+    order = transition(order, ev.Repriced(order.terms.price.rate), late).order
+    assert order.status is OrderStatus.REFUNDING
+    assert order.error_message == "The deposits are above the maximum."
+
+
 @pytest.mark.parametrize(("agreed", "table"), [OF_OURS, RELAYED_ONE])
 def test_a_deadline_does_not_pass_a_millisecond_before_its_time(
     agreed: Terms, table: Table
