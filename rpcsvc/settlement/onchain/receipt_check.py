@@ -8,9 +8,10 @@ eth_getTransactionReceipt; ERC-20 Transfer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
@@ -20,9 +21,13 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck
+from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
 
 Json = Mapping[str, Any]
+
+_EVM_TXID: Final = re.compile(r"0x[0-9a-fA-F]{64}")
+# The wallet has not looked: that says nothing of the receipt.
+_NOT_LOOKED: Final = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 
 
 class NotProven(Exception):
@@ -55,6 +60,8 @@ async def check_monero(receipt: Json, wallet: WalletClient) -> Proven:
             message = _text(receipt, "proofMessage")
             _require_received(await wallet.check_proof(txid, address, str(proof), message), units)
     except NodeError as error:
+        if error.code in _NOT_LOOKED:
+            raise
         raise NotProven(f"the wallet refuses the receipt: {error.text}") from error
     return Proven(XMR, txid, address, units, by_key.confirmations)
 
@@ -73,8 +80,10 @@ async def check_evm(receipt: Json, client: EvmClient, token: str) -> Proven:
 
     ``token`` is the USDC contract that the caller knows, not what the receipt says.
     """
-    wanted, units = parse_evm_address(_text(receipt, "address")), _units(receipt, USDC)
+    wanted, units = _evm_address(receipt), _units(receipt, USDC)
     txid = _text(receipt, "txid")
+    if not _EVM_TXID.fullmatch(txid):
+        raise NotProven("the receipt's txid is no transaction id")
     if await client.chain_id() != receipt.get("chainId"):
         raise NotProven(f"the node is on chain {await client.chain_id()}, not on the receipt's")
     mined, top = await client.receipt(txid), await client.block()
@@ -82,7 +91,10 @@ async def check_evm(receipt: Json, client: EvmClient, token: str) -> Proven:
         raise NotProven(f"the node knows no mined transaction {txid}")
     if not mined.ok:
         raise NotProven("the transaction failed: it moved nothing")
-    event = usdc.read_transfer(*_event(mined, receipt, token))
+    try:
+        event = usdc.read_transfer(*_event(mined, receipt, token))
+    except ValueError as error:
+        raise NotProven(f"the event is no transfer: {error}") from error
     if (event.to, event.units) != (wanted, units):
         raise NotProven(f"the event is {event.units} units to {event.to}, not {units} to {wanted}")
     return Proven(USDC, mined.txid, wanted, units, top.number - mined.block_number + 1)
@@ -104,6 +116,13 @@ def _text(receipt: Json, field: str) -> str:
     if not isinstance(value, str):
         raise NotProven(f"the receipt has no {field}")
     return value
+
+
+def _evm_address(receipt: Json) -> str:
+    try:
+        return parse_evm_address(_text(receipt, "address"), field="address")
+    except ServiceError as error:
+        raise NotProven(error.message) from error
 
 
 def _units(receipt: Json, asset: Asset) -> int:
