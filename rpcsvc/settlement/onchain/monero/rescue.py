@@ -65,16 +65,21 @@ class MoneroRescue:
             height = found[item.txid].height if item.txid in found else None
             if height != item.height:
                 await self._ledger.put_payment(replace(item, height=height))
-        await self._publish_again([item for item in settled if item.txid not in found])
-        return [item for item in settled if item.txid in found and found[item.txid].in_pool]
+        out = [item for item in settled if item.txid not in found or found[item.txid].in_pool]
+        waiting = [item for item in out if item.txid in found]
+        await self._publish_again(out, waiting)
+        return waiting
 
-    async def _publish_again(self, gone: Sequence[Payment]) -> None:
-        if not gone:
+    async def _publish_again(self, out: Sequence[Payment], waiting: Sequence[Payment]) -> None:
+        """Those that are in no block; ``waiting`` ones the node has: it put them into its pool."""
+        if not out:
             self.gone = None
-        for item in gone:
+        for item in out:
             if item.height is not None:
                 log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
-            said = (await self._link.node.submit(item.raw)).submission.value
+            said = "in the pool"
+            if item not in waiting:
+                said = (await self._link.node.submit(item.raw)).submission.value
             self.gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
                 f" away; it is published again ({said})"

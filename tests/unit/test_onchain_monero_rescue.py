@@ -1,0 +1,240 @@
+"""Settled XMR payments that are in no block any more, and money held back.
+
+Node and wallet are played. The same on real daemons is in tests/regtest/test_monero_rescue.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.ledger import (
+    MoneroOptions,
+    Payment,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import (
+    NodeInfo,
+    NodeTransaction,
+    PoolTransaction,
+    Submission,
+    SubmissionResult,
+)
+from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.logs import captured
+
+XMR = 10**12
+OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8)
+MODULE = "rpcsvc.settlement.onchain.monero.rescue"
+
+
+@dataclass
+class Node:
+    """``known``: the height of each transaction, None in the pool."""
+
+    top: int = 100
+    known: dict[str, int | None] = field(default_factory=dict)
+    says: Submission = Submission.ACCEPTED
+    given_up: set[str] = field(default_factory=set)
+    submitted: list[str] = field(default_factory=list)
+    flushed: list[str] = field(default_factory=list)
+    is_restricted: bool = False
+    pools: int = 0
+
+    async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        return {
+            txid: NodeTransaction(txid, self.known[txid], False)
+            for txid in txids
+            if txid in self.known
+        }
+
+    async def submit(self, raw: str) -> SubmissionResult:
+        txid = raw.removeprefix("raw of ")
+        self.submitted.append(txid)
+        if self.says is Submission.ACCEPTED:
+            self.known[txid] = None
+        return SubmissionResult(self.says, (), "")
+
+    async def pool(self) -> list[PoolTransaction]:
+        self.pools += 1
+        return [
+            PoolTransaction(txid, 1, 1, True, False, False, 0, txid in self.given_up)
+            for txid, height in self.known.items()
+            if height is None
+        ]
+
+    async def flush_pool(self, txids: Sequence[str]) -> None:
+        if self.is_restricted:
+            raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
+        for txid in txids:
+            self.flushed.append(txid)
+            self.given_up.discard(txid)
+
+
+@dataclass
+class Wallet:
+    """Its outputs, by key image; those that are frozen."""
+
+    images: tuple[str, ...] = ()
+    frozen: set[str] = field(default_factory=set)
+
+    async def outputs(self) -> list[Output]:
+        index = SubaddressIndex(0, 0)
+        return [
+            Output("tx", 1, index, XMR, item, 9, False, True, item in self.frozen)
+            for item in self.images
+        ]
+
+    async def thaw(self, image: str) -> None:
+        self.frozen.remove(image)
+
+
+@dataclass
+class Desk:
+    node: Node
+    wallet: Wallet
+    ledger: SqliteMoneroLedger
+    rescue: MoneroRescue
+
+    async def look(self, blocks: int = 0) -> None:
+        self.node.top += blocks
+        height, top = self.node.top + 1, f"h{self.node.top}"
+        await self.rescue.look(
+            NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+        )
+
+    async def put(self, name: str, state: PaymentState, height: int | None) -> Payment:
+        """A payment that has come so far."""
+        made = Payment(
+            name, Purpose.TRANSFER, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
+            "key", (f"image of {name}",), 1000,
+        )  # fmt: skip
+        await self.ledger.add_payment(made)
+        done = replace(made, state=state, height=height)
+        await self.ledger.put_payment(done)
+        if height is not None or state is PaymentState.PUBLISHED:
+            self.node.known[made.txid] = height
+        return done
+
+    def height(self, name: str) -> int | None:
+        found = self.ledger.payment(name)
+        assert found is not None
+        return found.height
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    database = await Database.open(tmp_path)
+    ledger, node, wallet = SqliteMoneroLedger(database), Node(), Wallet()
+    link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    yield Desk(node, wallet, ledger, MoneroRescue(link, ledger, OPTIONS))
+    await database.close()
+
+
+async def test_a_settled_payment_is_told_for_as_long_as_it_is_in_no_block(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that replaces blocks puts what was in them into its pool by itself."""
+    logs = captured(monkeypatch, MODULE)
+    made = await desk.put("tr_1", PaymentState.SETTLED, 98)
+    await desk.look()
+    assert desk.rescue.gone is None
+    desk.node.known[made.txid] = None
+    for _ in range(2 * OPTIONS.tracked_blocks):
+        await desk.look(blocks=1)
+        assert "payment tr_1 was settled and a reorganisation" in (desk.rescue.gone or "")
+        assert "(in the pool)" in (desk.rescue.gone or "")
+    assert [item["event"] for item in logs.entries] == ["monero_settled_payment_is_gone"]
+    assert desk.node.submitted == []
+    desk.node.known[made.txid] = desk.node.top
+    await desk.look(blocks=1)
+    assert desk.rescue.gone is None
+    assert desk.height("tr_1") == desk.node.top - 1
+
+
+async def test_what_the_node_has_not_is_handed_over_until_it_is_in_a_block(desk: Desk) -> None:
+    made = await desk.put("tr_1", PaymentState.SETTLED, 98)
+    desk.node.known.clear()
+    desk.node.says = Submission.INVALID
+    for _ in range(2):
+        await desk.look(blocks=1)
+        assert "published again (invalid)" in (desk.rescue.gone or "")
+    assert desk.height("tr_1") is None
+    desk.node.says = Submission.ACCEPTED
+    await desk.look()
+    assert "published again (accepted)" in (desk.rescue.gone or "")
+    await desk.look(blocks=1)
+    assert "(in the pool)" in (desk.rescue.gone or "")
+    assert desk.node.submitted == [made.txid] * 3
+    desk.node.known[made.txid] = desk.node.top
+    await desk.look(blocks=1)
+    assert desk.rescue.gone is None
+
+
+async def test_what_settled_long_ago_is_not_asked_about(desk: Desk) -> None:
+    await desk.put("tr_1", PaymentState.SETTLED, desk.node.top + 1 - OPTIONS.tracked_blocks)
+    await desk.put("tr_2", PaymentState.SETTLED, desk.node.top + 2 - OPTIONS.tracked_blocks)
+    desk.node.known.clear()
+    await desk.look()
+    assert desk.node.submitted == ["tx tr_2"]
+
+
+@pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
+async def test_what_waits_and_was_given_up_is_offered_anew_and_nothing_else(
+    desk: Desk, state: PaymentState
+) -> None:
+    made = await desk.put("tr_1", state, None)
+    other = await desk.put("tr_2", PaymentState.PUBLISHED, None)
+    desk.node.known |= {made.txid: None, "a stranger's": None}
+    desk.node.given_up = {made.txid, "a stranger's"}
+    await desk.look()
+    assert desk.node.flushed == desk.node.submitted == [made.txid]
+    assert other.txid not in desk.node.submitted
+    assert desk.rescue.problem is None
+
+
+async def test_a_node_that_forgets_nothing_is_told_until_the_payment_is_mined(desk: Desk) -> None:
+    made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
+    desk.node.given_up, desk.node.is_restricted = {made.txid}, True
+    for _ in range(2):
+        await desk.look(blocks=1)
+        assert f"flush_txpool {made.txid}" in (desk.rescue.problem or "")
+    assert desk.node.submitted == []
+    await desk.ledger.put_payment(replace(made, height=desk.node.top))
+    await desk.look(blocks=1)
+    assert desk.rescue.problem is None
+
+
+async def test_the_pool_is_asked_for_once_a_block_and_only_for_what_waits(desk: Desk) -> None:
+    await desk.put("tr_1", PaymentState.PUBLISHED, 98)
+    await desk.look()
+    assert desk.node.pools == 0
+    await desk.put("tr_2", PaymentState.PUBLISHED, None)
+    for _ in range(3):
+        await desk.look()
+    assert desk.node.pools == 0, "it was looked at this block"
+    await desk.look(blocks=1)
+    await desk.look()
+    assert desk.node.pools == 1
+
+
+async def test_only_money_of_payments_that_can_never_be_made_is_let_go(desk: Desk) -> None:
+    """The operator's own frozen outputs stay so, and so does what a live payment spends."""
+    await desk.put("tr_1", PaymentState.FAILED, None)
+    await desk.put("tr_2", PaymentState.PUBLISHED, None)
+    images = ("image of tr_1", "image of tr_2", "the operator's")
+    desk.wallet.images, desk.wallet.frozen = images, set(images)
+    await desk.look()
+    assert desk.wallet.frozen == {"image of tr_2", "the operator's"}
+    await desk.look(blocks=1)
+    assert desk.wallet.frozen == {"image of tr_2", "the operator's"}
