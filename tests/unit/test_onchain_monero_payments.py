@@ -1,0 +1,762 @@
+"""What keeps an XMR payment from being made twice, or wrongly, when node or wallet misbehave.
+
+Both are played: they have to contradict themselves on command. The ledger is the real one. What
+real daemons do is in tests/regtest/test_monero_side_payouts.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.domain.money import XMR as XMR_ASSET
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome, TransferRejected
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.monero.ledger import (
+    MoneroOptions,
+    Payment,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    WalletRecord,
+)
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import (
+    BlockHeader,
+    NodeInfo,
+    NodeTransaction,
+    Spent,
+    Submission,
+    SubmissionResult,
+)
+from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    AddressCheck,
+    Destination,
+    PreparedPayment,
+    Subaddress,
+    SubaddressIndex,
+    WalletCode,
+)
+from rpcsvc.settlement.onchain.patience import PATIENCE_MS, Patience
+from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+
+XMR = 10**12
+FEE = 1000
+OWN = "4primary"
+OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
+MINUTE_MS = 60_000
+GOOD = AddressCheck(valid=True, integrated=False, subaddress=False, nettype="mainnet")
+WRONG = {
+    "invalid": replace(GOOD, valid=False), "stagenet": replace(GOOD, nettype="stagenet"),
+}  # fmt: skip
+
+
+@dataclass
+class Node:
+    """``known``: the height of each transaction, None in the pool. ``takes``: what it is handed."""
+
+    top: int = 100
+    known: dict[str, int | None] = field(default_factory=dict)
+    spent: set[str] = field(default_factory=set)
+    submitted: list[str] = field(default_factory=list)
+    takes: bool = True
+    replaced: int = 0
+
+    async def info(self) -> NodeInfo:
+        await asyncio.sleep(0)  # others may go on meanwhile, as with every call that is sent
+        height = self.top + 1
+        return NodeInfo(height, f"h{self.top}", "fakechain", True, False, True, height, 0, "0.18")
+
+    async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
+        return {item: Spent(item in self.spent) for item in images}
+
+    async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        self.top += self.replaced
+        return {
+            txid: NodeTransaction(txid, self.known[txid], False)
+            for txid in txids
+            if txid in self.known
+        }
+
+    async def header_at(self, height: int) -> BlockHeader:
+        return BlockHeader(height, f"h{height}", "", 0, False, 0)
+
+    async def bodies(self, txids: Sequence[str]) -> dict[str, Any]:
+        assert not txids
+        return {}
+
+    async def submit(self, raw: str) -> SubmissionResult:
+        self.submitted.append(raw)
+        if not self.takes:
+            return SubmissionResult(Submission.REFUSED, (), "its own words")
+        self.known[raw.removeprefix("raw of ")] = None
+        return SubmissionResult(Submission.ACCEPTED, (), "OK")
+
+
+@dataclass
+class Wallet:
+    """Signs with the first of its outputs that is not frozen."""
+
+    node: Node
+    ledger: SqliteMoneroLedger
+    primary: str = OWN
+    outputs: list[str] = field(default_factory=lambda: ["a", "b", "c", "d"])
+    keeps_frozen: bool = True
+    fee: int = FEE
+    over: int = 0
+    failure: RpcFailure | None = None
+    relays: bool = True
+    frozen: set[str] = field(default_factory=set)
+    signed: list[list[Destination]] = field(default_factory=list)
+    relayed: list[str] = field(default_factory=list)
+    states: list[PaymentState] = field(default_factory=list)
+    addresses: dict[str, AddressCheck] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    proofs: int = 0
+    behind: int = 0
+    calls: list[str] = field(default_factory=list)
+
+    async def primary_address(self) -> str:
+        return self.primary
+
+    async def validate(self, address: str) -> AddressCheck:
+        return self.addresses.get(address, GOOD)
+
+    async def index_of(self, address: str) -> SubaddressIndex | None:
+        return SubaddressIndex(1, 7) if address in self.own else None
+
+    async def refresh(self) -> None:
+        self.calls.append("refresh")
+
+    async def height(self) -> int:
+        return self.node.top + 1 - self.behind
+
+    async def prepare(
+        self, to: Sequence[Destination], *, priority: int, from_indices: Sequence[int]
+    ) -> PreparedPayment:
+        assert priority == OPTIONS.priority
+        if self.failure is not None:
+            raise self.failure
+        self.signed.append(list(to))
+        txid = f"tx{len(self.signed)}"
+        free = [item for item in self.outputs if not (self.keeps_frozen and item in self.frozen)]
+        amount = sum(item.amount for item in to) + self.over
+        return PreparedPayment(
+            txid, amount, self.fee, 1, f"raw of {txid}", f"meta of {txid}", "key", (free[0],)
+        )
+
+    async def freeze(self, image: str) -> None:
+        self.frozen.add(image)
+
+    async def relay(self, metadata: str) -> None:
+        """Notes how far the database says that it is by then."""
+        txid = metadata.removeprefix("meta of ")
+        live = self.ledger.payments_in(*PaymentState)
+        self.states += [item.state for item in live if item.txid == txid]
+        self.relayed.append(txid)
+        self.calls.append("relay")
+        if not self.relays:
+            raise TimedOut("wallet", "relay_tx", "no answer")
+        self.node.known[txid] = None
+
+    async def store(self) -> None:
+        self.calls.append("store")
+
+    async def transfers(self, _from_height: int, _kinds: object) -> list[Any]:
+        return []
+
+    async def prove_payment(self, txid: str, address: str, message: str) -> str:
+        self.proofs += 1
+        if self.failure is not None:
+            raise self.failure
+        return f"{txid} paid {address} for {message}"
+
+
+class Ledger(SqliteMoneroLedger):
+    """What the order layer has committed is as the test says."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.states: dict[str, TransferState] = {}
+
+    def transfer_state(self, transfer_id: str) -> TransferState | None:
+        return self.states.get(transfer_id)
+
+
+@dataclass
+class Clock:
+    now: int = 1_800_000_000_000
+
+    def now_ms(self) -> int:
+        return self.now
+
+
+@dataclass
+class Desk:
+    """Payments of one run of the service."""
+
+    ledger: Ledger
+    node: Node
+    wallet: Wallet
+    clock: Clock
+    payments: MoneroPayments
+
+    async def prepared(self, transfer: Transfer, *companions: Transfer) -> Transfer:
+        """As the order layer has it once it is committed there."""
+        signed = await self.payments.prepare(transfer, companions)
+        for name in signed.transfer_ids:
+            self.ledger.states[name] = TransferState.PREPARED
+        return replace(transfer, txid=signed.txid, raw=signed.raw, state=TransferState.PREPARED)
+
+    async def published(self, transfer: Transfer) -> Transfer:
+        made = await self.prepared(transfer)
+        assert (await self.payments.publish(made)).outcome is Outcome.PENDING
+        return made
+
+    def known(self, name: str = "tr_1") -> Payment:
+        found = self.ledger.payment(name)
+        assert found is not None
+        return found
+
+    def all(self) -> list[Payment]:
+        return self.ledger.payments_in(*PaymentState)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    database = await Database.open(tmp_path)
+    ledger, clock, node = Ledger(database), Clock(), Node()
+    await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
+    wallet = Wallet(node, ledger)
+    link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    yield Desk(ledger, node, wallet, clock, MoneroPayments(link, ledger, clock, OPTIONS))
+    await database.close()
+
+
+def transfer(name: str = "tr_1", units: int = XMR, address: str | None = None) -> Transfer:
+    to = address or f"4 {name}"
+    return Transfer(name, TransferKind.PAYOUT, "monero", XMR_ASSET, to, units, FEE)
+
+
+def upkeep(name: str = "upkeep-1", parts: int = 1) -> PaymentOrder:
+    return PaymentOrder(name, Purpose.UPKEEP, OWN, XMR, parts)
+
+
+# --- what is signed ------------------------------------------------------------------------------
+
+
+async def test_a_transfer_that_is_signed_is_not_signed_again(desk: Desk) -> None:
+    first = await desk.payments.prepare(transfer())
+    assert await desk.payments.prepare(transfer()) == first
+    await desk.payments.publish(replace(transfer(), txid=first.txid, raw=first.raw))
+    assert await desk.payments.prepare(transfer()) == first
+    assert len(desk.wallet.signed) == 1
+
+
+@pytest.mark.parametrize("other", [{"units": XMR + 1}, {"address": "4other"}])
+async def test_what_was_signed_is_not_given_out_for_other_terms(
+    desk: Desk, other: dict[str, Any]
+) -> None:
+    await desk.payments.prepare(transfer())
+    with pytest.raises(LookupError, match="another recipient or amount"):
+        await desk.payments.prepare(transfer(**other))
+
+
+async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(desk: Desk) -> None:
+    """The wallet was killed before it stored, and has forgotten the first."""
+    await desk.published(transfer("tr_1"))
+    await desk.prepared(transfer("tr_2"))
+    assert desk.wallet.frozen == {"a"}
+    assert [item.key_images for item in desk.all()] == [("a",), ("b",)]
+
+
+async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(desk: Desk) -> None:
+    await desk.published(transfer("tr_1"))
+    desk.wallet.keeps_frozen = False
+    with pytest.raises(Unavailable, match="has spent"):
+        await desk.payments.prepare(transfer("tr_2"))
+    assert len(desk.all()) == 1
+
+
+async def test_money_of_a_settled_payment_is_spent_for_good(desk: Desk) -> None:
+    made = await desk.published(transfer("tr_1"))
+    desk.node.known[made.txid or ""] = desk.node.top - 50
+    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
+    desk.wallet.keeps_frozen = False
+    with pytest.raises(Unavailable, match="has spent"):
+        await desk.payments.prepare(transfer("tr_2"))
+
+
+@pytest.mark.parametrize("over", [-1, 1])
+async def test_another_amount_than_asked_for_is_not_committed(desk: Desk, over: int) -> None:
+    desk.wallet.over = over
+    with pytest.raises(Unavailable, match="another amount"):
+        await desk.payments.prepare(transfer())
+    assert desk.all() == []
+
+
+async def test_a_fee_is_bounded_for_each_transfer(desk: Desk) -> None:
+    desk.wallet.fee = FEE + 1
+    with pytest.raises(Unavailable, match="fee is too high"):
+        await desk.payments.prepare(transfer())
+    assert desk.all() == []
+    desk.wallet.fee = 2 * FEE
+    signed = await desk.payments.prepare(transfer("tr_1"), [transfer("tr_2")])
+    assert signed.transfer_ids == ("tr_1", "tr_2")
+
+
+async def test_a_batch_that_costs_too_much_is_not_made(desk: Desk) -> None:
+    desk.wallet.fee = 2 * FEE + 1
+    with pytest.raises(Unavailable, match="fee is too high"):
+        await desk.payments.prepare(transfer("tr_1"), [transfer("tr_2")])
+    assert [len(item) for item in desk.wallet.signed] == [2, 1], "alone it was tried, too"
+    assert desk.all() == []
+
+
+async def test_parts_are_equal_and_lose_nothing(desk: Desk) -> None:
+    payment = await desk.payments.prepare_upkeep(upkeep(parts=3))
+    share = XMR // 3
+    assert [item.amount for item in desk.wallet.signed[0]] == [share + 1, share, share]
+    assert payment.units == XMR
+
+
+async def test_the_wallet_s_other_accounts_are_no_destination(desk: Desk) -> None:
+    desk.wallet.own = {"4 tr_1"}
+    with pytest.raises(TransferRejected, match="service itself"):
+        await desk.payments.prepare(transfer())
+    assert desk.wallet.signed == []
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (WalletCode.WRONG_ADDRESS, TransferRejected), (WalletCode.NOT_ENOUGH_MONEY, Unavailable),
+        (WalletCode.NOT_ENOUGH_UNLOCKED, Unavailable), (WalletCode.TX_NOT_POSSIBLE, Unavailable),
+        (WalletCode.UNKNOWN, Unavailable), (WalletCode.TRANSFER_FAILED, Unavailable),
+        (WalletCode.NOT_OPEN, NodeError), (WalletCode.NO_DAEMON, NodeError),
+        (WalletCode.DAEMON_BUSY, NodeError),
+    ],
+)  # fmt: skip
+async def test_only_a_wrong_address_is_an_end(
+    desk: Desk, code: WalletCode, raised: type[Exception]
+) -> None:
+    """A transfer that is rejected is refunded: everything else may pass."""
+    desk.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
+    with pytest.raises(raised):
+        await desk.payments.prepare(transfer())
+    assert desk.all() == []
+    desk.wallet.failure = None
+    await desk.payments.prepare(transfer())
+
+
+@pytest.mark.parametrize("why", WRONG)
+async def test_an_address_that_can_not_be_paid_is_an_end(desk: Desk, why: str) -> None:
+    desk.wallet.addresses["4 tr_1"] = WRONG[why]
+    with pytest.raises(TransferRejected, match="the destination is"):
+        await desk.payments.prepare(transfer())
+    assert desk.wallet.signed == []
+
+
+async def test_a_deposit_address_of_the_service_is_no_destination(desk: Desk) -> None:
+    """Though a wallet that was restored from an older file may not know it."""
+    await desk.ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), "4 tr_1")])
+    with pytest.raises(TransferRejected, match="service itself"):
+        await desk.payments.prepare(transfer())
+    assert desk.wallet.signed == []
+
+
+async def test_only_companions_that_can_be_paid_and_are_not_go_along(desk: Desk) -> None:
+    await desk.published(transfer("paid"))
+    desk.wallet.addresses = {f"4 {name}": check for name, check in WRONG.items()}
+    desk.wallet.addresses["4 integrated"] = replace(GOOD, integrated=True)
+    desk.wallet.own, desk.wallet.fee = {"4 ours"}, 3 * FEE
+    names = ("paid", *WRONG, "integrated", "ours", "good", "better")
+    signed = await desk.payments.prepare(transfer("first"), [transfer(name) for name in names])
+    assert set(signed.transfer_ids) == {"first", "good", "better"}
+
+
+async def test_an_integrated_address_is_paid_alone(desk: Desk) -> None:
+    desk.wallet.addresses["4 tr_1"] = replace(GOOD, integrated=True)
+    signed = await desk.payments.prepare(transfer("tr_1"), [transfer("tr_2")])
+    assert signed.transfer_ids == ("tr_1",)
+    assert len(desk.wallet.signed[0]) == 1
+
+
+@pytest.mark.parametrize("behind", [-1, 1])
+async def test_a_wallet_that_is_not_where_its_node_is_signs_nothing(
+    desk: Desk, behind: int
+) -> None:
+    desk.wallet.behind = behind
+    with pytest.raises(Unavailable, match="same block"):
+        await desk.payments.prepare(transfer())
+    assert desk.wallet.signed == []
+
+
+# --- one at a time -------------------------------------------------------------------------------
+
+
+async def test_who_asks_at_the_same_moment_gets_the_same_bytes_and_they_are_relayed_once(
+    desk: Desk,
+) -> None:
+    first, second = await asyncio.gather(*(desk.payments.prepare(transfer()) for _ in range(2)))
+    assert first == second
+    made = replace(transfer(), txid=first.txid, raw=first.raw)
+    await asyncio.gather(*(desk.payments.publish(made) for _ in range(2)))
+    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+
+
+async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(desk: Desk) -> None:
+    asked = (desk.payments.prepare_upkeep(upkeep()), desk.payments.prepare(transfer()))
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(item).__name__ for item in made] == ["Payment", "Unavailable"]
+    assert len(desk.wallet.signed) == 1
+    await asyncio.gather(*(desk.payments.finish_upkeep() for _ in range(2)))
+    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+
+
+CANCELLED, PLANNED = TransferState.CANCELLED, TransferState.PLANNED
+
+
+@pytest.mark.parametrize(
+    ("states", "is_void"),
+    [
+        ((CANCELLED,), True), ((PLANNED,), False), ((TransferState.PREPARED,), False), ((), False),
+        ((CANCELLED, PLANNED), True), ((PLANNED, CANCELLED), True), ((PLANNED, PLANNED), False),
+        ((CANCELLED, TransferState.PREPARED), False), ((CANCELLED, TransferState.UNKNOWN), False),
+    ],
+)  # fmt: skip
+async def test_only_what_no_order_can_have_committed_is_void_once_one_took_it_back(
+    desk: Desk, states: tuple[TransferState, ...], is_void: bool
+) -> None:
+    desk.wallet.fee = 0
+    first = await desk.payments.prepare(*_asked(len(states)))
+    desk.ledger.states = {f"tr_{n}": state for n, state in enumerate(states)}
+    if is_void:
+        await desk.payments.prepare(transfer("other"))
+    else:
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await desk.payments.prepare(transfer("other"))
+    (found,) = [item for item in desk.all() if item.txid == first.txid]
+    assert (found.state is PaymentState.WITHDRAWN) is is_void
+
+
+def _asked(count: int) -> tuple[Transfer, list[Transfer]]:
+    first, *others = [transfer(f"tr_{n}") for n in range(max(1, count))]
+    return first, others
+
+
+async def test_what_the_wallet_may_have_relayed_is_not_void_whatever_its_order_says(
+    desk: Desk,
+) -> None:
+    made = await desk.prepared(transfer("tr_1"))
+    desk.wallet.relays = desk.node.takes = False
+    await desk.payments.publish(made)
+    desk.ledger.states["tr_1"] = CANCELLED
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await desk.payments.prepare(transfer("tr_2"))
+    await desk.payments.finish_upkeep()
+    assert desk.known("tr_1").state is PaymentState.RELAYING
+
+
+async def test_a_batch_that_one_was_taken_back_from_is_signed_anew_without_it(desk: Desk) -> None:
+    desk.wallet.fee = 0
+    left = [transfer("tr_1"), transfer("tr_3")]
+    first = await desk.payments.prepare(transfer("tr_2"), left)
+    desk.ledger.states = {"tr_1": PLANNED, "tr_2": CANCELLED, "tr_3": PLANNED}
+    anew = await desk.payments.prepare(left[0], left[1:])
+    assert (anew.transfer_ids, anew.txid != first.txid) == (("tr_1", "tr_3"), True)
+    assert [item.state for item in desk.all()] == [PaymentState.WITHDRAWN, PaymentState.PREPARED]
+
+
+async def test_what_was_taken_back_alone_is_never_signed_anew(desk: Desk) -> None:
+    first = await desk.payments.prepare(transfer())
+    desk.ledger.states["tr_1"] = CANCELLED
+    assert await desk.payments.prepare(transfer()) == first
+    assert len(desk.wallet.signed) == 1
+
+
+async def test_a_batch_that_all_orders_still_want_is_given_out_as_it_is(desk: Desk) -> None:
+    desk.wallet.fee = 0
+    first = await desk.payments.prepare(transfer("tr_1"), [transfer("tr_2")])
+    desk.ledger.states = {"tr_1": PLANNED, "tr_2": PLANNED}
+    assert await desk.payments.prepare(transfer("tr_2"), [transfer("tr_3")]) == first
+    assert len(desk.wallet.signed) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "spent", "is_void"),
+    [
+        (PLANNED, set(), True), (TransferState.PREPARED, set(), False),
+        (PLANNED, {"a"}, False),
+    ],
+)  # fmt: skip
+async def test_what_no_order_takes_up_is_given_up_in_the_end_if_nothing_is_known_of_it(
+    desk: Desk, state: TransferState, spent: set[str], is_void: bool
+) -> None:
+    waited = [0]
+    desk.payments._patience = Patience(lambda: waited[0])
+    await desk.payments.prepare(transfer("tr_1"))
+    desk.ledger.states["tr_1"], desk.node.spent = state, spent
+    for waited[0] in (0, PATIENCE_MS - 1):
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await desk.payments.prepare(transfer("tr_2"))
+    waited[0] += 1
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await desk.payments.prepare_upkeep(upkeep())
+    if is_void:
+        await desk.payments.prepare(transfer("tr_2"))
+    else:
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await desk.payments.prepare(transfer("tr_2"))
+    assert (desk.known("tr_1").state is PaymentState.WITHDRAWN) is is_void
+
+
+async def test_what_the_network_has_meanwhile_holds_nothing_back(desk: Desk) -> None:
+    """The relay's answer was lost: the payment was RELAYING until somebody looked."""
+    made = await desk.prepared(transfer("tr_1"))
+    desk.wallet.relays = desk.node.takes = False
+    assert (await desk.payments.publish(made)).outcome is Outcome.UNKNOWN
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await desk.payments.prepare(transfer("tr_2"))
+    desk.node.known[made.txid or ""] = None
+    await desk.payments.prepare(transfer("tr_2"))
+    assert desk.known("tr_1").state is PaymentState.PUBLISHED
+
+
+async def test_upkeep_waits_for_a_payment_that_its_order_has_not_taken_up_yet(desk: Desk) -> None:
+    await desk.payments.prepare(transfer())
+    desk.ledger.states["tr_1"] = TransferState.PLANNED
+    with pytest.raises(Unavailable, match="earlier XMR payment"):
+        await desk.payments.prepare_upkeep(upkeep())
+    assert desk.known().state is PaymentState.PREPARED
+
+
+async def test_upkeep_is_brought_to_its_end_and_transfers_are_left_to_their_orders(
+    desk: Desk,
+) -> None:
+    await desk.published(transfer())
+    await desk.payments.prepare_upkeep(upkeep())
+    assert await desk.payments.finish_upkeep()
+    made = desk.known("upkeep-1")
+    assert (made.state, desk.wallet.relayed) == (PaymentState.PUBLISHED, ["tx1", made.txid])
+    desk.node.known |= {"tx1": desk.node.top, made.txid: desk.node.top}
+    desk.node.top += 5
+    assert not await desk.payments.finish_upkeep()
+    assert desk.known("upkeep-1").state is PaymentState.SETTLED
+    assert desk.known("tr_1").state is PaymentState.PUBLISHED
+
+
+async def test_upkeep_withdraws_what_an_order_took_back_and_nothing_else(desk: Desk) -> None:
+    await desk.prepared(transfer())
+    assert not await desk.payments.finish_upkeep()
+    assert desk.known().state is PaymentState.PREPARED
+    desk.ledger.states["tr_1"] = TransferState.CANCELLED
+    assert not await desk.payments.finish_upkeep()
+    assert desk.known().state is PaymentState.WITHDRAWN
+    assert desk.wallet.relayed == desk.node.submitted == []
+
+
+# --- what is published ---------------------------------------------------------------------------
+
+
+async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(desk: Desk) -> None:
+    made = await desk.prepared(transfer())
+    desk.wallet.calls.clear()
+    await desk.payments.publish(made)
+    assert desk.wallet.states == [PaymentState.RELAYING]
+    assert desk.known().relayed_at == desk.clock.now
+    assert desk.wallet.calls == ["refresh", "relay", "store"]
+    assert desk.node.submitted == []
+
+
+async def test_the_wallet_is_told_once_and_the_node_ever_after(desk: Desk) -> None:
+    desk.wallet.relays = desk.node.takes = False
+    made = await desk.prepared(transfer())
+    for _ in range(2):
+        verdict = await desk.payments.publish(made)
+        assert (verdict.outcome, "its own words" in verdict.reason) == (Outcome.UNKNOWN, True)
+    assert desk.wallet.relayed == ["tx1"]
+    assert desk.node.submitted == ["raw of tx1", "raw of tx1"]
+    desk.node.takes = True
+    assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
+    assert (desk.wallet.relayed, len(desk.node.submitted)) == (["tx1"], 3)
+
+
+async def test_what_the_network_has_is_handed_to_nobody(desk: Desk) -> None:
+    made = await desk.published(transfer())
+    await desk.payments.publish(made)
+    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+
+
+async def test_another_wallet_is_told_nothing_and_signs_nothing(desk: Desk) -> None:
+    made = await desk.prepared(transfer("tr_1"))
+    desk.wallet.primary = "4other"
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.payments.publish(made)
+    assert (desk.wallet.relayed, desk.known().state) == ([], PaymentState.PREPARED)
+    desk.wallet.primary = OWN
+    await desk.payments.publish(made)
+    desk.wallet.primary = "4other"
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.payments.prepare(transfer("tr_2"))
+    assert len(desk.wallet.signed) == 1
+
+
+async def test_another_wallet_does_not_judge_a_destination(desk: Desk) -> None:
+    """That it is its own is no reason to give the payout up."""
+    desk.wallet.primary, desk.wallet.own = "4other", {"4 tr_1"}
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.payments.prepare(transfer())
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.payments.prepare_upkeep(upkeep())
+    assert desk.wallet.signed == []
+
+
+@pytest.mark.parametrize("state", [PaymentState.FAILED, PaymentState.WITHDRAWN])
+async def test_what_is_over_is_never_handed_over(desk: Desk, state: PaymentState) -> None:
+    made = await desk.prepared(transfer())
+    await desk.ledger.put_payment(replace(desk.known(), state=state))
+    assert (await desk.payments.publish(made)).outcome is Outcome.UNKNOWN
+    assert (desk.wallet.relayed, desk.node.submitted) == ([], [])
+    with pytest.raises(TransferRejected, match=state):
+        await desk.payments.prepare(transfer())
+    assert desk.known().state is state
+
+
+@pytest.mark.parametrize("other", [{"txid": "tx9"}, {"raw": "raw of tx9"}])
+async def test_a_transfer_of_other_bytes_is_left_alone(desk: Desk, other: dict[str, Any]) -> None:
+    made = replace(await desk.prepared(transfer()), **other)
+    for ask in (desk.payments.publish, desk.payments.look_up, desk.payments.receipt):
+        with pytest.raises(LookupError, match="not the recorded one"):
+            await ask(made)
+    with pytest.raises(LookupError, match="not the recorded one"):
+        await desk.payments.publish(replace(made, transfer_id="tr_9"))
+    assert (desk.wallet.relayed, desk.node.submitted) == ([], [])
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(desk: Desk) -> None:
+    made = await desk.published(transfer())
+    mined = desk.node.known["tx1"] = desk.node.top
+    for depth in range(1, OPTIONS.settled_after):
+        desk.node.top = mined + depth - 1
+        verdict = await desk.payments.look_up(made)
+        assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, f"{depth} of 3 confirmations")
+        assert (desk.known().state, desk.known().height) == (PaymentState.PUBLISHED, mined)
+        with pytest.raises(Unavailable, match="not settled"):
+            await desk.payments.receipt(made)
+    desk.node.top += 1
+    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
+    assert desk.known().state is PaymentState.SETTLED
+
+
+async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_same_bytes(
+    desk: Desk,
+) -> None:
+    made = await desk.published(transfer())
+    desk.node.known["tx1"] = desk.node.top
+    await desk.payments.look_up(made)
+    desk.node.known["tx1"] = None
+    assert (await desk.payments.look_up(made)).reason == "0 of 3 confirmations"
+    assert desk.known().height is None
+    desk.node.known["tx1"] = desk.node.top
+    await desk.payments.look_up(made)
+    desk.node.known.clear()
+    assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert (desk.known().state, desk.known().height) == (PaymentState.PUBLISHED, None)
+    await desk.payments.publish(made)
+    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], ["raw of tx1"])
+
+
+async def test_an_input_that_was_spent_while_blocks_came_says_nothing_yet(desk: Desk) -> None:
+    """The payment itself may be in the block that came between the two questions."""
+    made = await desk.published(transfer())
+    desk.node.known.clear()
+    desk.node.spent, desk.node.replaced = {"a"}, 1
+    assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert desk.known().conflict is None
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["in the pool again", "nowhere"])
+async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
+    desk: Desk, is_back: bool
+) -> None:
+    made = await desk.published(transfer())
+    desk.node.known.clear()
+    desk.node.spent = {"a"}
+    assert (await desk.payments.look_up(made)).outcome is Outcome.UNKNOWN
+    desk.clock.now += 61 * MINUTE_MS
+    assert "something has spent an input" in (desk.payments.stuck() or "")
+    desk.node.spent = set()
+    desk.node.known = {"tx1": None} if is_back else {}
+    await desk.payments.look_up(made)
+    assert desk.payments.stuck() == "payment tr_1 was published and is not mined for long"
+
+
+async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(
+    desk: Desk,
+) -> None:
+    made = await desk.published(transfer())
+    await desk.ledger.put_payment(replace(desk.known(), state=PaymentState.FAILED))
+    desk.node.known["tx1"] = desk.node.top - 50
+    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
+    assert desk.known().state is PaymentState.FAILED
+
+
+# --- afterwards ----------------------------------------------------------------------------------
+
+
+async def test_a_payment_that_does_not_come_further_is_told_in_time(desk: Desk) -> None:
+    made = await desk.prepared(transfer())
+    desk.clock.now += 10 * MINUTE_MS
+    assert desk.payments.stuck() is None
+    desk.clock.now += 1
+    assert desk.payments.stuck() == "payment tr_1 is signed and the network does not take it"
+    assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
+    desk.clock.now += 60 * MINUTE_MS
+    assert desk.payments.stuck() is None, "an hour from the relay, not from the signature"
+    desk.clock.now += 1
+    assert "not mined for long" in (desk.payments.stuck() or "")
+    desk.node.known["tx1"] = desk.node.top
+    await desk.payments.look_up(made)
+    assert desk.payments.stuck() is None
+
+
+async def test_what_is_signed_and_not_on_the_network_keeps_the_wallet_busy(desk: Desk) -> None:
+    assert not desk.payments.is_busy()
+    made = await desk.prepared(transfer())
+    assert desk.payments.is_busy()
+    assert desk.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
+    await desk.payments.publish(made)
+    assert not desk.payments.is_busy()
+    assert desk.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
+
+
+async def test_a_receipt_has_a_proof_that_is_made_once_or_none(desk: Desk) -> None:
+    made = await desk.published(transfer())
+    desk.node.known["tx1"] = mined = desk.node.top - 50
+    await desk.payments.look_up(made)
+    desk.wallet.failure = NodeError("wallet", "get_tx_proof", WalletCode.NO_TX_KEY, "no key")
+    assert (await desk.payments.receipt(made)).proof is None
+    desk.wallet.failure = None
+    receipt = await desk.payments.receipt(made)
+    assert receipt.proof == "tx1 paid 4 tr_1 for tr_1"
+    assert (receipt.units, receipt.fee, receipt.height) == (XMR, FEE, mined)
+    assert await desk.payments.receipt(made) == receipt
+    assert desk.wallet.proofs == 2
+    await desk.ledger.put_payment(replace(desk.known(), height=None))
+    with pytest.raises(Unavailable, match="not settled"):
+        await desk.payments.receipt(made)
