@@ -109,6 +109,74 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
     assert len(set(given)) == len(given) > 400
 
 
+async def test_nothing_is_handed_out_twice_when_the_wallet_is_looked_at_anew(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    """As after each failure of node or wallet, while the service runs."""
+    pool, given = await pool_of(Wallet(), ledger), list[str]()
+    for _ in range(20):
+        given += await take(pool, 7)
+        await pool.reconcile()
+    assert len(set(given)) == len(given) == 140
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+async def test_nothing_is_handed_out_twice_when_the_wallet_is_an_older_one(
+    ledger: SqliteMoneroLedger, is_stopped: bool
+) -> None:
+    """It makes again what it lacks; most of that has been handed out."""
+    pool = await pool_of(Wallet(), ledger)
+    given = await take(pool, 150)
+    if is_stopped:
+        await pool.close()
+    later = await pool_of(Wallet(), ledger)
+    given += await take(later, 300)
+    assert len(set(given)) == len(given)
+
+
+async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqliteMoneroLedger) -> None:
+    wallet = Wallet()
+    for first in (1, 14, 27):
+        pool = await pool_of(wallet, ledger)
+        given = await take(pool, 13)
+        assert given == [f"8w{minor}" for minor in range(first, first + 13)]
+        await pool.close()
+        record = ledger.wallet()
+        assert record is not None
+        assert record.reserved_to == first + 12
+        with pytest.raises(Unavailable):
+            pool.take()
+
+
+async def test_a_pool_that_runs_low_reserves_more_by_itself(
+    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, reserve, more = await pool_of(Wallet(), ledger), ledger.reserve_addresses, asyncio.Event()
+
+    async def noted(minor: int) -> None:
+        await reserve(minor)
+        more.set()
+
+    monkeypatch.setattr(ledger, "reserve_addresses", noted)
+    for _ in range(OPTIONS.reserve // 2):
+        pool.take()
+    await asyncio.sleep(0)
+    assert not more.is_set(), "no commit for each address"
+    pool.take()
+    async with asyncio.timeout(10):
+        await more.wait()
+    await pool.close()
+
+
+async def test_what_a_newer_wallet_knows_of_is_not_handed_out(ledger: SqliteMoneroLedger) -> None:
+    """The database is an older copy: who got what it does not know of is not known here."""
+    wallet = Wallet()
+    await (await pool_of(wallet, ledger)).close()
+    await wallet.create_addresses(30)
+    given = await take(await pool_of(wallet, ledger), 5)
+    assert given == [f"8w{minor}" for minor in range(131, 136)]
+
+
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
     ledger: SqliteMoneroLedger,
 ) -> None:
