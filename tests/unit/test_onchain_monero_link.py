@@ -1,17 +1,28 @@
-"""What the XMR side makes of a node that answers and does not go on."""
+"""Which node and which wallet the XMR side relies on, and what it tells of the others."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
 from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
 
 GAP_MS = 40 * 60_000
+OPTIONS = MoneroOptions(nettype="stagenet", wallet_file="w", wallet_password="p")
+IN_STEP = NodeInfo(100, "h99", "stagenet", True, False, False, 0, 0, "0.18")
 
 
 class Node:
@@ -47,3 +58,181 @@ async def test_a_chain_that_stands_still_is_told_though_its_node_calls_itself_in
     node.nettype = "testnet"
     with pytest.raises(SideUnusable):
         await link.check_node()
+
+
+# --- which node, which wallet --------------------------------------------------------------------
+
+
+@dataclass
+class Daemons:
+    """A node and a wallet. ``tops``: its top block at the next questions; after that it stays."""
+
+    info_now: NodeInfo = IN_STEP
+    primary: str = "5first"
+    nettype: str = "stagenet"
+    scanned: int = 100
+    is_open: bool = True
+    failure: WalletCode = WalletCode.NOT_OPEN
+    opened: list[tuple[str, str]] = field(default_factory=list)
+    refreshes: list[bool] = field(default_factory=list)
+    tops: list[str] = field(default_factory=list)
+    rpc: Any = field(default_factory=lambda: SimpleNamespace(endpoint=SimpleNamespace(name="node")))
+
+    async def info(self) -> NodeInfo:
+        if self.tops:
+            self.info_now = replace(self.info_now, top_hash=self.tops.pop(0))
+        return self.info_now
+
+    async def primary_address(self) -> str:
+        if not self.is_open:
+            raise NodeError("wallet", "get_address", self.failure, "its own words")
+        return self.primary
+
+    async def open(self, file: str, password: str) -> None:
+        self.opened.append((file, password))
+        self.is_open = True
+
+    async def validate(self, address: str) -> AddressCheck:
+        assert address == self.primary
+        return AddressCheck(True, False, False, self.nettype)
+
+    async def refresh(self) -> None:
+        self.refreshes.append(True)
+
+    async def height(self) -> int:
+        return self.scanned
+
+    async def auto_refresh(self, *, enabled: bool) -> None:
+        self.refreshes.append(enabled)
+
+
+@dataclass
+class Pair:
+    """Both, a ledger and the settings of one service."""
+
+    daemons: Daemons
+    ledger: SqliteMoneroLedger
+    options: MoneroOptions = OPTIONS
+
+    def link(self) -> MoneroLink:
+        any_of: Any = self.daemons
+        return MoneroLink(any_of, any_of, self.ledger, self.options)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    database = await Database.open(tmp_path)
+    yield Pair(Daemons(), SqliteMoneroLedger(database))
+    await database.close()
+
+
+@pytest.mark.parametrize(
+    ("differs", "problem"),
+    [
+        ({"nettype": "mainnet"}, "wrong network: the node is on mainnet"),
+        ({"busy_syncing": True}, "out of sync"),
+        ({"synchronized": False}, "out of sync"),
+        ({"target_height": 103}, "at 100 of 103"),
+        ({"target_height": 102}, None),
+        ({"synchronized": False, "offline": True}, None),
+    ],
+)
+async def test_a_node_that_is_not_in_step_is_not_relied_on(
+    pair: Pair, differs: dict[str, Any], problem: str | None
+) -> None:
+    pair.daemons.info_now = replace(pair.daemons.info_now, **differs)
+    if problem is None:
+        await pair.link().check_node()
+        return
+    with pytest.raises(SideUnusable, match=problem):
+        await pair.link().check_node()
+
+
+async def test_the_wallet_of_the_first_start_is_the_only_one(pair: Pair) -> None:
+    link = pair.link()
+    await link.check_wallet()
+    assert pair.ledger.wallet() == WalletRecord("stagenet", "5first", 0)
+    assert link.primary_address == "5first"
+    pair.daemons.primary = "5second"
+    for check in (link.check_wallet, link.require_wallet, link.prepare_wallet):
+        with pytest.raises(SideUnusable, match="another wallet"):
+            await check()
+    assert link.primary_address == "5first"
+
+
+async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> None:
+    """Addresses of regtest are those of mainnet: only the record tells them apart."""
+    pair.daemons.nettype = "mainnet"
+    with pytest.raises(SideUnusable, match="the wallet is of mainnet, not of stagenet"):
+        await pair.link().check_wallet()
+    assert pair.ledger.wallet() is None
+    pair.options = MoneroOptions(nettype="fakechain")
+    await pair.link().check_wallet()
+    pair.options = MoneroOptions(nettype="mainnet")
+    with pytest.raises(SideUnusable, match="first started on fakechain"):
+        await pair.link().check_wallet()
+
+
+async def test_a_wallet_is_opened_when_none_is_open_and_its_name_is_known(pair: Pair) -> None:
+    pair.daemons.is_open = False
+    await pair.link().prepare_wallet()
+    assert pair.daemons.opened == [("w", "p")]
+    assert pair.daemons.refreshes == [False], "it is to refresh only when told"
+
+
+@pytest.mark.parametrize(("file", "code"), [(None, WalletCode.NOT_OPEN), ("w", WalletCode.UNKNOWN)])
+async def test_nothing_is_opened_by_guessing(
+    pair: Pair, file: str | None, code: WalletCode
+) -> None:
+    pair.daemons.is_open, pair.daemons.failure = False, code
+    pair.options = MoneroOptions(nettype="stagenet", wallet_file=file)
+    with pytest.raises(NodeError):
+        await pair.link().check_wallet()
+    assert pair.daemons.opened == []
+
+
+@pytest.mark.parametrize("scanned", [99, 101])
+async def test_a_wallet_that_is_elsewhere_is_told(pair: Pair, scanned: int) -> None:
+    link, pair.daemons.scanned = pair.link(), scanned
+    with pytest.raises(Unavailable, match="same block"):
+        await link.in_step()
+    assert link.lag == f"the wallet is at height {scanned}, the node at 100"
+    pair.daemons.scanned = 100
+    assert (await link.in_step()).height == 100
+    assert link.lag is None
+
+
+async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(pair: Pair) -> None:
+    link = pair.link()
+    pair.daemons.tops = ["a", "b", "c", "d", "e", "e"]
+    assert (await link.in_step()).top_hash == "e"
+    pair.daemons.tops = ["a", "b", "c", "d", "e", "f", "f", "f"]
+    with pytest.raises(Unavailable, match="same block"):
+        await link.in_step()
+    assert pair.daemons.tops == ["f", "f"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (NotSent("node", "get_info", "not reached"), "the Monero node is down"),
+        (NotSent("wallet", "refresh", "not reached"), "the Monero wallet is down"),
+        (NodeError("node", "get_info", -9, "BUSY"), "the Monero node refuses"),
+        (NodeError("wallet", "refresh", -1, "no"), "the Monero wallet refuses"),
+        (NodeError("wallet", "refresh", WalletCode.NOT_OPEN, "No wallet"), "the wallet is locked"),
+        (NodeError("node", "get_info", WalletCode.NOT_OPEN, "no"), "the Monero node refuses"),
+        (SideUnusable("another wallet"), "another wallet"),
+    ],
+)
+async def test_what_fails_is_told_until_all_checks_have_passed_again(
+    pair: Pair, failure: Exception, told: str
+) -> None:
+    link = pair.link()
+    assert (link.wallet_checked, link.problem) == (False, "not started")
+    link.connected()
+    assert (link.wallet_checked, link.problem) == (True, None)
+    with pytest.raises(Unavailable, match="can't be settled"), link.watched():
+        raise failure
+    assert (link.wallet_checked, told in (link.problem or "")) == (False, True)
+    link.connected()
+    assert (link.wallet_checked, link.problem) == (True, None)
