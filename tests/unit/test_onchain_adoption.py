@@ -74,6 +74,7 @@ class Xmr:
     images: tuple[str, ...] = ("image",)
     is_known: bool = True
     others: int = 0
+    broken: str = ""
     asked: list[str] = field(default_factory=list)
 
     # the link
@@ -108,12 +109,18 @@ class Xmr:
             )
         ]  # fmt: skip
 
+    def _require_open(self, method: str) -> None:
+        if method == self.broken:
+            raise NodeError("wallet", method, WalletCode.NOT_OPEN, "No wallet file")
+
     async def tx_key(self, txid: str) -> str:
+        self._require_open("get_tx_key")
         if self.own_key is None:
             raise NodeError("wallet", "get_tx_key", WalletCode.NO_TX_KEY, "no tx secret key")
         return self.own_key
 
     async def check_key(self, txid: str, key: str, address: str) -> PaymentCheck:
+        self._require_open("check_tx_key")
         if key != KEY:
             raise NodeError("wallet", "check_tx_key", WalletCode.UNKNOWN, "wrong key")
         return PaymentCheck(True, self.pays.get(address, 0), 3, False)
@@ -140,6 +147,22 @@ async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
     )  # fmt: skip
     assert (done.txid, done.raw, done.transfers, done.unexplained) == (TXID, "00ff", (WANTED,), 0)
+
+
+async def test_node_and_wallet_are_checked_before_anything_is_believed(database: Database) -> None:
+    at = Xmr({"4user": 50})
+    await adopt_xmr(at, database, WANTED)
+    assert at.asked == ["node", "wallet", "refresh"]
+
+
+@pytest.mark.parametrize("method", ["get_tx_key", "check_tx_key"])
+async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
+    database: Database, method: str
+) -> None:
+    at = Xmr({"4user": 50}, broken=method)
+    with pytest.raises(NodeError, match="No wallet file"):
+        await adopt_xmr(at, database, WANTED)
+    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 @pytest.mark.parametrize(
@@ -218,6 +241,33 @@ async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
     assert (known.units, known.payee("ord_2/payout/1").units) == (80, 30)
     assert ledger.payment("ord_3/payout/1") is None
     assert ledger.payment("ord_4/payout/1") is None
+
+
+async def test_what_a_transaction_paid_once_is_adopted_for_one_transfer(
+    database: Database,
+) -> None:
+    """It paid others besides, so that there is enough left for a twin."""
+    at = Xmr({"4user": 50, "4second": 30}, others=1000)
+    second, twin = (transfer(name, "monero", "4second", 30) for name in ("ord_2", "ord_3"))
+    done = await adopt_xmr(at, database, WANTED, second, twin)
+    assert done.transfers == (WANTED, second)
+    assert done.unexplained == 1000
+
+
+async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
+    database: Database,
+) -> None:
+    second = transfer("ord_2", "monero", "4second", 30)
+    third = transfer("ord_3", "monero", "4third", 20)
+    ledger = SqliteMoneroLedger(database)
+    own = MoneroAdoption(cast("MoneroLink", Xmr({"4second": 30}, images=("other",))), ledger)
+    await own.adopt(second, (), "ef" * 32, None)
+    at = Xmr({"4user": 50, "4second": 30, "4third": 20})
+    done = await adopt_xmr(at, database, WANTED, second, third)
+    assert done.transfers == (WANTED, third)
+    known = ledger.payment("ord_2/payout/1")
+    assert known is not None
+    assert known.txid == "ef" * 32
 
 
 # --- EVM ---------------------------------------------------------------------------------------

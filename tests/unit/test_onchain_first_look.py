@@ -217,20 +217,21 @@ def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -
 
 
 class Daemons:
-    """Node and wallet in one; ``height`` is the wallet's."""
+    """Node and wallet in one; the wallet is at ``height_now`` once it was refreshed."""
 
     def __init__(self) -> None:
         self.height_now, self.top, self.address = 100, 100, "4Own"
+        self.scanned = 0
         self.asked_from: list[int] = []
 
     async def primary_address(self) -> str:
         return self.address
 
     async def refresh(self) -> None:
-        pass
+        self.scanned = self.height_now
 
     async def height(self) -> int:
-        return self.height_now
+        return self.scanned
 
     async def info(self) -> Any:
         return type("Info", (), {"height": self.top})
