@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import (
@@ -84,6 +85,12 @@ class Desk:
     node: Node
     clock: Clock
     logged: list[Any] = field(default_factory=list)
+
+    def with_options(self, payments: Any = None, **options: Any) -> MoneroInventory:
+        """Another inventory of the same wallet, from now on the one that looks."""
+        link, made = self.inventory._link, replace(OPTIONS, **options)
+        self.inventory = MoneroInventory(link, payments, self.clock, made)
+        return self.inventory
 
     async def look(self, top: str = "a", height: int = 100) -> None:
         await self.inventory.refresh_fee()
@@ -174,20 +181,84 @@ async def test_more_outputs_than_can_be_listed_leave_what_the_wallet_holds_known
     assert desk.inventory.available.max_now > 10 * XMR
 
 
-class Payments:
-    """Notes what is to be paid."""
+async def test_nothing_is_promised_before_the_first_look(desk: Desk) -> None:
+    assert not desk.inventory.is_known
+    for ask in (desk.inventory.fee, lambda: desk.inventory.available):
+        with pytest.raises(Unavailable, match="not known yet"):
+            ask()
+    await desk.look()
+    assert desk.inventory.is_known
 
-    def __init__(self) -> None:
+
+@pytest.mark.parametrize(("fees", "priority", "per_byte"), [
+    ([10, 20, 30, 40], 1, 10), ([10, 20, 30, 40], 2, 20), ([10, 20, 30, 40], 4, 40), ([7], 2, 7),
+])  # fmt: skip
+async def test_a_fee_is_that_of_the_priority_with_its_margin_and_rounded_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, fees: list[int], priority: int, per_byte: int
+) -> None:
+    async def told() -> Any:
+        return SimpleNamespace(per_byte=fees)
+
+    monkeypatch.setattr(desk.node, "fees", told)
+    made = desk.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
+    await made.refresh_fee()
+    assert made.fee() == -(-per_byte * 1001 * 125 // 100)
+
+
+async def test_what_is_spent_or_held_back_is_not_promised(desk: Desk) -> None:
+    desk.wallet.held += [
+        replace(output(3, 4 * XMR), spent=True), replace(output(4, 8 * XMR), frozen=True),
+        replace(output(5, 16 * XMR), unlocked=False),
+    ]  # fmt: skip
+    await desk.look()
+    held = desk.inventory.available
+    assert (held.unlocked, held.locked, held.outputs) == (3 * XMR, 16 * XMR, 2)
+    assert held.max_now == 3 * XMR - desk.inventory.fee()
+
+
+async def test_less_than_a_fee_can_pay_nothing(desk: Desk) -> None:
+    desk.wallet.held = [output(1, 5)]
+    await desk.look()
+    assert desk.inventory.available.max_now == 0
+    desk.wallet.held = []
+    await desk.look("b")
+    held = desk.inventory.available
+    assert (held.unlocked, held.max_now, held.seconds_to_unlock) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("heights", "blocks"),
+    [([100], 10), ([95], 5), ([91], 1), ([90, 20], 1), ([0], 10), ([20, 97, 93], 7)],
+)
+async def test_it_is_told_when_the_last_output_unlocks(
+    desk: Desk, heights: list[int], blocks: int
+) -> None:
+    """An output of block 0 is not mined yet; one that is old and locked is locked by its sender."""
+    desk.wallet.held = [
+        replace(output(n, XMR, unlocked=False), height=at) for n, at in enumerate(heights)
+    ]
+    desk.wallet.held.append(output(9, XMR))
+    await desk.look(height=100)
+    assert desk.inventory.available.seconds_to_unlock == blocks * 120
+
+
+class Payments:
+    """Notes what is to be paid. ``busy``: something is under way."""
+
+    def __init__(self, *, busy: bool = False, unfinished: bool = False) -> None:
         self.orders: list[PaymentOrder] = []
+        self.busy, self.unfinished = busy, unfinished
+        self.finished = 0
 
     def under_way(self) -> frozenset[object]:
         return frozenset()
 
     def is_busy(self) -> bool:
-        return False
+        return self.busy
 
     async def finish_upkeep(self) -> bool:
-        return False
+        self.finished += 1
+        return self.unfinished
 
     async def prepare_upkeep(self, order: PaymentOrder) -> Any:
         self.orders.append(order)
@@ -198,10 +269,7 @@ async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_toget
     desk: Desk,
 ) -> None:
     made = Payments()
-    payments: Any = made
-    options = replace(OPTIONS, outputs_target=1, dusty_outputs=10)
-    link = desk.inventory._link
-    desk.inventory = MoneroInventory(link, payments, desk.clock, options)
+    desk.with_options(made, outputs_target=1, dusty_outputs=10)
     desk.wallet.held = [output(n, 1, minor=7) for n in range(100, 200)]
     await desk.look("a")
     assert not await desk.inventory.keep_up(), "nothing but dust"
@@ -211,3 +279,87 @@ async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_toget
     (order,) = made.orders
     assert order.from_indices == tuple(range(11, 31))
     assert XMR < order.units < 2 * XMR
+
+
+TARGET = {"outputs_target": 8, "output_units": XMR, "dusty_outputs": 3}
+
+
+async def orders_of(desk: Desk, *held: Output, **options: Any) -> list[PaymentOrder]:
+    """What is to be paid when the wallet holds these."""
+    made = Payments()
+    desk.with_options(made, **(TARGET | options))
+    desk.wallet.held = list(held)
+    await desk.look(f"top of {len(held)}")
+    assert await desk.inventory.keep_up() is bool(made.orders)
+    assert made.finished == 1 + len(made.orders), "what was signed is handed over at once"
+    return made.orders
+
+
+@pytest.mark.parametrize(
+    ("units", "large", "options", "parts"),
+    [
+        (100, 0, {}, 7),  # as many as are missing, beside itself
+        (100, 4, {}, 3),
+        (100, 5, {}, 0),  # a few missing are not worth a fee
+        (100, 0, {"outputs_target": 60}, 14),  # as many as one transaction takes
+        (5, 0, {}, 3),  # with a fee to pay, none under the configured size
+        (2, 0, {}, 0),
+        (100, 0, {"outputs_target": 0}, 0),
+    ],
+)
+async def test_the_largest_output_is_cut_into_what_is_missing(
+    desk: Desk, units: int, large: int, options: dict[str, Any], parts: int
+) -> None:
+    """Locked outputs count: they come back by themselves."""
+    locked = [output(100 + n, XMR, unlocked=False) for n in range(large)]
+    found = await orders_of(desk, output(1, units * XMR, minor=5), *locked, **options)
+    assert [item.parts for item in found] == ([parts] if parts else [])
+    for order in found:
+        share, rest = divmod(order.units, order.parts)
+        assert (rest, share >= XMR, order.from_indices) == (0, True, (5,))
+        left = units * XMR - order.units
+        assert share <= left <= share + 3 * desk.inventory.fee(), "what is left is a part, too"
+
+
+async def test_what_can_not_be_spent_is_not_cut(desk: Desk) -> None:
+    assert await orders_of(desk, output(1, 100 * XMR, unlocked=False)) == []
+    assert await orders_of(desk) == []
+
+
+async def test_small_outputs_are_put_together_once_there_are_too_many(desk: Desk) -> None:
+    small = [output(n, XMR // 10 + n, minor=n) for n in range(1, 5)]
+    assert await orders_of(desk, *small[:3]) == []
+    (order,) = await orders_of(desk, *small)
+    assert (order.parts, order.from_indices) == (1, (1, 2, 3, 4))
+    total = sum(item.amount for item in small)
+    assert total // 2 < order.units < total
+    assert order.purpose is Purpose.UPKEEP
+    assert await orders_of(desk, *small, outputs_target=0) == [], "it is left as it is"
+
+
+async def test_no_more_is_put_together_than_one_transaction_takes_and_the_smallest_first(
+    desk: Desk,
+) -> None:
+    small = [output(n, XMR // 10 + n, minor=n) for n in range(60, 0, -1)]
+    (order,) = await orders_of(desk, *small)
+    assert order.from_indices == tuple(range(1, 41))
+    assert order.units < sum(XMR // 10 + n for n in range(1, 41))
+
+
+async def test_where_something_large_is_nothing_is_put_together(desk: Desk) -> None:
+    """The wallet could choose that instead."""
+    small = [output(n, XMR // 10, minor=7) for n in range(1, 5)]
+    large = [output(100 + n, XMR, minor=7) for n in range(8)]
+    assert await orders_of(desk, *small, *large) == []
+
+
+@pytest.mark.parametrize("state", [{"busy": True}, {"unfinished": True}])
+async def test_nothing_is_made_while_something_is_under_way(
+    desk: Desk, state: dict[str, bool]
+) -> None:
+    made = Payments(**state)
+    desk.with_options(made, **TARGET)
+    desk.wallet.held = [output(1, 100 * XMR)]
+    await desk.look()
+    assert not await desk.inventory.keep_up()
+    assert made.orders == []
