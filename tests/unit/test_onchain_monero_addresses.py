@@ -154,13 +154,13 @@ async def test_a_pool_that_runs_low_reserves_more_by_itself(
     pool, reserve, more = await pool_of(Wallet(), ledger), ledger.reserve_addresses, asyncio.Event()
 
     async def noted(minor: int) -> None:
-        await reserve(minor)
         more.set()
+        await reserve(minor)
 
     monkeypatch.setattr(ledger, "reserve_addresses", noted)
     for _ in range(OPTIONS.reserve // 2):
         pool.take()
-    await asyncio.sleep(0)
+        await asyncio.sleep(0)
     assert not more.is_set(), "no commit for each address"
     pool.take()
     async with asyncio.timeout(10):
@@ -168,13 +168,50 @@ async def test_a_pool_that_runs_low_reserves_more_by_itself(
     await pool.close()
 
 
-async def test_what_a_newer_wallet_knows_of_is_not_handed_out(ledger: SqliteMoneroLedger) -> None:
+@pytest.mark.parametrize("more", [1, 30])
+async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
+    ledger: SqliteMoneroLedger, more: int
+) -> None:
     """The database is an older copy: who got what it does not know of is not known here."""
     wallet = Wallet()
     await (await pool_of(wallet, ledger)).close()
-    await wallet.create_addresses(30)
-    given = await take(await pool_of(wallet, ledger), 5)
-    assert given == [f"8w{minor}" for minor in range(131, 136)]
+    await wallet.create_addresses(more)
+    pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
+    await pool.reconcile()
+    record = ledger.wallet()
+    assert record is not None
+    assert record.reserved_to == 100, "on disk at once: the next start finds no difference"
+    await pool.refill()
+    first = 101 + more
+    assert await take(pool, 5) == [f"8w{minor}" for minor in range(first, first + 5)]
+
+
+async def test_a_wallet_that_becomes_an_older_one_unnoticed_hands_nothing_out_twice(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    """Such as a machine that is set back to a snapshot between two calls: none of them failed."""
+    wallet = Wallet()
+    pool = await pool_of(wallet, ledger)
+    given = await take(pool, 50)
+    wallet.made = wallet.stored = 10
+    given += await take(pool, 150)
+    assert len(set(given)) == len(given)
+
+
+async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
+    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wallet = Wallet()
+    await pool_of(wallet, ledger)
+
+    async def locked(_indices: list[int]) -> list[Subaddress]:
+        raise NodeError("wallet", "get_address", WalletCode.NOT_OPEN, "No wallet file")
+
+    monkeypatch.setattr(wallet, "addresses", locked)
+    with pytest.raises(NodeError, match="No wallet file"):
+        await pool_of(wallet, ledger)
+    assert wallet.made == 100
+    assert not ledger.rescan_due()
 
 
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(

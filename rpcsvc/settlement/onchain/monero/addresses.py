@@ -126,7 +126,7 @@ class AddressPool:
             if missing >= _LOOKAHEAD:
                 await self._ledger.note_rescan_due()
             for made in range(0, missing, self._options.addresses_per_call):
-                await self._make(min(missing - made, self._options.addresses_per_call), load=False)
+                await self._make(min(missing - made, self._options.addresses_per_call))
         (found,) = await self._wallet.addresses([highest.index.minor])
         if found.address != highest.address:
             raise SideUnusable(
@@ -182,19 +182,21 @@ class AddressPool:
         self._pooled.extend(self._ledger.addresses_above(reserved_to))
         await self._reserve()
 
-    async def _make(self, count: int, *, load: bool = True) -> None:
+    async def _make(self, count: int) -> None:
         """Make some more. It goes on when the caller is cancelled: addresses that the wallet has
         and the database does not know are never used.
         """
-        self._making = asyncio.create_task(self._made(count, load=load), name="make-addresses")
+        self._making = asyncio.create_task(self._made(count), name="make-addresses")
         await asyncio.shield(self._making)
 
-    async def _made(self, count: int, *, load: bool) -> None:
+    async def _made(self, count: int) -> None:
+        newest = self._ledger.highest_address()
         made = await self._wallet.create_addresses(count)
         await self._wallet.store()
         await self._ledger.add_addresses(made)
-        if load:
-            self._pooled.extend(made)
+        # A wallet that is an older one makes again what may have been handed out.
+        known = newest.index.minor if newest else 0
+        self._pooled.extend(item for item in made if item.index.minor > known)
 
     def _reserve_soon(self) -> None:
         if self._reserving is None or self._reserving.done():
