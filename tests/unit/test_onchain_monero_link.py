@@ -198,7 +198,9 @@ async def test_a_wallet_that_is_elsewhere_is_told(pair: Pair, scanned: int) -> N
         await link.in_step()
     assert link.lag == f"the wallet is at height {scanned}, the node at 100"
     pair.daemons.scanned = 100
+    pair.daemons.refreshes.clear()
     assert (await link.in_step()).height == 100
+    assert pair.daemons.refreshes == [True]
     assert link.lag is None
 
 

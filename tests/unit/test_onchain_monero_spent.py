@@ -7,7 +7,7 @@ is in tests/regtest/test_monero_side_payouts.py.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.ledger import (
+    Cursor,
     MoneroOptions,
     Payment,
     PaymentState,
@@ -37,6 +38,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 
@@ -53,12 +55,16 @@ BODIES = {
 
 @dataclass
 class Node:
-    """A node that has seen image-2 spent, and does not show our payment. ``mined``: what it has."""
+    """A node that has seen image-2 spent, and does not show our payment.
+
+    ``mined``: what it has, and in which block; None: in its pool.
+    """
 
     top: int = SIGNED_AT
-    mined: dict[str, int] = field(default_factory=dict)
+    mined: dict[str, int | None] = field(default_factory=dict)
     branch: str = ""
     asked: list[str] = field(default_factory=list)
+    is_forgetful: bool = False
 
     async def info(self) -> NodeInfo:
         height = self.top + 1
@@ -66,6 +72,8 @@ class Node:
         return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
 
     async def header_at(self, height: int) -> BlockHeader | None:
+        if self.is_forgetful or height > self.top:
+            return None
         return BlockHeader(height, f"h{height}{self.branch}", "", 0, False, 0)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
@@ -85,20 +93,24 @@ class Node:
 
 @dataclass
 class Wallet:
-    """A wallet that lists what it has sent, by height."""
+    """A wallet that lists what it has sent, by height, once it was refreshed."""
 
     sent: dict[str, int] = field(default_factory=dict)
+    primary: str = "4primary"
+    is_fresh: bool = False
 
     async def primary_address(self) -> str:
-        return "4primary"
+        return self.primary
 
     async def refresh(self) -> Refreshed:
+        self.is_fresh = True
         return Refreshed(0, False)
 
     async def transfers(
         self, from_height: int, kinds: Collection[TransferKind]
     ) -> list[WalletTransfer]:
         assert tuple(kinds) == (TransferKind.OUTGOING,)
+        fresh, self.is_fresh = self.is_fresh, False
         index = SubaddressIndex(0, 0)
         return [
             WalletTransfer(
@@ -106,7 +118,7 @@ class Wallet:
                 False, False,
             )
             for txid, height in self.sent.items()
-            if height >= from_height
+            if fresh and height >= from_height
         ]  # fmt: skip
 
 
@@ -130,9 +142,12 @@ class Desk:
         """What is said of the payment so many blocks later."""
         self.node.top += blocks
         self.clock.now += blocks * 120_000
-        payment = self.ledger.payment("tr_1")
-        assert payment is not None
-        return await self.presence.verdict(payment)
+        return await self.presence.verdict(self.payment())
+
+    def payment(self) -> Payment:
+        found = self.ledger.payment("tr_1")
+        assert found is not None
+        return found
 
     def payments(self) -> MoneroPayments:
         node: Any = self.node
@@ -168,7 +183,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(desk: Desk) -> None:
     """Two nodes behind one address: one has mined the payment, the other has not got that far."""
     desk.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
-    desk.node.mined = dict(desk.wallet.sent)
+    desk.node.mined = {**desk.wallet.sent}
     for _ in range(3 * OPTIONS.failed_after):
         verdict = await desk.look(blocks=1)
         assert verdict.outcome is Outcome.UNKNOWN
@@ -186,7 +201,7 @@ async def test_it_has_failed_once_what_took_its_input_is_found_deep(
     desk: Desk, restarts: bool
 ) -> None:
     desk.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: SIGNED_AT}
-    desk.node.mined = dict(desk.wallet.sent)
+    desk.node.mined = {**desk.wallet.sent}
     for _ in range(OPTIONS.failed_after - 1):
         verdict = await desk.look(blocks=1)
         assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.UNKNOWN, True)
@@ -202,12 +217,56 @@ async def test_it_has_failed_once_what_took_its_input_is_found_deep(
 async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_first_sight(
     desk: Desk,
 ) -> None:
-    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1}
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    desk.node.mined = {**desk.wallet.sent}
+    await desk.ledger.put_payment(replace(desk.payment(), height=SIGNED_AT))
     assert (await desk.look(blocks=6)).outcome is Outcome.FAILED
+    assert desk.payment().conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
+    assert desk.payment().height is None
+
+
+async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -> None:
+    """For as long as the block of that moment is there, over restarts too."""
+    await desk.ledger.put_payment(replace(desk.payment(), height=SIGNED_AT))
+    assert "(1 blocks ago at least)" in (await desk.look()).reason
+    assert desk.payment().height is None
+    assert "(5 blocks ago at least)" in (await desk.look(blocks=4)).reason
+    desk.restart()
+    assert "(6 blocks ago at least)" in (await desk.look(blocks=1)).reason
+    desk.node.branch = "b"
+    assert "(1 blocks ago at least)" in (await desk.look(blocks=1)).reason
+    desk.node.branch, desk.node.top = "c", SIGNED_AT - 2
+    assert "(1 blocks ago at least)" in (await desk.look()).reason
+
+
+async def test_what_waits_in_the_pool_has_taken_nothing_and_hides_nothing(desk: Desk) -> None:
+    """A look that goes to several nodes may be shown one in a block after one in a pool."""
+    desk.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
+    desk.node.mined = {OURS: None, RIVAL: None}
+    assert "no other transaction" in (await desk.look(blocks=9)).reason
+    desk.node.mined = {OURS: None, RIVAL: SIGNED_AT + 1}
+    assert (await desk.look(blocks=1)).outcome is Outcome.FAILED
+
+
+async def test_a_block_that_the_node_does_not_have_proves_nothing(desk: Desk) -> None:
+    """It told of a transaction in it, and is another one by now."""
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    desk.node.mined = {**desk.wallet.sent}
+    desk.node.is_forgetful = True
+    assert "no other transaction" in (await desk.look(blocks=9)).reason
+
+
+async def test_another_wallet_is_not_asked_what_it_has_sent(desk: Desk) -> None:
+    desk.wallet.primary, desk.wallet.sent = "4other", {RIVAL: SIGNED_AT + 1}
+    desk.node.mined = {**desk.wallet.sent}
+    with pytest.raises(SideUnusable, match="another wallet"):
+        await desk.look(blocks=9)
+    assert desk.payment().state is PaymentState.PUBLISHED
 
 
 async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) -> None:
-    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1}
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    desk.node.mined = {**desk.wallet.sent}
     assert RIVAL in (await desk.look(blocks=4)).reason
     desk.node.mined, desk.node.branch = {}, "b"
     assert (await desk.look(blocks=5)).outcome is Outcome.UNKNOWN
@@ -216,7 +275,8 @@ async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) ->
 
 
 async def test_a_search_in_vain_is_made_once_a_block(desk: Desk) -> None:
-    desk.wallet.sent = desk.node.mined = {OTHER: SIGNED_AT}
+    desk.wallet.sent = {OTHER: SIGNED_AT}
+    desk.node.mined = {**desk.wallet.sent}
     for _ in range(3):
         await desk.look()
     assert desk.node.asked == [OTHER]
@@ -225,6 +285,7 @@ async def test_a_search_in_vain_is_made_once_a_block(desk: Desk) -> None:
 
 
 async def test_a_service_that_was_down_for_long_looks_as_far_back(desk: Desk) -> None:
-    desk.wallet.sent = desk.node.mined = {RIVAL: SIGNED_AT + 1, OTHER: 1}
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: 1}
+    desk.node.mined = {**desk.wallet.sent}
     assert (await desk.look(blocks=50_000)).outcome is Outcome.FAILED
     assert desk.node.asked == [RIVAL], "what was sent long before it was signed is left alone"
