@@ -36,6 +36,15 @@ def test_by_default_a_burst_of_a_hundred_orders_finds_addresses_ready() -> None:
     assert monero_options(OnchainSettings()).reserve // 2 >= 100
 
 
+@pytest.mark.parametrize(("settled", "failed"), [(1, 30), (10, 30), (30, 30), (31, 31), (200, 200)])
+def test_no_xmr_payout_has_failed_at_a_depth_at_which_none_is_settled(
+    settled: int, failed: int
+) -> None:
+    """Its refund could be paid as well, if what took its input is not final yet."""
+    options = monero_options(OnchainSettings(xmr_settled_after=settled))
+    assert (options.settled_after, options.failed_after) == (settled, failed)
+
+
 def test_a_network_asks_the_oracle_that_the_table_of_chains_names_and_else_none() -> None:
     nodes = ("arbitrum=http://127.0.0.1:1", "base=http://127.0.0.1:2")
     settings = OnchainSettings(nodes=nodes)

@@ -155,6 +155,8 @@ def monero_options(settings: OnchainSettings) -> MoneroOptions:
             wallet_password=_revealed(settings.wallet_file_password) or "",
             thresholds=tuple(_threshold(text) for text in settings.xmr_confirmations),
             settled_after=settings.xmr_settled_after,
+            # What is not final yet for a payout is not for what took its input either.
+            failed_after=max(MoneroOptions().failed_after, settings.xmr_settled_after),
             pool_target=ahead,
             pool_low=ahead * 3 // 4,
             reserve=min(ahead, max(_LEAST_RESERVE, ahead // 4)),
