@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +449,52 @@ async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(
     desk.chain.mine(two)
     desk.chain.mine(one, empty=9)
     assert await desk.look() == {"t1": REMOVED, "t2": CONFIRMED}
+
+
+async def test_of_two_with_one_key_that_which_is_credited_stays_so_when_both_move(
+    desk: Desk,
+) -> None:
+    """The wallet believes both, which one key image can't: its order may be paid already."""
+    one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
+    desk.wallet.believes = True
+    desk.chain.pool += [one, two]
+    await desk.look()
+    desk.chain.mine(two, empty=3)
+    assert await desk.look() == {"t1": SEEN, "t2": CONFIRMED}
+    desk.chain.pop(4)
+    desk.chain.mine(one, two, empty=4)
+    assert await desk.look() == {"t1": SEEN, "t2": CONFIRMED}
+    assert desk.logged == [MISSING]
+
+
+async def test_one_that_is_back_is_seen_before_it_is_deep(desk: Desk) -> None:
+    one = paid("t1", 5 * XMR)
+    desk.chain.mine(one)
+    assert await desk.look() == {"t1": SEEN}
+    desk.chain.pop(1)
+    desk.chain.pool.clear()
+    desk.chain.mine()
+    assert await desk.look() == {"t1": REMOVED}
+    desk.chain.mine(one)
+    assert await desk.look() == {"t1": SEEN}
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_an_entry_of_nothing_beside_the_deposit_voids_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_last: bool
+) -> None:
+    """A wallet that was told to scan a transaction again adds one."""
+    list_transfers = desk.wallet.transfers
+
+    async def twice(from_height: int) -> list[WalletTransfer]:
+        found = await list_transfers(from_height)
+        nothing = [replace(item, amount=0) for item in found]
+        return [*found, *nothing] if is_last else [*nothing, *found]
+
+    monkeypatch.setattr(desk.wallet, "transfers", twice)
+    desk.chain.mine(paid("t1", 5 * XMR), empty=9)
+    assert await desk.look() == {"t1": CONFIRMED}
+    assert (desk.credited(), desk.logged) == (5 * XMR, [])
 
 
 async def test_the_void_one_counts_once_the_other_is_gone(desk: Desk) -> None:

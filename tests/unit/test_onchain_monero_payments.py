@@ -57,6 +57,9 @@ OWN = "4primary"
 OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5, highest_fee=FEE)
 MINUTE_MS = 60_000
 GOOD = AddressCheck(valid=True, integrated=False, subaddress=False, nettype="mainnet")
+SHORT_OF_MONEY = (
+    WalletCode.NOT_ENOUGH_MONEY, WalletCode.NOT_ENOUGH_UNLOCKED, WalletCode.TX_NOT_POSSIBLE,
+)  # fmt: skip
 WRONG = {
     "invalid": replace(GOOD, valid=False), "stagenet": replace(GOOD, nettype="stagenet"),
 }  # fmt: skip
@@ -341,11 +344,10 @@ async def test_the_wallet_s_other_accounts_are_no_destination(desk: Desk) -> Non
 @pytest.mark.parametrize(
     ("code", "raised"),
     [
-        (WalletCode.WRONG_ADDRESS, TransferRejected), (WalletCode.NOT_ENOUGH_MONEY, Unavailable),
-        (WalletCode.NOT_ENOUGH_UNLOCKED, Unavailable), (WalletCode.TX_NOT_POSSIBLE, Unavailable),
-        (WalletCode.UNKNOWN, Unavailable), (WalletCode.TRANSFER_FAILED, Unavailable),
-        (WalletCode.NOT_OPEN, NodeError), (WalletCode.NO_DAEMON, NodeError),
-        (WalletCode.DAEMON_BUSY, NodeError),
+        (WalletCode.WRONG_ADDRESS, TransferRejected), (WalletCode.UNKNOWN, Unavailable),
+        (WalletCode.TRANSFER_FAILED, Unavailable), (WalletCode.NOT_OPEN, NodeError),
+        (WalletCode.NO_DAEMON, NodeError), (WalletCode.DAEMON_BUSY, NodeError),
+        *((code, Unavailable) for code in SHORT_OF_MONEY),
     ],
 )  # fmt: skip
 async def test_only_a_wrong_address_is_an_end(
@@ -353,8 +355,9 @@ async def test_only_a_wrong_address_is_an_end(
 ) -> None:
     """A transfer that is rejected is refunded: everything else may pass."""
     desk.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
-    with pytest.raises(raised):
+    with pytest.raises(raised) as told:
         await desk.payments.prepare(transfer())
+    assert ("Not enough XMR is unlocked" in str(told.value)) is (code in SHORT_OF_MONEY)
     assert desk.all() == []
     desk.wallet.failure = None
     await desk.payments.prepare(transfer())

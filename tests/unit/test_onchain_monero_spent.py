@@ -239,6 +239,13 @@ async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -
     assert "(1 blocks ago at least)" in (await desk.look()).reason
 
 
+async def test_a_clock_that_was_set_back_hides_nothing(desk: Desk) -> None:
+    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    desk.node.mined = {**desk.wallet.sent}
+    desk.clock.now -= 365 * 24 * 3_600_000
+    assert (await desk.look(blocks=9)).outcome is Outcome.FAILED
+
+
 async def test_what_waits_in_the_pool_has_taken_nothing_and_hides_nothing(desk: Desk) -> None:
     """A look that goes to several nodes may be shown one in a block after one in a pool."""
     desk.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
