@@ -178,6 +178,8 @@ class Payouts:
         self, order_id: str, transfer: Transfer, signed: PreparedTransfer
     ) -> Transfer | None:
         """Commit all that the signed bytes pay, or nothing: they are published only after that."""
+        if not self._may_all_be_committed(signed):
+            return None
         events: dict[str, Event] = {
             order_of(paid): TransferPrepared(paid, signed.txid, signed.raw)
             for paid in signed.transfer_ids or (transfer.transfer_id,)
@@ -189,6 +191,24 @@ class Payouts:
             log.info("transfer_withdrawn", transfer_id=transfer.transfer_id, reason=str(refused))
             return None
         return orders[order_id].transfer(transfer.transfer_id)
+
+    def _may_all_be_committed(self, signed: PreparedTransfer) -> bool:
+        """Whether all that the signed bytes pay may be signed now.
+
+        A payment that was signed before a crash, and that no order knows of, is given back as it
+        is: with transfers that would not go along today.
+        """
+        waits = [paid for paid in signed.transfer_ids if not self._may_go_along(paid)]
+        if waits:
+            log.warning("payment_waits_for_companions", txid=signed.txid, transfers=waits)
+        return not waits
+
+    def _may_go_along(self, transfer_id: str) -> bool:
+        order = self._store.order(order_of(transfer_id))
+        transfer = order.transfer(transfer_id) if order else None
+        if order is None or transfer is None:
+            return False
+        return _is_agreed(order, transfer) and self._may_be_signed(order, transfer)
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer

@@ -205,6 +205,29 @@ async def test_a_payment_found_after_a_crash_names_all_that_it_pays(office: Offi
     assert office.store.planned_transfers("monero", 9) == [("c", third)]
 
 
+@pytest.mark.parametrize("why", ["not_seen", "down", "aside"])
+async def test_a_payment_found_after_a_crash_waits_for_all_that_it_pays(
+    office: Office, why: str
+) -> None:
+    """It was signed before the crash, and a reorganisation may have come since."""
+    first, second = [await office.due(name) for name in "ab"]
+    office.desk.signed = (first, second)
+    if why == "aside":
+        with office.aside.isolate("b", "a step"):
+            raise ZeroDivisionError
+    else:
+        getattr(office.desk, why).add("tx b")
+    assert await office.pay(first) is False
+    assert office.desk.published == []
+    assert office.states() == {"a": "planned", "b": "planned"}
+
+    with office.aside.isolate("b", "a step"):
+        office.desk.not_seen.clear()
+        office.desk.down.clear()
+    await office.pay(first)
+    assert office.states() == {"a": "published", "b": "prepared"}
+
+
 async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Office) -> None:
     """Payouts were paused beyond the time that the price holds."""
     first, second = [await office.due(name) for name in "ab"]
