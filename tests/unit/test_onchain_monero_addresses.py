@@ -39,7 +39,7 @@ class Wallet:
 
     async def create_addresses(self, count: int) -> list[Subaddress]:
         assert 1 <= count <= 64
-        if self.failures and self.made > 100:
+        if self.failures and 100 < self.made < 150:
             self.failures -= 1
             raise TimedOut("wallet", "create_address", "no answer")
         first = self.made + 1
@@ -293,6 +293,21 @@ async def restored(ledger: SqliteMoneroLedger, made: int = 0) -> Wallet:
 
 def unhurried(wallet: Wallet, ledger: SqliteMoneroLedger, patience: float = 5.0) -> AddressPool:
     return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, patience=patience)
+
+
+async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
+    ledger: SqliteMoneroLedger,
+) -> None:
+    wallet = await restored(ledger, 1000)
+    await ledger.note_rescan_due()
+    wallet.failures = 1
+    pool = unhurried(wallet, ledger)
+    with pytest.raises(TimedOut, match="rescan_blockchain"):
+        await pool.reconcile()
+    pool.require_scanned()
+    assert ledger.rescan_due()
+    await pool.reconcile()
+    assert (wallet.rescans, ledger.rescan_due()) == (1, False)
 
 
 @pytest.mark.parametrize("made", [0, 150], ids=["while addresses are made", "while it scans"])
