@@ -163,7 +163,7 @@ async def _created(
         session_id=terms.session_id,
         twap=wish.twap,
     )
-    return await relay.create(asked, claim, terms.order_id)
+    return await relay.create(asked, claim, terms.order_id, least=terms.min_received)
 
 
 def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:

@@ -3,7 +3,8 @@
 The order of the steps is the whole point. A claim is committed before the upstream is called; what
 it answered is committed together with the order. When the outcome of the call is not known, the
 claim stays for the operator as ``reconciling``: the caller hears ``unavailable``, and nothing is
-sent again unless the upstream honours our key, which then names the very same order. What became of
+sent again unless the upstream honours our key, which then names the very same order. An order that
+nobody should pay for, since it is over or brings less than was quoted, is not taken. What became of
 a call is remembered until it can be written; a stop before that is found by the next start.
 What does not live here: following an order that was made (following.py), the upstream in our words
 (upstream_port.py), its own words and wire (settlement/upstream/).
@@ -19,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.following import Follower
@@ -33,6 +34,12 @@ _IN_DOUBT = (
     "Whether the order was made is not known yet; the operator is looking it up. Repeat the call"
     " with its idempotency key to hear what became of it. Don't order the same under another key,"
     " or without one, before that is settled."
+)
+
+_NOT_TAKEN = (
+    "No order was taken: the one that was made can't be paid any more, or would bring less than"
+    " its quote's minReceived. Nothing is to be paid. Repeat the call, with the same idempotency"
+    " key if it had one, for another order."
 )
 
 # What could not be written is tried again no more often than this.
@@ -80,12 +87,14 @@ class Relay:
         return True
 
     async def create(
-        self, asked: Asked, claim: Claim | None, fresh_id: str
+        self, asked: Asked, claim: Claim | None, fresh_id: str, *, least: int = 0
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
-        Raises Unavailable while the outcome of an earlier call is not known, or that of this one
-        is not; IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
+        ``least``: payout units that it must bring, by the quote that was just given; a call that is
+        made again had another one. Raises Unavailable while the outcome of an earlier call is not
+        known, or that of this one is not, and of an order that nobody should pay for;
+        IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
         record, resumed = self._record(asked, claim, fresh_id)
         # A resumed call is the same to the letter, or its key would be refused.
@@ -105,10 +114,14 @@ class Relay:
         except Exception as broken:
             await self._doubt(record, CreationUnknown(f"the call broke: {type(broken).__name__}"))
             raise Unavailable(_IN_DOUBT, retry_after=30) from broken
-        self._unwritten.pop(record.order_id, None)  # or it might be written after the order
         made = replace(
             record, state=RelayState.CREATED, upstream_id=created.upstream_id, raw=created.raw
         )
+        flaw = _flaw(created, 0 if resumed else least, self._clock.now_ms())
+        if flaw is not None:
+            await self._leave(made, flaw)
+            raise Unavailable(_NOT_TAKEN)
+        self._unwritten.pop(record.order_id, None)  # or it might be written after the order
         return made, created
 
     def is_in_doubt(self, claim: Claim) -> bool:
@@ -175,6 +188,16 @@ class Relay:
         )
         await self._settle(doubtful)
 
+    async def _leave(self, made: RelayRecord, flaw: str) -> None:
+        """Leave an order to end unpaid there: nobody was told its address, so its key is free."""
+        log.error(
+            "upstream_order_not_taken",
+            order_id=made.order_id,
+            upstream_id=made.upstream_id,
+            reason=flaw,
+        )
+        await self._settle(replace(made, state=RelayState.REFUSED, reason=f"not taken: {flaw}"))
+
     async def _settle(self, record: RelayRecord) -> None:
         """Write what became of a call, or remember it: the call has happened all the same."""
         self._unwritten[record.order_id] = record
@@ -219,6 +242,17 @@ class Relay:
         if count:
             return Health(False, f"{count} upstream orders are in doubt (reconciling)")
         return self.follower.health()
+
+
+def _flaw(created: Created, least: int, now: int) -> str | None:
+    """Why nobody should pay for the order that the upstream made, if so."""
+    if created.is_over:
+        return "the upstream made it, and says that it is over"
+    if created.expires_at <= now:
+        return f"it expired at {iso8601(created.expires_at)}, by this machine's clock"
+    if created.expected_output < least:
+        return f"it would bring {created.expected_output} units; at least {least} were quoted"
+    return None
 
 
 def _used_for(record: RelayRecord, claim: Claim | None) -> RelayRecord:

@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 class Created(NamedTuple):
     """The order that the upstream made: payout units, and USDC units per XMR as they follow.
 
-    Times are ms since the epoch.
+    Times are ms since the epoch. ``is_over``: it was told as one that has ended.
     """
 
     upstream_id: str
@@ -48,6 +48,7 @@ class Created(NamedTuple):
     usdc_per_xmr: int
     expires_at: int
     raw: bytes
+    is_over: bool = False
 
 
 class CreationUnknown(Exception):

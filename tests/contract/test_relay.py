@@ -19,7 +19,7 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from rpcsvc.transport.cli.main import run
 from tests.contract import upstream_server as does
-from tests.contract.bff import TO_XMR, post
+from tests.contract.bff import ORDER, TO_XMR, post
 from tests.contract.serving import EVM, Served, serving
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
@@ -193,10 +193,55 @@ async def test_an_order_tells_what_the_upstream_agreed_to_and_not_what_it_quoted
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
-        api.change = {"expectedOutput": "1000000"}
+        api.change = {"expectedOutput": "131000000"}
         data = (await create(served))["data"]
-        assert data["order"]["expectedOutput"] == "1000000"
-        assert (data["quote"]["expectedOutput"], data["quote"]["minReceived"]) == ("1", "1")
+        assert data["order"]["expectedOutput"] == "131000000"
+        assert (data["quote"]["expectedOutput"], data["quote"]["minReceived"]) == ("131", "130.68")
+
+
+IN_VAIN: list[dict[str, Any]] = [
+    {"expiresAt": "2020-01-01T00:00:00Z"},
+    {"status": "failed"},
+    {"expectedOutput": "130679999"},  # 130.68 USDC were quoted at the least
+]
+
+
+@pytest.mark.parametrize("change", IN_VAIN)
+async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_its_key(
+    api: V1Api, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.change = change
+        with logs_of("rpcsvc.orders.relay") as lines:
+            answer = await create(served, "mine")
+        assert (answer["error"]["code"], answer["error"]["retryable"]) == ("unavailable", True)
+        assert "depositAddress" not in str(answer)
+        assert (served.count("orders"), states(served)) == (0, ["refused"])
+        assert served.up.service.relay is not None
+        assert served.up.service.relay.health().ok
+        upstream_id, raw, reason = served.up.database.read_one(
+            "SELECT upstream_id, raw, reason FROM relays"
+        )
+        assert (upstream_id, b"up-1" in raw) == ("up-1", True)
+        assert reason.startswith("not taken: ")
+        assert [(line["event"], line["upstream_id"]) for line in lines] == [
+            ("upstream_order_not_taken", "up-1")
+        ]
+        api.change = {}
+        assert (await create(served, "mine"))["ok"]
+        assert states(served) == ["refused", "created"]
+
+
+@pytest.mark.parametrize("path", ["/orders", "/bridge/deposit"])
+async def test_front_ends_are_told_of_no_order_that_has_expired(
+    api: V1Api, tmp_path: Path, path: str
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        api.change = {"expiresAt": "2020-01-01T00:00:00Z"}
+        body = ORDER if path == "/orders" else {"toAddress": EVM}
+        answer = await post(served, path, body)
+        assert (answer.status, answer.body["error"]["code"]) == (503, "unavailable")
+        assert (served.count("orders"), states(served)) == (0, ["refused"])
 
 
 @pytest.mark.parametrize("surface", ["agent", "bff"])

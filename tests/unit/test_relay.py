@@ -44,7 +44,7 @@ from tests.unit.test_transition import terms
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
 CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "session"})
-MADE = Created("up-1", "an address", 1, 1, 2, b'{"orderId": "up-1"}')
+MADE = Created("up-1", "an address", 1, 1, 2**53, b'{"orderId": "up-1"}')
 
 
 class Venue:
@@ -157,6 +157,35 @@ async def test_a_key_in_doubt_from_before_its_use_was_kept_is_resumed(world: Wor
     await world.store.commit(Change(relay=old))
 
     assert (await world.create("ord_2", MADE)).order_id == "ord_1"
+
+
+async def test_an_order_in_doubt_that_expired_meanwhile_ends_the_doubt_and_frees_its_key(
+    world: World,
+) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+
+    with pytest.raises(Unavailable, match="for another order"):
+        await world.create("ord_2", MADE._replace(expires_at=world.clock.now))
+
+    record = world.record()
+    assert (record.order_id, record.state) == ("ord_1", RelayState.REFUSED)
+    assert (record.upstream_id, record.raw) == ("up-1", MADE.raw)
+    assert world.relay.health().ok
+    assert (await world.create("ord_3", MADE)).order_id == "ord_3"
+
+
+async def test_the_price_of_now_is_no_measure_for_an_order_of_an_earlier_call(
+    world: World,
+) -> None:
+    with pytest.raises(Unavailable):
+        await world.create("ord_1", CreationUnknown("no answer"))
+    world.venue.answers.append(MADE)
+    least = MADE.expected_output + 1
+
+    made, _ = await world.relay.create(ASKED, CLAIM, "ord_2", least=least)
+
+    assert (made.order_id, made.state) == ("ord_1", RelayState.CREATED)
 
 
 async def test_a_call_that_breaks_in_a_way_nobody_thought_of_is_in_doubt(world: World) -> None:

@@ -158,6 +158,7 @@ class UpstreamEngine:
             _rate(asked.direction, asked.amount.units, made.expected_output),
             made.expires_at,
             made.raw,
+            is_over=made.status is not UNKNOWN and made.status.is_terminal,
         )
 
     def _refusal(self, chain: Chain, error: UpstreamError) -> ServiceError:
