@@ -597,6 +597,32 @@ def test_the_demo_makes_no_order_where_money_is_real(cli: Cli, stub: Stub) -> No
     assert [message["method"] for _, _, message in stub.requests] == ["service.swap.plan"]
 
 
+FOREIGN: list[Json] = [
+    envelope("x", {}),
+    envelope("x", {"network": "sandbox"}),
+    {**envelope("x", {"network": "sandbox"}), "missingInputs": "to"},
+    {**envelope("x", {"network": "sandbox"}), "missingInputs": []},
+    {**envelope("x", {"network": "sandbox"}), "state": ["ready"]},
+    envelope("x", {}, ok=False),
+    {**envelope("x", {}, ok=False), "error": "no"},
+]
+
+
+@pytest.mark.parametrize("answer", FOREIGN)
+def test_the_demo_stops_at_a_service_that_is_another(cli: Cli, stub: Stub, answer: Json) -> None:
+    stub.answers({"jsonrpc": "2.0", "id": 1, "result": answer})
+    assert cli("demo", "--url", stub.url) == 1
+    assert b"The demo stops: what answers is another service" in cli.out
+
+
+def test_the_demo_gives_the_terminal_no_orders_of_a_stranger(cli: Cli, stub: Stub) -> None:
+    error = {"code": "unavailable", "message": "\x1b[2J\x07gone"}
+    answer = {**envelope("x", {}, ok=False), "error": error}
+    stub.answers({"jsonrpc": "2.0", "id": 1, "result": answer})
+    assert cli("demo", "--url", stub.url) == 1
+    assert b"swap.plan answered unavailable:  [2J gone\n" in cli.out
+
+
 def test_url_and_token_can_come_from_the_environment(cli: Cli, stub: Stub) -> None:
     token = "a-token-of-good-length-for-a-server"
     cli.environ = {"RPCSVC_URL": stub.url, "AGENT_RPC_TOKEN": f"{token},an-older-token-to-rotate"}

@@ -229,6 +229,11 @@ def read_response(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
     return response.status, body
 
 
+def printable(text: str) -> str:
+    """Without what a terminal would take for orders: anything may answer at a URL."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
 def _connect(endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:
     try:
         connection.connect()

@@ -9,24 +9,25 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.ids import system_random
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
-from rpcsvc.transport.cli.client import Endpoint, call_rpc
+from rpcsvc.transport.cli.client import Endpoint, call_rpc, printable
 
 POLLS = 60
 PAUSE_SECONDS = 0.25
 _SANDBOX = "sandbox"
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class Caller(Protocol):
@@ -81,7 +82,9 @@ class Remote:
 
 
 class CallFailed(Exception):
-    """An operation answered ``ok: false``, or on another network than the sandbox's."""
+    """An operation answered ``ok: false``, for another network than the sandbox's, or not in this
+    service's form.
+    """
 
 
 def run_remote(caller: Remote) -> bool:
@@ -128,17 +131,18 @@ async def _swap(caller: Caller, direction: str, amount: str, to: str) -> bool:
     wish = {"direction": direction, "chain": "arbitrum", "amount": amount}
     _say(f"\n=== {direction} on arbitrum, sending {amount} ===")
     plan = await _step(caller, "swap.plan", wish)
-    network = plan["data"].get("network")
+    network = _text(plan, "data", "network")
     if network != _SANDBOX:
         # Its orders would hold back real money, and be paid by nobody.
         raise CallFailed(f"the service is on {network}, and the demo is for a sandbox.")
-    _say(f"    missing: {', '.join(plan['missingInputs'])}")
-    quote = (await _step(caller, "swap.quote", wish))["data"]["quote"]
-    _say(f"    you get {quote['expectedOutput']} {quote['payoutAsset']} at {quote['rate']}")
+    _say(f"    missing: {', '.join(map(str, _list(plan, 'missingInputs')))}")
+    quote = _at(await _step(caller, "swap.quote", wish), "data", "quote")
+    brings = f"{_text(quote, 'expectedOutput')} {_text(quote, 'payoutAsset')}"
+    _say(f"    you get {brings} at {_text(quote, 'rate')}")
     made = await _step(caller, "swap.execute", {**wish, "to": to})
-    order_id = made["data"]["order"]["orderId"]
-    funding = made["data"]["fundingInstructions"]
-    _say(f"    send {funding['amountDisplay']} to {funding['depositAddress']}")
+    order_id = _text(made, "data", "order", "orderId")
+    funding = _at(made, "data", "fundingInstructions")
+    _say(f"    send {_text(funding, 'amountDisplay')} to {_text(funding, 'depositAddress')}")
     await _step(caller, "sandbox.fund", {"orderId": order_id})
     return await _poll(caller, order_id)
 
@@ -147,38 +151,67 @@ async def _poll(caller: Caller, order_id: str) -> bool:
     shown = None
     for _ in range(POLLS):
         answer = _checked("swap.status", await caller.call("swap.status", {"orderId": order_id}))
-        if answer["state"] != shown:
-            shown = answer["state"]
+        state = _text(answer, "state")
+        if state != shown:
+            shown = state
             _say(f"--> swap.status: {shown}")
         if shown in ("completed", "terminal_failure"):
             _show_transfers(answer)
-            return bool(shown == "completed")
+            return shown == "completed"
         await caller.pause()
     _say(f"    {order_id} is still not over; the demo waits no longer.")
     return False
 
 
 def _show_transfers(answer: Json) -> None:
-    for transfer in answer["data"]["transfers"]:
-        _say(
-            f"    {transfer['kind']} of {transfer['amount']} {transfer['asset']}"
-            f" {transfer['status']}, transaction {transfer['txid']}"
-        )
+    for transfer in _list(answer, "data", "transfers"):
+        kind, amount, asset = (_text(transfer, name) for name in ("kind", "amount", "asset"))
+        ended = f"{_text(transfer, 'status')}, transaction {_at(transfer, 'txid')}"
+        _say(f"    {kind} of {amount} {asset} {ended}")
 
 
 async def _step(caller: Caller, name: str, params: Json) -> Json:
     _say(f"--> {name} {json.dumps(params)}")
     answer = _checked(name, await caller.call(name, params))
-    _say(f"    {answer['state']}")
+    _say(f"    {_text(answer, 'state')}")
     return answer
 
 
 def _checked(name: str, answer: Json) -> Json:
     if not answer["ok"]:
-        raise CallFailed(f"{name} answered {answer['error']['code']}: {answer['error']['message']}")
+        told = f"{_text(answer, 'error', 'code')}: {_text(answer, 'error', 'message')}"
+        raise CallFailed(f"{name} answered {told}")
     return answer
 
 
+# What is at a URL may answer in the envelope's form, and be another service all the same. Each of
+# these raises CallFailed for what this service never answers.
+
+
+def _at(answer: Any, *path: str) -> Any:
+    """The part of an answer that ``path`` leads to."""
+    for name in path:
+        if not isinstance(answer, dict) or name not in answer:
+            raise CallFailed(f"what answers is another service, or version: it has no {name}.")
+        answer = answer[name]
+    return answer
+
+
+def _text(answer: Any, *path: str) -> str:
+    return _of(str, answer, path)
+
+
+def _list(answer: Any, *path: str) -> list[Any]:
+    return _of(list, answer, path)
+
+
+def _of(kind: type[T], answer: Any, path: Sequence[str]) -> T:
+    found = _at(answer, *path)
+    if not isinstance(found, kind):
+        raise CallFailed(f"what answers is another service, or version: see its {path[-1]}.")
+    return found
+
+
 def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()

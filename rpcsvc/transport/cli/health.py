@@ -11,7 +11,12 @@ import http.client
 import sys
 from typing import Any, Final
 
-from rpcsvc.transport.cli.client import Unreachable, find_endpoint, read_response
+from rpcsvc.transport.cli.client import (
+    Unreachable,
+    find_endpoint,
+    printable,
+    read_response,
+)
 from rpcsvc.transport.cli.context import FAILED, OK, Context
 
 _PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
@@ -50,10 +55,5 @@ def _health(context: Context) -> int:
         raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
     finally:
         connection.close()
-    sys.stdout.write(_printable(body.decode("utf-8", "replace")) + "\n")
+    sys.stdout.write(printable(body.decode("utf-8", "replace")) + "\n")
     return OK if status == 200 else FAILED
-
-
-def _printable(text: str) -> str:
-    """Without what a terminal would take for orders: anything may answer at a URL."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
