@@ -195,6 +195,38 @@ async def test_a_bridge_order_runs_through_both_to_its_end(
     assert (await call(sidecar, "GET", f"/orders/{order_id}")).status == 404
 
 
+async def test_a_bridge_order_is_followed_until_its_refund_is_over(
+    central: Served, sidecar: Served
+) -> None:
+    made = await post(sidecar, "/bridge/deposit", {"toAddress": EVM})
+    order_id = made.body["orderId"]
+    at_central = upstream_id(sidecar, order_id)
+    await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
+    await central.post("/sandbox/fund", {"orderId": at_central, "amount": "0.5"})
+
+    refunding = await until_failed(sidecar, order_id, is_over=False)
+
+    assert refunding["failure_reason"]
+    order = central.up.service.store.order(at_central)
+    assert order is not None
+    ticket = {"orderId": at_central, "sessionId": order.terms.session_id, "message": "refund it"}
+    given = await central.rpc("support.create", {**ticket, "walletAddress": STAGENET})
+    assert given.body["result"]["data"]["refundAddress"]["accepted"]
+    over = await until_failed(sidecar, order_id, is_over=True)
+    assert over == {**refunding, "completed_at": over["completed_at"]}
+
+
+async def until_failed(served: Served, order_id: str, *, is_over: bool) -> dict[str, Any]:
+    """The bridge order, as soon as it has failed, and whether it has ended is as wanted."""
+    async with asyncio.timeout(180):
+        while True:
+            found: dict[str, Any] = (await call(served, "GET", f"/bridge/order/{order_id}")).body
+            if found["status"] == "failed" and (found["completed_at"] is not None or not is_over):
+                assert is_over or found["completed_at"] is None
+                return found
+            await asyncio.sleep(0.02)
+
+
 async def test_the_bridges_rates_are_the_upstreams(central: Served, sidecar: Served) -> None:
     ours, theirs = [await call(each, "GET", "/bridge/rates") for each in (sidecar, central)]
     check("Bridge rate list", ours.body)

@@ -70,4 +70,5 @@ BFF: Final = Dialect(
     read_error=read_error,
     code_of=code_of,
     messages_for_users=True,
+    times_ends=True,
 )

@@ -53,7 +53,8 @@ class Dialect:
     when the configured URL has no path. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
     orders that pay USDC in are cut into chunks too, so that they have a twapConfig. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
-    the dialect promises error messages that are safe to show (spec 7).
+    the dialect promises error messages that are safe to show (spec 7). ``times_ends``: what is over
+    has the time at which it was.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Dialect:
     read_error: Callable[[Any], RemoteError | None]
     code_of: Callable[[Refused], str | None]
     messages_for_users: bool
+    times_ends: bool
 
     def base_url(self, url: str) -> str:
         """``url``, with the dialect's usual base path where it has none."""
@@ -87,6 +89,11 @@ class Upstream:
     def honours_keys(self) -> bool:
         """Whether a creation may be repeated with the idempotency key that it was sent with."""
         return self._dialect.keys
+
+    @property
+    def times_ends(self) -> bool:
+        """Whether what is over has the time at which it was."""
+        return self._dialect.times_ends
 
     async def health(self) -> m.UpstreamHealth:
         """The upstream's own health."""

@@ -233,7 +233,11 @@ class UpstreamEngine:
             completed_at=found.completed_at,
             extra=orjson.dumps(progress).decode(),
         )
-        return Sighted(_BRIDGE_STATUS[found.status], report, found.raw)
+        status = _BRIDGE_STATUS[found.status]
+        is_over = found.completed_at is not None or not self._upstream.times_ends
+        if status is OrderStatus.FAILED and not is_over:
+            status = OrderStatus.REFUNDING  # the bridge has no word of its own for it
+        return Sighted(status, report, found.raw)
 
     async def _sight_swap(self, terms: Terms, demand: Demand) -> Sighted | None:
         found = await self._upstream.order(terms.upstream_id or "", demand=demand)

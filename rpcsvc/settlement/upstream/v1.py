@@ -70,4 +70,5 @@ V1: Final = Dialect(
     read_error=read_error,
     code_of=code_of,
     messages_for_users=False,
+    times_ends=False,
 )
