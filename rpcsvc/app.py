@@ -265,7 +265,9 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
     """The service for calls from within this process. Raises DataDirInUse."""
     async with running(settings) as up:
         up.effects.recover()
-        yield LocalService(up.dispatcher, up.worker, up.effects)
+        relay = up.service.relay
+        follower = relay.follower if relay else None
+        yield LocalService(up.dispatcher, up.worker, up.effects, follower)
         await up.worker.stop()
 
 

@@ -10,6 +10,7 @@ from rpcsvc.operations.inputs import bare_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
 from rpcsvc.orders.effects import EffectRunner
+from rpcsvc.orders.following import Follower
 from rpcsvc.orders.worker import Worker
 
 ROUNDS = 4
@@ -18,16 +19,29 @@ ROUNDS = 4
 class LocalService:
     """A service that this process owns."""
 
-    def __init__(self, dispatcher: Dispatcher, worker: Worker, effects: EffectRunner) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        worker: Worker,
+        effects: EffectRunner,
+        follower: Follower | None = None,
+    ) -> None:
         self._dispatcher = dispatcher
         self._worker = worker
         self._effects = effects
+        self._follower = follower
 
     async def call(
         self, operation: Operation, params: dict[str, Any], request_id: str, key: str | None
     ) -> bytes:
-        """The envelope of one call, with whatever was due before and after it carried out."""
+        """The envelope of one call, with whatever was due before and after it carried out.
+
+        The order that it is about, if an upstream settles it, is asked for before.
+        """
         await self.catch_up()
+        if self._follower is not None:
+            # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
+            await self._follower.ask_now(str(params.get("orderId")))
         call = Call(request_id, idempotency_key=bare_key(key))
         reply = await self._dispatcher.run(operation, params, call)
         await self.catch_up()

@@ -106,6 +106,11 @@ class Follower:
             self._open[order_id] = self._clock.now_ms()
         return wait_ms
 
+    async def ask_now(self, order_id: str) -> None:
+        """Ask for an open order once, where ``run`` does not. What goes wrong is logged."""
+        if order_id in self._open:
+            await self._ask_safely(order_id, is_watched=True)
+
     def _turn(self) -> Set[str]:
         """Of whom one is asked for next. After one that could not be read, one that could be.
 

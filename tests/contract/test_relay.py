@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,9 +14,11 @@ import pytest
 from aiohttp import ClientSession, web
 from monero.address import Address
 
+from rpcsvc.app import local_service
 from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
-from rpcsvc.settings import SettingsError
+from rpcsvc.settings import SettingsError, load_settings
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from rpcsvc.transport.cli.main import run
 from tests.contract import upstream_server as does
@@ -44,15 +47,18 @@ STRANGERS = "7f1c3f0e-8c1d-4c6e-9a53-0f2f9b8a7c22"
 async def service(
     url: str, data_dir: Path, dialect: str = "v1", **more: Any
 ) -> AsyncIterator[Served]:
-    environ = {
+    async with serving(data_dir, environ_of(url, dialect, **more)) as served:
+        yield served
+
+
+def environ_of(url: str, dialect: str, **more: Any) -> dict[str, str]:
+    return {
         "RPCSVC_ENGINE": "upstream",
         "RPCSVC_UPSTREAM__URL": url,
         "RPCSVC_UPSTREAM__DIALECT": dialect,
         "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
         **{f"RPCSVC_UPSTREAM__{name}": str(value) for name, value in more.items()},
     }
-    async with serving(data_dir, environ) as served:
-        yield served
 
 
 @pytest.fixture
@@ -328,6 +334,34 @@ def no_service(*_: Any) -> Any:
 async def status_of(served: Served, order_id: str) -> dict[str, Any]:
     answer = await served.rpc("swap.status", {"orderId": order_id})
     return dict(answer.body["result"])
+
+
+async def test_a_command_that_runs_without_a_server_asks_for_its_order(
+    api: V1Api, tmp_path: Path
+) -> None:
+    made = await in_process(api, tmp_path, "swap.create", SWAP)
+    order_id = made["data"]["order"]["orderId"]
+    seen = []
+    for said in ("awaiting_deposit", "confirming", "completed"):
+        api.statuses = type(api.statuses)([said])
+        answer = await in_process(api, tmp_path, "swap.status", {"orderId": order_id})
+        seen.append((answer["state"], answer["data"]["amountDue"]))
+    assert seen == [
+        ("waiting_for_funding", "0.8"), ("deposit_detected", None), ("completed", None)
+    ]  # fmt: skip
+    asked = api.sent("GET", "/v1/order/")
+    await in_process(api, tmp_path, "swap.status", {"orderId": order_id})
+    assert api.sent("GET", "/v1/order/") == asked
+
+
+async def in_process(api: V1Api, data_dir: Path, name: str, params: dict[str, Any]) -> Any:
+    """The envelope of one call in a process that is gone afterwards, as the command line makes."""
+    flags = {"data_dir": str(data_dir)}
+    environ = environ_of(api.server.url, "v1")
+    settings = load_settings(config_file=None, environ=environ, flags=flags).settings
+    operation = next(each for each in OPERATIONS if each.name == name)
+    async with local_service(settings) as service:
+        return json.loads(await service.call(operation, params, "r", None))
 
 
 async def test_an_unknown_status_changes_nothing_and_known_spellings_are_understood(
