@@ -43,7 +43,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests
 from rpcsvc.orders.worker import Worker
-from rpcsvc.settings import SandboxSettings, Settings, check_integrators
+from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_integrators
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.settlement.upstream.wiring import upstream_engine
@@ -51,6 +51,7 @@ from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.other_engines import claim_of_another
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
 from rpcsvc.transport import strict_json
@@ -101,6 +102,7 @@ async def running(
     try:
         database = await Database.open(settings.data_dir)
         try:
+            _require_own(settings, database)
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
             chains = read_chains(settings.chains_file)
@@ -110,6 +112,20 @@ async def running(
             await database.close()
     finally:
         lock.release()
+
+
+def _require_own(settings: Settings, database: Database) -> None:
+    """Raises SettingsError when the orders on the data directory are another engine's."""
+    claim = claim_of_another(database, settings.engine)
+    if claim is not None:
+        other, why = claim
+        raise SettingsError(
+            [
+                f"engine: received {settings.engine}; allowed: {other}, on the data directory"
+                f" {settings.data_dir}: {why}. Give the settings of that service, or another"
+                " data_dir."
+            ]
+        )
 
 
 def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSigner | None:
