@@ -148,6 +148,7 @@ WRONG: list[dict[str, Any]] = [
     {"expectedOutput": "-1"},
     {"expectedOutput": "0"},
     {"depositToken": "0x" + "3" * 40},
+    {"depositTokenSymbol": "USDC"},
     {"expectedOutput": str(10**30)},
 ]
 

@@ -466,6 +466,7 @@ def test_an_evm_deposit_address_is_returned_with_its_checksum() -> None:
         **ORDER,
         "depositChainId": 42161,
         "depositAddress": MIXED_EVM.lower(),
+        "depositTokenSymbol": "USDC",
         "toAddress": MONERO,
     }
 

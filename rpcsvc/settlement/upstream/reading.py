@@ -25,7 +25,7 @@ from rpcsvc.domain.addresses import (
     same_address,
 )
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.domain.money import MAX_UNITS
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.errors import InvalidDestination
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
@@ -290,7 +290,7 @@ def order(answer: UpstreamAnswer, request: m.OrderRequest, networks: Networks) -
         deposit_chain=f.text("depositChain"),
         deposit_chain_id=chain_id,
         deposit_token=_deposit_token(f, request.from_token),
-        deposit_token_symbol=f.text("depositTokenSymbol"),
+        deposit_token_symbol=_deposit_symbol(f, chain_id),
         deposit_amount=f.positive_units("depositAmount"),
         to_address=f.same_as_asked("toAddress", request.to_address),
         expected_output=f.positive_units("expectedOutput"),
@@ -339,6 +339,15 @@ def _deposit_token(f: Fields, asked: str) -> str:
     if token[:2] in ("0x", "0X") and not same_address(token, asked):
         raise f.broken("depositToken", "is not the token that was asked for")
     return token
+
+
+def _deposit_symbol(f: Fields, chain_id: int) -> str:
+    """The symbol of the token that the user is told to pay: another would be sent in vain."""
+    symbol = f.text("depositTokenSymbol")
+    asked = XMR if chain_id == MONERO_CHAIN_ID else USDC
+    if symbol.upper() != asked.symbol:
+        raise f.broken("depositTokenSymbol", f"is not {asked.symbol}")
+    return symbol
 
 
 def _require_same(f: Fields, name: str, asked: str) -> None:
