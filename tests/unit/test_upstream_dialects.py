@@ -26,7 +26,7 @@ from rpcsvc.settlement.upstream.budget import Budget
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
-from rpcsvc.settlement.upstream.options import ClientOptions
+from rpcsvc.settlement.upstream.options import ClientOptions, base_url
 from rpcsvc.settlement.upstream.reading import Networks
 from rpcsvc.settlement.upstream.statuses import (
     UNKNOWN,
@@ -792,6 +792,12 @@ async def test_only_the_bff_honours_keys_so_only_it_resumes() -> None:
 )
 def test_an_address_without_a_path_gets_the_usual_one(url: str, bff: str, v1: str) -> None:
     assert (BFF.base_url(url), V1.base_url(url)) == (bff, v1)
+
+
+@pytest.mark.parametrize("url", ["https://a.example?key=k", "https://a.example/#part"])
+def test_an_address_with_a_query_is_refused_though_it_has_no_path(url: str) -> None:
+    with pytest.raises(ValueError, match="no user, query or fragment"):
+        base_url(ClientOptions(BFF.base_url(url)))
 
 
 # --- errors ----------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ class Dialect:
     def base_url(self, url: str) -> str:
         """``url``, with the dialect's usual base path where it has none."""
         parsed = URL(url)
-        return str(parsed.with_path(self.default_base)) if parsed.path in ("", "/") else url
+        # with_path would drop a query, which the check of the options refuses.
+        is_bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment)
+        return str(parsed.with_path(self.default_base)) if is_bare else url
 
 
 class Upstream:
