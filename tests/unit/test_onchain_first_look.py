@@ -16,8 +16,14 @@ from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
-from rpcsvc.settlement.onchain.monero.first_look import PATIENCE_MS, FirstLook, MoneroOutgoing
+from rpcsvc.settlement.onchain.monero.first_look import (
+    PATIENCE_MS,
+    FirstLook,
+    MoneroOutgoing,
+    SpendWaits,
+)
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
+from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.sandbox import ManualClock
@@ -223,6 +229,9 @@ class Daemons:
         self.height_now, self.top, self.address = 100, 100, "4Own"
         self.scanned = 0
         self.asked_from: list[int] = []
+        self.spent = {"free": Spent.UNSPENT}
+        self.live: set[str] = set()
+        self.mines = False
 
     async def primary_address(self) -> str:
         return self.address
@@ -244,13 +253,35 @@ class Daemons:
     def wallet(self) -> WalletRecord:
         return WalletRecord("fakechain", "4Own", 0)
 
+    async def outputs(self) -> list[Any]:
+        return [type("Held", (), {"key_image": each, "spent": False}) for each in self.spent]
+
+    async def key_images(self, images: list[str]) -> dict[str, Spent]:
+        found = {image: self.spent[image] for image in images}
+        self.height_now = self.top = self.top + self.mines
+        return found
+
+    def live_key_images(self, images: list[str]) -> set[str]:
+        return self.live & set(images)
+
+
+@pytest.fixture
+async def daemons(stand: Stand) -> Daemons:
+    cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
+    await stand.database.write([Statement(cursor, (90,))])
+    return Daemons()
+
+
+def outgoing_of(daemons: Daemons, stand: Stand) -> MoneroOutgoing:
+    anything = cast("Any", daemons)
+    return MoneroOutgoing(anything, anything, anything, stand.ledger)
+
 
 async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when_it_is_fit(
     stand: Stand,
 ) -> None:
     daemons = Daemons()
-    anything = cast("Any", daemons)
-    outgoing = MoneroOutgoing(anything, anything, anything, stand.ledger)
+    outgoing = outgoing_of(daemons, stand)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
     await stand.database.write([Statement(cursor, (height,)) for height in (30, 90)])
@@ -264,3 +295,41 @@ async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when
     with pytest.raises(Unavailable, match="not the service's"):
         await outgoing.unknown()
     assert len(daemons.asked_from) == 1
+
+
+async def test_a_spend_in_the_pool_that_the_wallet_does_not_know_is_waited_for(
+    stand: Stand, daemons: Daemons
+) -> None:
+    outgoing = outgoing_of(daemons, stand)
+    daemons.spent = {"free": Spent.UNSPENT, "ours": Spent.IN_POOL, "lost": Spent.IN_POOL}
+    daemons.live = {"ours"}
+    with pytest.raises(SpendWaits) as found:
+        await outgoing.unknown()
+    assert "what spends 1 outputs" in found.value.problem
+    assert daemons.asked_from == []
+
+    daemons.spent["lost"] = Spent.IN_CHAIN
+    assert await outgoing.unknown() == ["ab"]
+
+
+async def test_what_goes_from_the_pool_into_a_block_while_it_is_looked_for_is_listed(
+    stand: Stand, daemons: Daemons
+) -> None:
+    daemons.mines = True
+    await outgoing_of(daemons, stand).unknown()
+    assert daemons.scanned == daemons.top == 101
+
+
+async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in_health(
+    stand: Stand,
+) -> None:
+    stand.wallet.failure = SpendWaits(2)
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="not known yet"):
+            await stand.engine.prepare(transfer("monero"))
+        stand.steady.now += PATIENCE_MS
+    assert "the node's pool has what spends 2 outputs" in str(stand.engine.health().detail)
+    stand.wallet.failure = None
+    await stand.engine.prepare(transfer("monero"))
+    assert stand.signed == ["monero"]
+    assert "pool" not in str(stand.engine.health().detail)

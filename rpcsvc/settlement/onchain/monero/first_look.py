@@ -4,7 +4,9 @@ A database that was put back from an older copy does not know what was paid sinc
 payouts go out at once. So first the wallet is asked, by one bounded question, for what it sent
 since the newest block on record; anything that is not on record pauses payouts (foreign.py). A
 whole audit (audit/) would ask for each payment and address that there ever was, and hold payouts
-for minutes. What does not live here: the same for hot wallets, which their nonces tell at each
+for minutes. A wallet that was put back as well, or killed, does not list what it sent before that
+is in a block: the node's pool tells that something spends what the wallet takes to be its own.
+What does not live here: the same for hot wallets, which their nonces tell at each
 signature (evm/nonces.py).
 """
 
@@ -22,8 +24,9 @@ from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger
-from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 
@@ -36,11 +39,22 @@ _WALLET: Final = "the Monero wallet"
 PATIENCE_MS: Final = 10 * 60_000
 
 
+class SpendWaits(Unavailable):
+    """Something in the pool spends outputs of the wallet, which does not know of it."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__("What left the XMR wallet is not known yet. Try again later.")
+        self.problem = (
+            f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
+            " nothing is signed with it before that is in a block, or dropped"
+        )
+
+
 class Outgoing(Protocol):
     """A wallet that tells what it has sent and nobody knows of."""
 
     async def unknown(self) -> list[str]:
-        """The ids of such transactions. Raises RpcFailure and errors.Unavailable."""
+        """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
         ...
 
 
@@ -62,15 +76,25 @@ class MoneroOutgoing:
     async def unknown(self) -> list[str]:
         """Empty before the service's first look at the chain: nothing can be owed by then.
 
-        Raises RpcFailure; errors.Unavailable while the wallet is not the service's, or has not
-        scanned all that its node has.
+        Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
+        or has not scanned all that its node has.
         """
         since = self._foreign.monero_cursor()
         if since is None:
             return []
         await self._require_ready()
+        await self._require_no_spend()
+        await self._require_ready()  # what left the pool for a block since is listed now
         sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
         return self._foreign.not_on_record({item.txid for item in sent})
+
+    async def _require_no_spend(self) -> None:
+        listed, _ = await list_unspent(self._wallet)
+        seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
+        waiting = [image for image, where in seen.items() if where is Spent.IN_POOL]
+        unknown = len(waiting) - len(self._ledger.live_key_images(waiting))
+        if unknown:
+            raise SpendWaits(unknown)
 
     async def _require_ready(self) -> None:
         known = self._ledger.wallet()
@@ -128,6 +152,9 @@ class FirstLook:
         except RpcFailure as failure:
             self._failed(failure)
             return
+        except SpendWaits as found:
+            self._problem = found.problem
+            raise
         self._failing_since = None
         if strangers:
             await self._stop(strangers)

@@ -1,0 +1,71 @@
+"""What a wallet sent and does not know of any more, on real daemons: nothing is signed then."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.settlement.onchain.monero.first_look import MoneroOutgoing, SpendWaits
+from rpcsvc.settlement.onchain.monero.ledger import Cursor, WalletRecord
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.regtest.daemons import Miner
+from tests.regtest.treasury import XMR
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Loss:
+    """A copy of a database that does not know of ``txid``, which lies in the node's pool."""
+
+    outgoing: MoneroOutgoing
+    wallet: WalletClient
+    seed: str
+    txid: str
+
+
+@pytest.fixture
+async def loss(
+    own_wallet: WalletClient, node: MonerodClient, miner: Miner, tmp_path: Path
+) -> AsyncIterator[Loss]:
+    database = await Database.open(tmp_path)
+    ledger = SqliteMoneroLedger(database)
+    own, top = await own_wallet.primary_address(), await node.info()
+    await ledger.adopt_wallet(WalletRecord("fakechain", own, 0))
+    await ledger.acknowledge([], Cursor(top.height - 1, top.top_hash), -1)
+    await miner.fund(own, XMR, XMR)
+    await own_wallet.refresh()
+    seed = await own_wallet.seed()
+    async with WalletClient(miner.bank.endpoint) as bank:
+        payee = await bank.primary_address()
+    paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
+    await own_wallet.relay(paid.metadata)
+    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqliteForeignLedger(database))
+    yield Loss(outgoing, own_wallet, seed, paid.txid)
+    await database.close()
+
+
+async def test_a_wallet_that_knows_what_it_sent_names_it_while_it_is_in_the_pool(
+    loss: Loss,
+) -> None:
+    assert await loss.outgoing.unknown() == [loss.txid]
+
+
+async def test_a_wallet_restored_while_its_payment_is_in_the_pool_signs_none_before_it_is_listed(
+    loss: Loss, miner: Miner
+) -> None:
+    await loss.wallet.close()
+    await loss.wallet.restore("again", "", loss.seed, 0)
+    await loss.wallet.auto_refresh(enabled=False)
+    with pytest.raises(SpendWaits):
+        await loss.outgoing.unknown()
+    await miner.mine()
+    assert await loss.outgoing.unknown() == [loss.txid]
