@@ -296,6 +296,33 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     assert own.sweeps.conditions() == []
 
 
+async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_back(
+    own: Till,
+) -> None:
+    """Its end was not recorded yet: the service was stopped, or its node was down."""
+    await own.give(2, 5 * USDC)
+    await own.controls.mine()
+    await own.sweeps.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    await mined(own.token.client, payment.latest.txid)
+    await own.controls.mine(own.network.settled_after)
+    await own.payments.maintain()
+    await own.controls.reorganise(own.network.settled_after + 1)
+    await own.controls.automine(enabled=False)
+    await own.payments.maintain()
+    await own.sweeps.maintain()
+    assert own.ledger.sweeps_under_way(NETWORK) == [sweep]
+    await own.controls.automine(enabled=True)
+    await own.controls.mine(own.network.failed_after)
+    await own.payments.maintain()
+    await own.sweeps.maintain()
+    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.token.balance(HOT) == 5 * USDC
+    assert own.sweeps.conditions() == []
+
+
 async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await own.token.pause()

@@ -24,6 +24,7 @@ from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
     PaymentOrder,
@@ -253,7 +254,8 @@ class EvmSweeps:
         payment = self._ledger.payment(sweep.payment_id or "")
         if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
             return False
-        if _ended_in(payment) > top:
+        block = _ended_in(payment)
+        if block is None or block.number > top:
             return False
         settled = payment.state is PaymentState.SETTLED
         taken = await (self._taken(sweep, top) if settled else self._taken_anyway(sweep, top))
@@ -300,7 +302,9 @@ class EvmSweeps:
             self._forget(address)
 
 
-def _ended_in(payment: EvmPayment) -> int:
-    """The block in which it was mined, or its nonce spent by another."""
-    known = payment.inclusion.block if payment.inclusion is not None else payment.conflict
-    return 0 if known is None else known.number
+def _ended_in(payment: EvmPayment) -> BlockPoint | None:
+    """The block in which it was mined, or its nonce spent by another.
+
+    None when a reorganisation took it: it is published again, and may yet take what it was to.
+    """
+    return payment.inclusion.block if payment.inclusion is not None else payment.conflict
