@@ -316,6 +316,29 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(p
     assert await payer.token.balance(USER) == USDC
 
 
+async def test_a_payout_that_can_not_be_proved_keeps_no_usdc_and_no_sweep_waiting(
+    payer: Till,
+) -> None:
+    transfer = await payer.prepared(payer.transfer(USER, 600 * USDC))
+    order = payer.payment(transfer).order
+    plan = TransactionPlan(
+        payer.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data
+    )
+    raised = KEYS.signer(0).sign(plan)
+    await payer.token.client.submit(raised.raw)
+    await mined(payer.token.client, raised.txid)
+    await payer.controls.mine(payer.network.failed_after)
+    assert (await payer.pay(transfer)).outcome is Outcome.UNKNOWN
+    rest = await payer.paid(payer.transfer(FRIEND, 400 * USDC))
+    assert (await payer.settle(rest)).outcome is Outcome.SETTLED
+    address = await payer.give(2, 5 * USDC)
+    await payer.payments.maintain()
+    await payer.sweeps.maintain()
+    await payer.controls.mine()
+    assert await payer.token.balance(address) == 0
+    assert "makes the same payout" in payer.payments.conditions()[0]
+
+
 async def test_a_failure_found_while_the_record_changed_is_not_told(
     payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:

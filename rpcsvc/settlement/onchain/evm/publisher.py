@@ -103,8 +103,13 @@ class EvmPublisher:
         return [item for item in found if item.sender == self._signer.address]
 
     def unmined(self) -> list[EvmPayment]:
-        """Payments that are signed and not mined as of the last look."""
-        return [item for item in self.own(*_LIVE) if item.inclusion is None]
+        """Payments that are signed, and nothing was mined with their nonce as of the last look.
+
+        Once something was, the wallet's balances tell what it took.
+        """
+        return [
+            item for item in self.own(*_LIVE) if item.inclusion is None and item.conflict is None
+        ]
 
     async def verdict(self, payment: EvmPayment) -> Verdict:
         """Ask the node, record how far the payment is, and say it."""
