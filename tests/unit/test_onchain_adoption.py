@@ -393,6 +393,22 @@ async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
         await adopt_usdc(Evm(signed(nonce=5)), database)
 
 
+async def test_one_that_was_mined_for_less_than_is_offered_by_now_is_adopted_as_well(
+    database: Database,
+) -> None:
+    """Raised before the copy was lost, and once more, not as far, by the service on the copy."""
+    for fee in (5, 9):
+        await adopt_usdc(Evm(signed(fee=fee)), database)
+    mined = signed(fee=7)
+    await adopt_usdc(Evm(mined), database)
+    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    assert known is not None
+    assert (len(known.attempts), known.latest.txid) == (3, mined["hash"])
+    # What would have to be outbid if it left the chain again.
+    assert known.latest.max_fee > known.attempts[1].max_fee
+    assert known.latest.tip > known.attempts[1].tip
+
+
 async def test_what_it_pays_to_others_is_told(database: Database) -> None:
     at = changed(events=((HOT.address, USER, 50), (HOT.address, STRANGER.address, 7)))
     assert (await adopt_usdc(at, database)).unexplained == 7

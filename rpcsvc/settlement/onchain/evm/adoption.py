@@ -145,7 +145,7 @@ class EvmAdoption:
             )
         if known.state.is_over:
             raise NotAdopted(f"The payment of {name} on record is {known.state}, which is final.")
-        await self._ledger.add_attempt(known, attempt)
+        await self._ledger.add_attempt(known, _above(known.latest, attempt))
         return known.attempts[0]
 
     def _require_free_nonce(self, nonce: int) -> None:
@@ -165,3 +165,13 @@ class EvmAdoption:
             self._network.name, self._hot, fields.nonce, order, (attempt,), attempt.made_at
         )
         return replace(made, state=PaymentState.PUBLISHED, published_at=attempt.made_at)
+
+
+def _above(last: Attempt, mined: Attempt) -> Attempt:
+    """The attempt as the books take it, where fees only rise: what a later one has to outbid.
+
+    The service may have offered more since the copy was made, and not have got it to the network.
+    """
+    return replace(
+        mined, max_fee=max(mined.max_fee, last.max_fee + 1), tip=max(mined.tip, last.tip + 1)
+    )
