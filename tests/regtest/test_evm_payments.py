@@ -51,6 +51,8 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) ->
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await mined(payer.token.client, transfer.txid or "")
     assert (await payer.payments.look_up(transfer)).reason == "1 of 3 confirmations"
+    with pytest.raises(Unavailable, match="not settled"):
+        payer.payments.receipt(transfer)
     assert await payer.settle(transfer) == Verdict(Outcome.SETTLED)
     assert await payer.token.balance(USER) == 7 * USDC
     assert await payer.token.balance(HOT) == 993 * USDC
@@ -135,6 +137,13 @@ async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
         await payer.payments.prepare(payer.transfer(USER))
     await payer.token.unpause()
     await payer.payments.prepare(payer.transfer(USER))
+
+
+async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(payer: Till) -> None:
+    await payer.token.blacklist(HOT)
+    with pytest.raises(Unavailable, match="refuses this payment just now"):
+        await payer.payments.prepare(payer.transfer(USER))
+    assert payer.live() == []
 
 
 async def test_paused_after_signing_it_is_published_when_the_token_moves_again(payer: Till) -> None:

@@ -160,6 +160,7 @@ async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_t
     payer: Till,
 ) -> None:
     transfer = await stuck_payout(payer)
+    assert payer.payments.stuck() is None
     for _ in range(30):
         await payer.payments.maintain()
         payer.clock.now += MINUTE_MS

@@ -79,6 +79,22 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_aga
     assert payer.payments.receipt(transfer).block_number == receipt.block_number
 
 
+async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_told(
+    payer: Till,
+) -> None:
+    transfer = await payer.paid(payer.transfer(USER))
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.controls.reorganise(4)
+    await payer.token.client.submit(bytes.fromhex(transfer.raw or ""))
+    await mined(payer.token.client, transfer.txid or "")
+    await payer.controls.mine(payer.network.settled_after)
+    await payer.payments.maintain()
+    assert payer.payments.conditions() == []
+    receipt = await payer.token.client.receipt(transfer.txid or "")
+    assert receipt is not None
+    assert payer.payments.receipt(transfer).block_number == receipt.block_number
+
+
 @pytest.mark.parametrize("by", ["another transaction", "the blacklist"])
 async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     payer: Till, by: str

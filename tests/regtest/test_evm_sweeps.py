@@ -200,7 +200,7 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: Till) ->
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
     (told,) = own.sweeps.conditions()
-    assert bad in told
+    assert f"{bad} is on the token's blacklist" in told
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
     assert own.live() == []  # it is looked at rarely
@@ -384,9 +384,8 @@ async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorizat
     assert await own.token.balance(HOT) == 8 * USDC
 
 
-async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_and_balance(
-    own: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def failed_by_another(own: Till, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    """5 USDC were to be swept, and the same keys have taken ``units`` on the nonce of our own."""
     await own.give(2, 5 * USDC)
 
     async def lost(raw: bytes) -> SubmissionResult:
@@ -395,7 +394,7 @@ async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_
     with monkeypatch.context() as patched:
         patched.setattr(own.client, "submit", lost)
         await own.sweeps.maintain()
-    await steal(own, 2, 5 * USDC)  # on the nonce of our own
+    await steal(own, 2, units)
     for _ in range(2):
         await own.payments.maintain()
         await own.controls.mine(own.network.failed_after)
@@ -404,9 +403,44 @@ async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_
     payment = own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
+
+
+@pytest.mark.parametrize("units", [5 * USDC, 3 * USDC])
+async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_and_balance(
+    own: Till, monkeypatch: pytest.MonkeyPatch, units: int
+) -> None:
+    await failed_by_another(own, monkeypatch, units)
     await own.sweeps.maintain()
+    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC - units
+    await finish(own)
     assert not (all_left(own) or own.sweeps.conditions())
     assert await own.token.balance(HOT) == 5 * USDC
+
+
+async def test_no_more_counts_as_swept_than_was_to_be(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await failed_by_another(own, monkeypatch, 5 * USDC)
+    await own.give(2, 4 * USDC)
+    await drain(own, 2, 4 * USDC)
+    await own.sweeps.maintain()
+    assert all_left(own) == [4 * USDC]
+    assert "something else takes from it" in own.sweeps.conditions()[0]
+
+
+@pytest.mark.parametrize("was_signed", [True, False])
+async def test_what_came_since_another_took_it_keeps_no_sweep_from_its_end(
+    own: Till, monkeypatch: pytest.MonkeyPatch, was_signed: bool
+) -> None:
+    if was_signed:
+        await failed_by_another(own, monkeypatch, 5 * USDC)
+    else:
+        await own.give(2, 5 * USDC)
+        await steal(own, 2, 5 * USDC)
+    await own.give(2, 8 * USDC, state="seen")
+    await own.sweeps.maintain()
+    assert own.ledger.sweeps_under_way(NETWORK) == []
+    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
 
 
 async def drain(own: Till, index: int, units: int) -> None:
@@ -517,4 +551,34 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
         await finish(own)
         assert not (all_left(own) or own.sweeps.conditions())
         assert await token.balance(address) == 0
+        assert await token.balance(HOT) == 5 * USDC
+
+
+async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
+    anvil: Anvil, evm: EvmClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = await deploy(evm, without_receive(tmp_path))
+    await token.controls.set_ether(HOT, ETHER)
+    async with till(anvil, token, tmp_path) as own:
+        address = await own.give(2, 5 * USDC)
+        await own.sweeps.maintain()
+        real = own.client.submit
+
+        async def submit_late(raw: bytes) -> SubmissionResult:
+            await token.blacklist(address)
+            return await real(raw)
+
+        monkeypatch.setattr(own.client, "submit", submit_late)
+        await finish(own)
+        (take,) = own.ledger.sweeps_under_way(NETWORK)
+        assert take.method is SweepMethod.TAKE
+        await finish(own)
+        assert all_left(own) == [5 * USDC]
+        assert "failed" in own.sweeps.conditions()[0]
+        monkeypatch.undo()
+        await token.unblacklist(address)
+        own.clock.now += HOUR_MS
+        await own.sweeps.maintain()
+        await finish(own)
+        assert not (all_left(own) or own.sweeps.conditions())
         assert await token.balance(HOT) == 5 * USDC
