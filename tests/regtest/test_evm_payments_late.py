@@ -70,6 +70,16 @@ async def test_the_time_to_a_replacement_begins_with_the_publication(payer: Till
     assert len(payer.payment(transfer).attempts) == 2
 
 
+async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: Till) -> None:
+    transfer = await payer.paid(payer.transfer(USER))
+    for _ in range(3):
+        payer.clock.now += MINUTE_MS
+        await payer.payments.maintain()
+    assert payer.payment(transfer).inclusion is not None
+    assert len(payer.payment(transfer).attempts) == 1
+    assert payer.payments.conditions() == []
+
+
 async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: Till) -> None:
     transfer = await stuck_payout(payer)
     await payer.payments.maintain()

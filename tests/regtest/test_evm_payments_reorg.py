@@ -136,6 +136,25 @@ async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_o
     assert await payer.token.balance(USER) == 0
 
 
+async def test_what_has_failed_is_never_published_again_whatever_becomes_of_the_chain(
+    payer: Till,
+) -> None:
+    """By then the deposit is on its way back."""
+    transfer = await payer.prepared(payer.transfer(USER))
+    before = await payer.controls.snapshot()
+    await mined(payer.token.client, await spend_nonce(payer, 0))
+    await payer.controls.mine(payer.network.failed_after)
+    assert (await payer.pay(transfer)).outcome is Outcome.FAILED
+    await payer.controls.revert(before)
+    assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
+    verdict = await payer.payments.publish(transfer)
+    assert (verdict.outcome, "not published" in verdict.reason) == (Outcome.UNKNOWN, True)
+    payer.clock.now += MINUTE_MS
+    await payer.payments.maintain()
+    assert await payer.token.client.transaction(transfer.txid or "") is None
+    assert payer.payment(transfer).state is PaymentState.FAILED
+
+
 async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: Till) -> None:
     lost = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))

@@ -175,6 +175,16 @@ async def test_payouts_go_before_sweeps(own: Till) -> None:
     assert len(own.live()) == 2
 
 
+async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Till) -> None:
+    await own.token.mint(HOT, 10 * USDC)
+    await own.give(2, 5 * USDC)
+    await own.controls.automine(enabled=False)
+    await own.sweeps.maintain()
+    (sweep,) = own.live()
+    payout = await own.prepared(own.transfer(USER, 10 * USDC))
+    assert [item.payment_id for item in own.live()] == [sweep.payment_id, payout.transfer_id]
+
+
 async def test_the_gas_reserve_is_kept_for_payouts(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)

@@ -200,6 +200,18 @@ async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: i
     assert node.asked == []
 
 
+@pytest.mark.parametrize("blocks_ago", [1, 2, 30, 63])
+async def test_a_node_with_the_newest_states_only_is_asked_for_no_older_ones(
+    blocks_ago: int,
+) -> None:
+    node = Node("0xother", 5_000 - blocks_ago, 5_000)
+    node.oldest = 5_000 - 127
+    spent = SpentNonces(cast("Any", Link(node)))
+    found = await spent.find(Stand(node).payment, BlockPoint(5_000, "0x5000"), block(5_000))
+    assert isinstance(found, Spender)
+    assert found.block.number == 5_000 - blocks_ago
+
+
 async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
     node = Node("0xother", 4_000, 5_000)
     node.oldest = 5_000

@@ -156,4 +156,5 @@ def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None
         with pytest.raises(Unavailable):
             passes(held, transfer(11))
         clock.now += 60_000
-        assert "ord_1/payout/1 waits" in (held.health().detail or "")
+        health = held.health()
+        assert (health.ok, "ord_1/payout/1 waits" in (health.detail or "")) == (False, True)
