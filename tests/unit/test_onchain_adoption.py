@@ -7,10 +7,19 @@ from typing import Any, cast
 
 import pytest
 
+from rpcsvc.domain.events import TransferPrepared, TransferPublished
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, bare_txid
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.adoption import (
+    Adopted,
+    NotAdopted,
+    Open,
+    bare_txid,
+    require_open,
+    tell,
+)
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
@@ -57,6 +66,46 @@ def test_what_is_no_transaction_id_is_told_so(text: str) -> None:
 def test_a_transaction_id_may_have_its_prefix_or_not_and_any_case() -> None:
     assert bare_txid("0x" + TXID.upper(), "") == TXID
     assert bare_txid(TXID, "0x") == f"0x{TXID}"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "why"),
+    [
+        (TransferState.SETTLED, TransferKind.PAYOUT, "there is nothing to adopt"),
+        (TransferState.FAILED, TransferKind.PAYOUT, "its order is refunded.*do not resume"),
+        (TransferState.CANCELLED, TransferKind.REFUND, "it is over"),
+    ],
+)
+def test_what_has_come_to_its_end_is_not_adopted(
+    state: TransferState, kind: TransferKind, why: str
+) -> None:
+    with pytest.raises(NotAdopted, match=why):
+        require_open(transfer("ord_9", "arbitrum", USER, 50, state=state, kind=kind).transfer)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (TransferState.PLANNED, [TransferPrepared, TransferPublished]),
+        (TransferState.PREPARED, [TransferPublished]),
+        (TransferState.PUBLISHED, []),
+    ],
+)
+async def test_the_order_is_told_what_it_does_not_know_yet(
+    state: TransferState, told: list[type]
+) -> None:
+    applied: list[object] = []
+
+    class Processor:
+        async def apply(self, order_id: str, event: object) -> None:
+            assert order_id == "ord_9"
+            applied.append(event)
+
+    wanted = transfer("ord_9", "arbitrum", USER, 50, state=state)
+    await tell(cast("OrderProcessor", Processor()), [wanted], "0xid", "02")
+    assert [type(event) for event in applied] == told
+    if state is TransferState.PLANNED:
+        assert applied[0] == TransferPrepared(wanted.transfer.transfer_id, "0xid", "02")
 
 
 # --- XMR ---------------------------------------------------------------------------------------
