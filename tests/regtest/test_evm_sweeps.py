@@ -5,6 +5,7 @@ What was swept is counted in the balances on the chain, never in the service's d
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -173,6 +174,32 @@ async def test_payouts_go_before_sweeps(own: Till) -> None:
     await own.payments.look_up(payout)
     await own.sweeps.maintain()
     assert len(own.live()) == 2
+
+
+async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
+    own: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await own.token.mint(HOT, 10 * USDC)
+    await own.give(2, 5 * USDC)
+    real, asked, go_on = own.client.estimate_gas, asyncio.Event(), asyncio.Event()
+
+    async def slow(call: EvmCall) -> int:
+        asked.set()
+        await go_on.wait()
+        return await real(call)
+
+    monkeypatch.setattr(own.client, "estimate_gas", slow)
+    signing = asyncio.create_task(own.prepared(own.transfer(USER)))
+    await asked.wait()
+    await asyncio.wait_for(own.sweeps.maintain(), 10)
+    go_on.set()
+    payout = await signing
+    assert [item.payment_id for item in own.live()] == [payout.transfer_id]
+    await own.pay(payout)
+    await mined(own.token.client, payout.txid or "")
+    await own.payments.look_up(payout)
+    await own.sweeps.maintain()
+    assert len(own.ledger.sweeps_under_way(NETWORK)) == 1
 
 
 async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Till) -> None:
