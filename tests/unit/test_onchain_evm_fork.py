@@ -1,0 +1,24 @@
+"""How far deposits are read again: late nodes give no events of what they lack, and no error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.settlement.onchain.evm.fork import ForkFinder
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.sqlite import Database
+from tests.unit.evm_chain import NETWORK, Chain
+
+
+@pytest.mark.parametrize(
+    ("block_seconds", "blocks"), [(0.1, 256), (0.25, 120), (2, 15), (12, 3), (60, 2)]
+)
+async def test_half_a_minute_of_blocks_is_read_again_within_bounds(
+    database: Database, block_seconds: float, blocks: int
+) -> None:
+    network = replace(NETWORK, block_seconds=block_seconds)
+    forks = ForkFinder(EvmLink(Chain(), network), SqliteEvmDepositLedger(database))
+    assert forks.overlap == blocks
