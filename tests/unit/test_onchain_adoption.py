@@ -40,6 +40,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
+from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
@@ -384,7 +385,10 @@ async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
     assert known is not None
     assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
+    assert known.order.purpose is Purpose.TRANSFER
     assert known.attempts[0].txid == told["hash"]
+    mined_at = 1_700_000_000  # the cap per day counts it when it was made
+    assert (known.prepared_at, known.published_at, known.attempts[0].made_at) == (mined_at,) * 3
     assert (done.txid, done.raw) == (told["hash"], known.attempts[0].raw)
     assert usdc.keccak256(bytes.fromhex(done.raw)).hex() == told["hash"][2:]
 
@@ -418,6 +422,38 @@ async def test_what_the_chain_does_not_show_is_not_adopted(
     with pytest.raises(NotAdopted, match=why):
         await adopt_usdc(at, database)
     assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+
+
+@pytest.mark.parametrize("state", [TransferState.SETTLED, TransferState.FAILED])
+async def test_for_what_is_over_nothing_is_put_on_record(
+    database: Database, state: TransferState
+) -> None:
+    over = transfer("ord_9", "arbitrum", USER, 50, state=state)
+    with pytest.raises(NotAdopted, match="ord_9/payout/1 is"):
+        await adopt_usdc(Evm(signed()), database, over)
+    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+
+
+async def test_a_node_that_is_not_right_proves_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wrong(_self: Evm) -> Block:
+        raise SideUnusable("wrong network")
+
+    monkeypatch.setattr(Evm, "check", wrong)
+    with pytest.raises(SideUnusable):
+        await adopt_usdc(Evm(signed()), database)
+    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+
+
+async def test_a_payment_that_has_failed_gets_no_more_attempts(database: Database) -> None:
+    await adopt_usdc(Evm(signed(fee=5)), database)
+    ledger = SqliteEvmPaymentLedger(database)
+    known = ledger.payment("ord_9/payout/1")
+    assert known is not None
+    await ledger.put_payment(replace(known, state=PaymentState.FAILED))
+    with pytest.raises(NotAdopted, match="final"):
+        await adopt_usdc(Evm(signed(fee=9)), database)
 
 
 async def test_a_transaction_pays_one_transfer_though_two_look_alike(database: Database) -> None:
