@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState, Purpose
 from tests.regtest.daemons import mined
@@ -330,8 +331,8 @@ async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
         assert (await later.pay(transfer)).outcome is Outcome.FAILED
 
 
-async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(payer: Till) -> None:
-    transfer = await payer.prepared(payer.transfer(USER))
+async def raised_elsewhere(payer: Till, transfer: Transfer) -> SignedTransaction:
+    """The same payout at a higher fee, mined, which is not on record."""
     order = payer.payment(transfer).order
     plan = TransactionPlan(
         payer.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data
@@ -339,6 +340,12 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(p
     raised = KEYS.signer(0).sign(plan)
     await payer.token.client.submit(raised.raw)
     await mined(payer.token.client, raised.txid)
+    return raised
+
+
+async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(payer: Till) -> None:
+    transfer = await payer.prepared(payer.transfer(USER))
+    raised = await raised_elsewhere(payer, transfer)
     await payer.controls.mine(3 * payer.network.failed_after)
     verdict = await payer.pay(transfer)
     assert (verdict.outcome, raised.txid in verdict.reason) == (Outcome.UNKNOWN, True)
@@ -355,13 +362,7 @@ async def test_a_payout_that_can_not_be_proved_keeps_no_usdc_and_no_sweep_waitin
     payer: Till,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER, 600 * USDC))
-    order = payer.payment(transfer).order
-    plan = TransactionPlan(
-        payer.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data
-    )
-    raised = KEYS.signer(0).sign(plan)
-    await payer.token.client.submit(raised.raw)
-    await mined(payer.token.client, raised.txid)
+    await raised_elsewhere(payer, transfer)
     await payer.controls.mine(payer.network.failed_after)
     assert (await payer.pay(transfer)).outcome is Outcome.UNKNOWN
     rest = await payer.paid(payer.transfer(FRIEND, 400 * USDC))

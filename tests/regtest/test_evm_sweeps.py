@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Tag,
 )
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, SweepMethod
+from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Sweep, SweepMethod
 from rpcsvc.store.sqlite import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
@@ -299,6 +299,18 @@ async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
     assert "failed" in own.sweeps.conditions()[0]
 
 
+async def settled_sweep(own: Till) -> Sweep:
+    """A sweep whose payment is settled, and whose own end is not on record yet."""
+    await own.sweeps.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    await mined(own.token.client, payment.latest.txid)
+    await own.controls.mine(own.network.settled_after)
+    await own.payments.maintain()
+    return sweep
+
+
 @pytest.mark.parametrize("late", ["for a call", "for all"])
 async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     own: Till, monkeypatch: pytest.MonkeyPatch, late: str
@@ -316,13 +328,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     async def old_block(at: BlockRef = Tag.LATEST) -> Block | None:
         return await block(before.number if at is Tag.LATEST else at)
 
-    await own.sweeps.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
-    payment = own.ledger.payment(sweep.payment_id or "")
-    assert payment is not None
-    await mined(own.token.client, payment.latest.txid)
-    await own.controls.mine(own.network.settled_after)
-    await own.payments.maintain()
+    await settled_sweep(own)
     monkeypatch.setattr(own.client, "call", old_call)
     if late == "for all":
         monkeypatch.setattr(own.client, "block", old_block)
@@ -339,13 +345,7 @@ async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_
     """Its end was not recorded yet: the service was stopped, or its node was down."""
     await own.give(2, 5 * USDC)
     await own.controls.mine()
-    await own.sweeps.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
-    payment = own.ledger.payment(sweep.payment_id or "")
-    assert payment is not None
-    await mined(own.token.client, payment.latest.txid)
-    await own.controls.mine(own.network.settled_after)
-    await own.payments.maintain()
+    sweep = await settled_sweep(own)
     await own.controls.reorganise(own.network.settled_after + 1)
     await own.controls.automine(enabled=False)
     await own.payments.maintain()

@@ -28,6 +28,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, Subad
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured
+from tests.sandbox import ManualClock
 
 XMR = 10**12
 OPTIONS = MoneroOptions(nettype="fakechain")
@@ -70,20 +71,12 @@ class Node:
 
 
 @dataclass
-class Clock:
-    now: int = 1_700_000_000_000
-
-    def now_ms(self) -> int:
-        return self.now
-
-
-@dataclass
 class Desk:
     wallet: Wallet
     ledger: SqliteMoneroLedger
     inventory: MoneroInventory
     node: Node
-    clock: Clock
+    clock: ManualClock
     logged: list[Any] = field(default_factory=list)
 
     def with_options(self, payments: Any = None, **options: Any) -> MoneroInventory:
@@ -107,7 +100,7 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     database = await Database.open(tmp_path)
     ledger = SqliteMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
-    wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), Clock(), Node()
+    wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
     any_node: Any = node
     any_wallet: Any = wallet
     link = MoneroLink(any_node, any_wallet, ledger, OPTIONS)

@@ -50,6 +50,7 @@ from rpcsvc.settlement.onchain.patience import PATIENCE_MS, Patience
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
+from tests.sandbox import ManualClock
 
 XMR = 10**12
 FEE = 1000
@@ -198,21 +199,13 @@ class Ledger(SqliteMoneroLedger):
 
 
 @dataclass
-class Clock:
-    now: int = 1_800_000_000_000
-
-    def now_ms(self) -> int:
-        return self.now
-
-
-@dataclass
 class Desk:
     """Payments of one run of the service."""
 
     ledger: Ledger
     node: Node
     wallet: Wallet
-    clock: Clock
+    clock: ManualClock
     payments: MoneroPayments
 
     async def prepared(self, transfer: Transfer, *companions: Transfer) -> Transfer:
@@ -239,7 +232,7 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger, clock, node = Ledger(database), Clock(), Node()
+    ledger, clock, node = Ledger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
