@@ -1,5 +1,6 @@
 """The edge: what happens to every request and response, around all routes and in this order.
 
+    a body that can't be read is refused by its headers, and the connection ends (http.py)
     a preflight request is answered (cors.py), or the routes are asked
     what they raise becomes a response (http.Refusals)
     the response says who serves it, without the versions that aiohttp would tell
@@ -16,9 +17,10 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
+from rpcsvc.errors import ServiceError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
+from rpcsvc.transport.http import BODY, Handler, Refusals, require_framing, unread_body
 from rpcsvc.transport.sealing import Sealer
 
 _SERVER: Final = "rpcsvc"
@@ -51,9 +53,19 @@ class Edge:
         refusals, cors, sealer = self._refusals, self._cors, self._sealer
         body_bytes = self._body_bytes
 
+        def refused(request: web.Request) -> web.Response | None:
+            try:
+                require_framing(request)
+            except ServiceError as error:
+                request[BODY] = b""
+                response = refusals.answer(request, error)
+                response.force_close()
+                return response
+            return None
+
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                response = cors.preflight(request) or await routes(request)
+                response = refused(request) or cors.preflight(request) or await routes(request)
             except Exception as error:  # noqa: BLE001 - it is answered for, and logged
                 response = refusals.answer(request, error)
             response.headers[hdrs.SERVER] = _SERVER

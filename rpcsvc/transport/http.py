@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from rpcsvc.errors import (
     InternalError,
@@ -47,6 +47,23 @@ def require_json(request: web.Request, limit: int) -> None:
         raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
+
+
+def require_framing(request: web.Request) -> None:
+    """Judge by the headers whether a body can be read at all, before anything reads it.
+
+    Raises UnsupportedMediaType for an encoded body (RFC 9110, section 8.4), and InvalidRequest for
+    Transfer-Encoding in HTTP/1.0, whose framing is faulty (RFC 9112, section 6.1).
+    """
+    encodings = ",".join(request.headers.getall("content-encoding", ())).split(",")
+    if any(word.strip().lower() not in ("", "identity") for word in encodings):
+        raise UnsupportedMediaType(
+            "Encoded bodies are not read here. Send the body as it is, without content-encoding."
+        )
+    if request.version < HttpVersion11 and "transfer-encoding" in request.headers:
+        raise InvalidRequest(
+            "HTTP/1.0 has no transfer-encoding. Send the body with content-length, or use HTTP/1.1."
+        )
 
 
 # The body of a request as far as the service has it: all of it, or nothing of one that it did not

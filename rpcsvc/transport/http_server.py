@@ -14,13 +14,16 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError
 
-from rpcsvc.errors import InvalidRequest, ServiceError, UnsupportedMediaType
+from rpcsvc.errors import InvalidRequest
 from rpcsvc.transport.edge import Edge
 
 _LINE_BYTES: Final = 8190
 _HEADERS: Final = 128
+# How much of a body that nobody read is still taken, and for how long: a client that goes on
+# sending reads its answer only if the connection is not reset at once.
+_LINGER_BYTES: Final = 1024 * 1024
+_LINGER_SECONDS: Final = 1.0
 
 _Refuse = Callable[[web.Request, Exception], web.Response]
 
@@ -50,8 +53,15 @@ class _EdgeServer(web.Server):
             handler_cancellation=handler_cancellation,
         )
         self._refuse = edge.refuse
-        limits = {"max_line_size": _LINE_BYTES, "max_field_size": _LINE_BYTES}
-        self._options = {"max_headers": _HEADERS, **limits, **options}
+        self._options = {
+            "max_headers": _HEADERS,
+            "max_line_size": _LINE_BYTES,
+            "max_field_size": _LINE_BYTES,
+            "lingering_time": _LINGER_SECONDS,
+            # Encoded bodies are refused (edge.py): unpacking one costs a thousand times its size.
+            "auto_decompress": False,
+            **options,
+        }
 
     def __call__(self) -> web.RequestHandler:
         loop = asyncio.get_running_loop()
@@ -59,13 +69,33 @@ class _EdgeServer(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """A connection that has the edge answer what can't be read, or failed on its way out."""
+    """A connection that has the edge answer what can't be read, or failed on its way out.
 
-    __slots__ = ("_refuse",)
+    Of a body that is still unread when its request is answered, it takes _LINGER_BYTES more.
+    """
+
+    __slots__ = ("_linger_bytes", "_refuse")
 
     def __init__(self, server: web.Server, refuse: _Refuse, **options: Any) -> None:
         super().__init__(server, **options)
         self._refuse = refuse
+        self._linger_bytes: int | None = None
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response; from then on the rest of its request's body counts as unread."""
+        self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
+        return await super().finish_response(request, resp, start_time)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client, of an unread body only so many."""
+        if self._linger_bytes is not None:
+            self._linger_bytes -= len(data)
+            if self._linger_bytes < 0:
+                self.force_close()
+                return
+        super().data_received(data)
 
     def handle_error(
         self,
@@ -77,7 +107,7 @@ class _Connection(web.RequestHandler):
         """The response to what aiohttp refuses; it is the last one of the connection."""
         if request.writer.output_size > 0:
             raise ConnectionError("part of a response is sent already: none can follow it")
-        error = _unreadable(exc) if status == HTTPStatus.BAD_REQUEST else _fault(exc)
+        error = _unreadable() if status == HTTPStatus.BAD_REQUEST else _fault(exc)
         response = self._refuse(cast("web.Request", request), error)
         response.force_close()
         return response
@@ -88,13 +118,8 @@ def _fault(error: BaseException | None) -> Exception:
     return error if isinstance(error, Exception) else TimeoutError()
 
 
-def _unreadable(error: BaseException | None) -> ServiceError:
-    """What a client is told whose request could not be read; the same words for most causes."""
-    if isinstance(error, ContentEncodingError):
-        return UnsupportedMediaType(
-            "The body's content-encoding is not read here. Send the body as it is, without that"
-            " header, or with gzip or deflate."
-        )
+def _unreadable() -> InvalidRequest:
+    """What a client is told whose request could not be read; the same words for all causes."""
     return InvalidRequest(
         "The request can't be read as HTTP/1.1. Send a request line and headers of at most"
         f" {_LINE_BYTES} bytes each, at most {_HEADERS} headers, host, content-type and"

@@ -137,16 +137,6 @@ async def test_scheme_and_host_in_a_target_are_not_signed(
     verify_response(exchange, await jwks(served), now=datetime.now(UTC))
 
 
-async def test_of_a_compressed_request_the_body_itself_is_signed(served: Served) -> None:
-    url, headers = f"{served.url}{API}/agent/swap/plan", {"content-type": "application/json"}
-    session = served.client.session
-    async with session.post(url, data=ORDER, headers=headers, compress="gzip") as answer:
-        assert answer.status == 200
-        exchange = await kept(answer, "POST", f"{API}/agent/swap/plan", ORDER)
-
-    verify_response(exchange, await jwks(served), now=datetime.now(UTC))
-
-
 async def test_a_caller_without_a_token_gets_a_signed_no(tmp_path: Path) -> None:
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
         exchange = await exchanged(served, "POST", "/rpc", call("service.schemas"), **JSON)

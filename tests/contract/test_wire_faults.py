@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import random
 import re
@@ -107,24 +106,6 @@ async def test_an_unknown_query_parameter_is_named_with_the_nearest_known_one(
     answer = await served.http("GET", path, params={"verfy": EVM})
     assert answer.status == 400
     assert "Did you mean verify?" in answer.body["validationErrors"][0]["message"]
-
-
-@pytest.mark.parametrize("path", [PLAN, "/rpc"])
-async def test_a_body_that_is_not_encoded_as_declared_is_refused(served: Served, path: str) -> None:
-    lines = posted(path, b"nope", b"content-encoding: gzip")
-    status, body = await sent(served, *lines, body=b"nope")
-    assert status == 400
-    error = json.loads(body)["error"]
-    assert error["code"] in ("invalid_request", -32600)
-
-
-@pytest.mark.parametrize("path", [PLAN, "/rpc"])
-async def test_a_small_body_that_unpacks_to_megabytes_is_too_large(
-    served: Served, path: str
-) -> None:
-    bomb = gzip.compress(b" " * 5_000_000)
-    status, _ = await sent(served, *posted(path, bomb, b"content-encoding: gzip"), body=bomb)
-    assert status == 413
 
 
 @pytest.mark.parametrize("path", [PLAN, "/rpc"])
