@@ -11,7 +11,9 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -22,14 +24,19 @@ from aiohttp import web
 
 from rpcsvc.app import Running, running, web_app
 from rpcsvc.settings import Settings, SettingsError, check_bind
+from rpcsvc.transport.connections import (
+    AcceptFailures,
+    Connections,
+    Listener,
+    raise_descriptor_limit,
+)
 from rpcsvc.transport.http_server import EdgeRunner
 
 log = structlog.get_logger(__name__)
 
 SOCKET_NAME: Final = "rpcsvc.sock"
 LONGEST_SOCKET_PATH: Final = 107  # sun_path of unix(7), less its final NUL
-# A connection that sends no whole head of a request for so long is closed: silent ones would use
-# up the descriptors, and the nodes are asked over those, too. Longer than proxies keep theirs open.
+# How long a connection may be idle between two requests. Longer than proxies keep theirs open.
 IDLE_SECONDS: Final = 75
 
 
@@ -43,6 +50,7 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.set_exception_handler(AcceptFailures(time.monotonic))
     async with running(settings) as up:
         beat = asyncio.create_task(up.worker.run(), name="worker")
         beat.add_done_callback(lambda _task: stop.set())
@@ -71,8 +79,16 @@ async def listening(up: Running) -> AsyncIterator[None]:
     Raises OSError when the address can't be bound, and SettingsError for a certificate.
     """
     settings = up.settings
+    connections = Connections(
+        most=settings.limits.connections,
+        most_per_client=settings.limits.connections_per_address,
+        descriptors=raise_descriptor_limit(),
+        proxies=settings.trusted_proxies,
+        now=time.monotonic,
+    )
     runner = EdgeRunner(
         web_app(up),
+        connections=connections,
         access_log=None,
         shutdown_timeout=settings.graceful_seconds,
         keepalive_timeout=IDLE_SECONDS,
@@ -81,9 +97,11 @@ async def listening(up: Running) -> AsyncIterator[None]:
         handler_cancellation=False,
     )
     await runner.setup()
+    watch = asyncio.create_task(connections.watch(), name="connections")
     try:
         context = _tls(settings)
-        await web.TCPSite(runner, settings.host, settings.port, ssl_context=context).start()
+        for listener in await _listeners(settings, connections):
+            await web.SockSite(runner, listener, ssl_context=context).start()
         await _listen_on_socket(runner, settings.data_dir / SOCKET_NAME)
         log.info(
             "serving",
@@ -94,6 +112,26 @@ async def listening(up: Running) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
+
+
+async def _listeners(settings: Settings, connections: Connections) -> list[Listener]:
+    """A listening socket for each address of the host. Raises OSError when one can't be bound."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    listeners: list[Listener] = []
+    try:
+        for family, address in dict.fromkeys((row[0], row[4]) for row in found):
+            listeners.append(connections.listen(family, address))
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

@@ -103,11 +103,16 @@ class RateLimitSettings(Group):
 
 
 class LimitSettings(Group):
-    """The largest body in bytes, elements of a batch, and depth of JSON nesting."""
+    """The largest body in bytes, elements of a batch, and depth of JSON nesting; connections.
+
+    ``connections`` counts all of TCP; ``connections_per_address`` those of one address or IPv6 /64.
+    """
 
     body_bytes: Annotated[int, whole(1_024, 16 * 1024 * 1024)] = 65_536
     batch: Annotated[int, whole(1, 1_000)] = 50
     depth: Annotated[int, whole(4, 256)] = 32
+    connections: Annotated[int, whole(16, 60_000)] = 2_000
+    connections_per_address: Annotated[int, whole(1, 60_000)] = 200
 
 
 class OrderSettings(Group):

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 
 from rpcsvc.errors import InvalidRequest
+from rpcsvc.transport.connections import Connections
 from rpcsvc.transport.edge import Edge
 
 _LINE_BYTES: Final = 8190
@@ -29,23 +30,40 @@ _Refuse = Callable[[web.Request, Exception], web.Response]
 
 
 class EdgeRunner(web.AppRunner):
-    """Runs the routes of an edge, with the edge around them. ``options`` are aiohttp's."""
+    """Runs the routes of an edge, with the edge around them. ``options`` are aiohttp's.
 
-    def __init__(self, edge: Edge, *, shutdown_timeout: float = 60.0, **options: Any) -> None:
+    ``connections`` knows those that are accepted by its listeners.
+    """
+
+    def __init__(
+        self,
+        edge: Edge,
+        *,
+        connections: Connections | None = None,
+        shutdown_timeout: float = 60.0,
+        **options: Any,
+    ) -> None:
         super().__init__(edge.routes, shutdown_timeout=shutdown_timeout, **options)
         self._edge = edge
+        self._connections = connections
         self._options = options
 
     async def _make_server(self) -> web.Server:
         routes = await super()._make_server()
-        return _EdgeServer(routes, self._edge, **self._options)
+        return _EdgeServer(routes, self._edge, self._connections, **self._options)
 
 
 class _EdgeServer(web.Server):
     """A server whose requests are made and answered by another one, within the edge."""
 
     def __init__(
-        self, routes: web.Server, edge: Edge, *, handler_cancellation: bool = False, **options: Any
+        self,
+        routes: web.Server,
+        edge: Edge,
+        connections: Connections | None,
+        *,
+        handler_cancellation: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(
             edge.around(routes.request_handler),  # type: ignore[arg-type] # it makes web.Request
@@ -53,6 +71,7 @@ class _EdgeServer(web.Server):
             handler_cancellation=handler_cancellation,
         )
         self._refuse = edge.refuse
+        self._counted_by = connections
         self._options = {
             "max_headers": _HEADERS,
             "max_line_size": _LINE_BYTES,
@@ -65,7 +84,7 @@ class _EdgeServer(web.Server):
 
     def __call__(self) -> web.RequestHandler:
         loop = asyncio.get_running_loop()
-        return _Connection(self, self._refuse, loop=loop, **self._options)
+        return _Connection(self, self._refuse, self._counted_by, loop=loop, **self._options)
 
 
 class _Connection(web.RequestHandler):
@@ -74,17 +93,41 @@ class _Connection(web.RequestHandler):
     Of a body that is still unread when its request is answered, it takes _LINGER_BYTES more.
     """
 
-    __slots__ = ("_linger_bytes", "_refuse")
+    __slots__ = ("_connections", "_descriptor", "_linger_bytes", "_refuse")
 
-    def __init__(self, server: web.Server, refuse: _Refuse, **options: Any) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        refuse: _Refuse,
+        connections: Connections | None,
+        **options: Any,
+    ) -> None:
         super().__init__(server, **options)
         self._refuse = refuse
+        self._connections = connections
+        self._descriptor: int | None = None
         self._linger_bytes: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is open, and its TLS handshake over."""
+        super().connection_made(transport)
+        if self._connections is not None:
+            self._descriptor = self._connections.attach(self, cast("asyncio.Transport", transport))
+
+    def is_idle(self) -> bool:
+        """Whether no request is being read or answered; part of a head counts as idle."""
+        return self._waiter is not None and not self._messages
+
+    def has_asked(self) -> bool:
+        """Whether the head of a request came."""
+        return self._request_count > 0
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send a response; from then on the rest of its request's body counts as unread."""
+        if self._connections is not None and self._descriptor is not None:
+            self._connections.touch(self._descriptor)
         self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
         return await super().finish_response(request, resp, start_time)
 

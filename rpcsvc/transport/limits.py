@@ -151,6 +151,12 @@ def client_address(
     return str(hop)
 
 
+def is_trusted(peer: str, trusted: Sequence[IPv4Network | IPv6Network]) -> bool:
+    """Whether a peer is one of the trusted proxies."""
+    address = _parse(peer)
+    return address is not None and any(address in network for network in trusted)
+
+
 def _parse_entry(entry: str) -> IPv4Address | IPv6Address | None:
     match = _WITH_PORT.fullmatch(entry)
     return _parse(match[1] or match[2] if match else entry)
