@@ -22,6 +22,7 @@
     +-- OperationError         the call was good; the operation could not do it
         +-- VerificationFailed
         +-- OrderNotFound
+        +-- OrderNotCancellable
         +-- IdempotencyConflict
         +-- Unavailable            an engine, node, store or rate source is down
         +-- InternalError          a fault of the service; its message never says which
@@ -244,7 +245,7 @@ class OperationError(ServiceError):
 
 
 class VerificationFailed(OperationError):
-    """``verify`` is not the order's destination address."""
+    """``verify`` is not the order's destination address, or the session not the order's."""
 
     code = "verification_failed"
     state = "verification_failed"
@@ -257,6 +258,14 @@ class OrderNotFound(OperationError):
     code = "order_not_found"
     state = "not_found"
     http_status = 404
+
+
+class OrderNotCancellable(OperationError):
+    """A deposit was seen, the order is over, or its upstream has no cancellation."""
+
+    code = "order_not_cancellable"
+    state = "invalid_input"
+    http_status = 409
 
 
 class IdempotencyConflict(OperationError):

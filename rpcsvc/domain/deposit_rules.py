@@ -28,6 +28,7 @@ from rpcsvc.domain.steps import (
 )
 
 _NO_DEPOSIT = "No deposit came before the order expired."
+_CANCELLED = "The order was cancelled before a deposit came."
 
 
 # --- seen ------------------------------------------------------------------------------------
@@ -136,6 +137,16 @@ def _withhold_leftover(order: Order) -> Order:
 def expire(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition:
     """No deposit came, and the late window is over."""
     return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_NO_DEPOSIT))
+
+
+def cancel_unfunded(order: Order, _event: ev.Cancelled, _now: int) -> Transition:
+    """The owner gave the order up before anything came. Later deposits go back.
+
+    Raises ImpossibleTransition once a deposit was seen: one that a reorganisation took may return.
+    """
+    if order.deposits:
+        raise ImpossibleTransition("a deposit was seen")
+    return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_CANCELLED))
 
 
 def deadline_in_detected(order: Order, _event: ev.DeadlinePassed, now: int) -> Transition:

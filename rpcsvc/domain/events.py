@@ -71,6 +71,11 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The order's owner gave it up."""
+
+
+@dataclass(frozen=True, slots=True)
 class RefundAddressGiven:
     """The order's owner named where refunds go. The address is validated before."""
 
@@ -126,6 +131,7 @@ Event = (
     | FillingStopped
     | UpstreamReported
     | DeadlinePassed
+    | Cancelled
     | RefundAddressGiven
     | TransferPrepared
     | TransferPublished

@@ -123,6 +123,7 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         **_undecided_rules(_S.AWAITING_DEPOSIT),
         ev.DepositSeen: Rule(deposit_rules.seen_first, (_S.DEPOSIT_DETECTED,)),
         ev.DeadlinePassed: Rule(deposit_rules.expire, (_S.EXPIRED,)),
+        ev.Cancelled: Rule(deposit_rules.cancel_unfunded, (_S.EXPIRED,)),
     },
     _S.DEPOSIT_DETECTED: {
         **_undecided_rules(_S.DEPOSIT_DETECTED, *_FUNDED),

@@ -38,6 +38,7 @@ from rpcsvc.errors import (
     UnsupportedToken,
 )
 from rpcsvc.operations.bff_models import (
+    BffCancelParams,
     BffOrderIdParams,
     BffOrderParams,
     BffQuoteParams,
@@ -46,6 +47,7 @@ from rpcsvc.operations.bff_models import (
     Nothing,
     TwapConfig,
 )
+from rpcsvc.operations.cancelling import cancel_order
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
     read_destination,
@@ -124,6 +126,15 @@ async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> 
     if service.relay is not None:
         service.relay.follower.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
+    return _order(service, order)
+
+
+async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat:
+    """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
+    return _order(service, await cancel_order(service, params.order_id, params.session_id))
+
+
+def _order(service: Service, order: Order) -> Flat:
     view = draft_order_view(order)
     if order.report is not None and order.report.extra is not None:
         return Flat({**view, "twap": orjson.Fragment(order.report.extra)})

@@ -91,6 +91,15 @@ class BffOrderIdParams(Params):
     ) = None
 
 
+class BffCancelParams(Params):
+    """Which order to end, and the session that it was made in."""
+
+    model_config = ConfigDict(title="BffCancelRequest")
+
+    order_id: OrderId
+    session_id: SessionId
+
+
 class BffSessionParams(Params):
     """Whose orders."""
 

@@ -28,7 +28,7 @@ class BffOperation:
     """One call of the BFF. ``path`` is under /bff/v1; ``errors`` as in table.Operation.
 
     ``example`` holds params that work as they stand: ``"$usdc"`` stands for a chain's contract,
-    ``"$orderId"`` for an order made just before.
+    ``"$orderId"`` for an order made just before, ``"$sessionId"`` for its session.
     """
 
     name: str
@@ -115,6 +115,25 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         path="/orders/{orderId}",
         example={"orderId": "$orderId", "verify": _EVM},
         errors=("invalid_input", "order_not_found", "verification_failed"),
+    ),
+    BffOperation(
+        name="bff.orders.cancel",
+        summary="End an order that no deposit was sent to.",
+        params=bff_models.BffCancelParams,
+        result=bff_models.BffOrder,
+        handler=bff.cancel,
+        effect=Effect.WRITE,
+        method="POST",
+        path="/orders/{orderId}/cancel",
+        example={"orderId": "$orderId", "sessionId": "$sessionId"},
+        errors=(
+            "missing_input",
+            "invalid_input",
+            "order_not_found",
+            "verification_failed",
+            "order_not_cancellable",
+            "unavailable",
+        ),
     ),
     BffOperation(
         name="bff.orders.list",

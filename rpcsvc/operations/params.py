@@ -120,6 +120,15 @@ class StatusParams(Params):
     ) = None
 
 
+class CancelParams(Params):
+    """Which order to end, and the session that it was made in."""
+
+    model_config = ConfigDict(title="CancelRequest")
+
+    order_id: OrderId
+    session_id: SessionId
+
+
 class SupportParams(Params):
     """A ticket to open (spec 2.3). With the order's own sessionId, walletAddress sets where a
     refund goes that waits for an address.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rpcsvc.operations import discovery, models, params, sandbox, support, swap
+from rpcsvc.operations import cancelling, discovery, models, params, sandbox, support, swap
 from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Call, Service
@@ -29,7 +29,9 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Params that work as they stand. ``"$orderId"`` stands for an order made just before."""
+    """Params that work as they stand. ``"$orderId"`` stands for an order made just before, and
+    ``"$sessionId"`` for its session.
+    """
 
     name: str
     params: Json
@@ -186,6 +188,27 @@ OPERATIONS: tuple[Operation, ...] = (
             "invalid_input",
             "order_not_found",
             "verification_failed",
+            "unavailable",
+        ),
+    ),
+    Operation(
+        name="swap.cancel",
+        summary="End an order that no deposit was sent to.",
+        params=params.CancelParams,
+        result=models.StatusResult,
+        handler=cancelling.cancel,
+        effect=Effect.WRITE,
+        method="POST",
+        path="/agent/swap/cancel/{orderId}",
+        examples=(
+            Example("an unfunded order", {"orderId": "$orderId", "sessionId": "$sessionId"}),
+        ),
+        errors=(
+            "missing_input",
+            "invalid_input",
+            "order_not_found",
+            "verification_failed",
+            "order_not_cancellable",
             "unavailable",
         ),
     ),

@@ -223,7 +223,7 @@ def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -
     if state is AgentState.TERMINAL_FAILURE:
         return [_open_ticket(order)]
     if order.status in AWAITS_MONEY and order.due_units > 0:
-        return [*_funding_actions(venue, order, now), poll]
+        return [*_funding_actions(venue, order, now), poll, *_cancel_actions(order)]
     return [poll]
 
 
@@ -245,6 +245,17 @@ def _funding_actions(venue: Venue, order: Order, now: int) -> list[Json]:
         {"orderId": order.order_id},
     )
     return [ask, simulate]
+
+
+def _cancel_actions(order: Order) -> list[Json]:
+    """Not a call that can be sent as it stands: the status answer must not tell the session."""
+    if order.deposits or order.status is not OrderStatus.AWAITING_DEPOSIT:
+        return []
+    description = (
+        "If the user does not want the swap any more, send swap.cancel with the orderId and the"
+        " order's sessionId before anything is paid."
+    )
+    return [action("cancel_order", description)]
 
 
 def _open_ticket(order: Order) -> Json:

@@ -150,16 +150,21 @@ class Follower:
             self._leave(order_id)
             return
         sighted = await self._sight(order, is_watched=is_watched)
-        if sighted is None:
-            return
+        if sighted is not None:
+            await self.take(order, sighted)
+
+    async def take(self, order: Order, sighted: Sighted) -> Order:
+        """Apply what the upstream tells of an order; the order as committed."""
         event = UpstreamReported(sighted.status, sighted.report)
         try:
-            order = await self._processor.apply(order_id, event, evidence=sighted.raw)
+            order = await self._processor.apply(order.order_id, event, evidence=sighted.raw)
         except ImpossibleTransition as refused:
+            order = self._store.order(order.order_id) or order
             if sighted.status is not order.status:
-                log.warning("upstream_report_ignored", order_id=order_id, reason=str(refused))
+                log.warning("upstream_report_ignored", order_id=order.order_id, reason=str(refused))
         if order.status.is_terminal:
-            self._leave(order_id)
+            self._leave(order.order_id)
+        return order
 
     async def _sight(self, order: Order, *, is_watched: bool) -> Sighted | None:
         try:

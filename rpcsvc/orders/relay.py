@@ -86,6 +86,17 @@ class Relay:
         self.follower.watch(order.order_id)
         return True
 
+    async def cancel(self, order: Order) -> Order:
+        """Have the upstream end an order; the order as committed. Raises errors.ServiceError.
+
+        An order whose answer is lost is read again by the follower.
+        """
+        self.follower.watch(order.order_id)
+        sighted = await self._venue.cancel(order.terms)
+        if sighted is None:
+            raise Unavailable("The status that the order has now is not known. Ask for it later.")
+        return await self.follower.take(order, sighted)
+
     async def create(
         self, asked: Asked, claim: Claim | None, fresh_id: str, *, least: int = 0
     ) -> tuple[RelayRecord, Created]:

@@ -98,6 +98,13 @@ class UpstreamVenue(Protocol):
         """Make the order. Raises CreationUnknown when it may have been made."""
         ...
 
+    async def cancel(self, terms: Terms) -> Sighted | None:
+        """End the order of these terms there; how it stands then, as ``sight`` tells it.
+
+        Raises OrderNotCancellable, also where the upstream has no cancellation. May be repeated.
+        """
+        ...
+
     async def bridge_rates(self) -> dict[str, Any]:
         """The bridge's rates, as spec 2.4 has them."""
         ...

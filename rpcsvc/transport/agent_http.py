@@ -20,6 +20,7 @@ from rpcsvc.transport.http import (
     read_json_object,
     read_query,
     respond_with,
+    with_path,
 )
 from rpcsvc.transport.misplaced import IDEMPOTENCY_KEY, require_key_header, require_no_query
 from rpcsvc.transport.site import API_ROOT
@@ -71,7 +72,8 @@ class AgentHttp:
         require_no_query(request)
         if operation.idempotent:
             require_key_header(request)
-        return await read_json_object(request, self._body_bytes, self._max_depth)
+        body = await read_json_object(request, self._body_bytes, self._max_depth)
+        return with_path(request, body)
 
 
 def _budget(operation: Operation) -> str:

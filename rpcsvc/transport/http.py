@@ -151,6 +151,14 @@ def read_query(request: web.Request) -> dict[str, Any]:
     return params
 
 
+def with_path(request: web.Request, params: dict[str, Any]) -> dict[str, Any]:
+    """The params of a body with those of the path. Raises InvalidRequest for one in both."""
+    for name in request.match_info:
+        if name in params:
+            raise InvalidRequest(f"{name} is in the path. Leave it out of the body.")
+    return {**params, **request.match_info}
+
+
 def respond(
     body: bytes | None,
     request_id: str,

@@ -70,6 +70,7 @@ def component_schemas(site: Site) -> Json:
     for operation in site.operations:
         described = schemas_of(operation)
         found |= lifted(described["params"], is_answer=False)
+        found[request_name(operation)] = in_body(found[request_name(operation)], operation.path)
         found |= lifted(described["result"], is_answer=True)
         found[envelope_name(operation)] = envelope(
             f"The answer of {operation.name} when it did what it was asked.",
@@ -77,6 +78,19 @@ def component_schemas(site: Site) -> Json:
             ref(described["result"]["title"]),
         )
     return dict(sorted(found.items()))
+
+
+def in_path(name: str, path: str | None) -> bool:
+    """Whether a param is part of an operation's path."""
+    return f"{{{name}}}" in (path or "")
+
+
+def in_body(schema: Json, path: str | None) -> Json:
+    """The schema of params without those of the path."""
+    names = [name for name in schema["properties"] if not in_path(name, path)]
+    required = [name for name in schema.get("required", ()) if name in names]
+    properties = {name: schema["properties"][name] for name in names}
+    return {**schema, "properties": properties, **({"required": required} if required else {})}
 
 
 def params_schema(operation: Operation) -> Json:
@@ -346,6 +360,19 @@ def example_order_id() -> str:
     return next(str(order["orderId"]) for order in orders if order)
 
 
+def placed(value: Any) -> Any:
+    """A value of an example, with a recorded order's id or session where it stands for one."""
+    if value == _PLACEHOLDER:
+        return example_order_id()
+    return _example_session() if value == "$sessionId" else value
+
+
+def _example_session() -> str:
+    """The session of a recorded order, which is no installation's either."""
+    sessions = (e.answer["data"].get("sessionId") for e in recording.load().values())
+    return next(str(session) for session in sessions if session)
+
+
 def label(exchange: Exchange) -> str:
     """What a recorded call shows."""
     answer = exchange.answer
@@ -361,7 +388,7 @@ def params_of(site: Site, example: Example) -> Json:
         params["chain"] = fitting["chain"]
         if params["direction"] == fitting["direction"]:
             params["amount"] = fitting["amount"]
-    return {k: example_order_id() if v == _PLACEHOLDER else v for k, v in params.items()}
+    return {name: placed(value) for name, value in params.items()}
 
 
 def needs_order(call: Example | Exchange) -> bool:

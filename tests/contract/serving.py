@@ -79,6 +79,14 @@ class Served:
         return int(row[0])
 
 
+def split_path(path: str, params: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The path of an operation with its params in it, and the other params."""
+    rest = dict(params)
+    for name in [name for name in rest if f"{{{name}}}" in path]:
+        path = path.replace(f"{{{name}}}", str(rest.pop(name)))
+    return path, rest
+
+
 async def _answer(response: ClientResponse) -> Answer:
     text = await response.read()
     return Answer(response.status, json.loads(text) if text else {}, response.headers)

@@ -41,7 +41,7 @@ def document_of(served: Served) -> Json:
 async def send(served: Served, path: str, method: str, params: Json, **headers: str) -> Any:
     """One call; its answer is held against the document before it is given back."""
     target, left = filled(path.removeprefix(BFF_ROOT), params)
-    kwargs: Json = {"params": left} if method == "get" else {"json": params}
+    kwargs: Json = {"params": left} if method == "get" else {"json": left}
     answer = await call(served, method.upper(), target, headers=headers, **kwargs)
     document = document_of(served)
     check_response(document, path, method, answer.status, answer.headers, answer.body)
@@ -71,9 +71,11 @@ async def test_every_example_works_as_it_stands(served: Served) -> None:
             continue
         for method, described in item.items():
             params = example_of(described)
-            if "orderId" in params and method == "get":
+            if "{orderId}" in path:
                 order = bridged if "/bridge/" in path else made
                 params["orderId"] = order.body["orderId"]
+            if path.endswith("/cancel"):
+                params["sessionId"] = ORDER["sessionId"]
             answer = await send(served, path, method, params)
             assert answer.status == 200, (path, answer.body)
             sent += 1
@@ -81,10 +83,11 @@ async def test_every_example_works_as_it_stands(served: Served) -> None:
 
 
 def example_of(described: Json) -> Json:
+    in_path = {p["name"]: p["example"] for p in described["parameters"] if "example" in p}
     if "requestBody" in described:
         content = described["requestBody"]["content"]["application/json"]
-        return dict(next(iter(content["examples"].values()))["value"])
-    return {p["name"]: p["example"] for p in described["parameters"] if "example" in p}
+        return {**in_path, **next(iter(content["examples"].values()))["value"]}
+    return in_path
 
 
 async def test_errors_are_declared(served: Served) -> None:

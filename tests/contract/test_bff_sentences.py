@@ -35,6 +35,7 @@ ENDPOINTS = {
     ("POST", "/orders"),
     ("GET", "/orders/{orderId}"),
     ("GET", "/orders"),
+    ("POST", "/orders/{orderId}/cancel"),  # beyond the spec
     ("POST", "/support/tickets"),
     ("GET", "/bridge/rates"),
     ("POST", "/bridge/deposit"),

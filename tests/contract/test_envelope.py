@@ -17,7 +17,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
 from rpcsvc.operations.table import OPERATIONS
-from tests.contract.serving import EVM, MONERO, SWAP, Served
+from tests.contract.serving import EVM, MONERO, SWAP, Served, split_path
 from tests.contract.test_transports_agree import all_errors
 
 KEYS = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data"]
@@ -31,12 +31,13 @@ async def over_both(served: Served, name: str, params: Any) -> list[dict[str, An
     """The envelopes of one call over JSON-RPC and over HTTPS."""
     answers = [(await served.rpc(name, params)).body["result"]]
     operation = _BY_NAME[name]
-    if operation.path is not None and operation.method == "GET":
-        query = dict(params)
-        path = operation.path.replace("{orderId}", query.pop("orderId", ""))
-        answers.append((await served.http("GET", path, params=query)).body)
-    elif operation.path is not None:
-        answers.append((await served.post(operation.path, params)).body)
+    if operation.path is None:
+        return answers
+    path, rest = split_path(operation.path, params)
+    if operation.method == "GET":
+        answers.append((await served.http("GET", path, params=rest)).body)
+    else:
+        answers.append((await served.post(path, rest)).body)
     return answers
 
 
@@ -69,6 +70,7 @@ async def ordered(served: Served, params: dict[str, Any] | None = None) -> str:
         ("swap.execute", {**SWAP, "sessionId": "mine"}, "invalid_input", "invalid_input"),
         ("swap.status", {"orderId": UNKNOWN_ORDER}, "not_found", "order_not_found"),
         ("swap.status", {"orderId": "1"}, "invalid_input", "invalid_input"),
+        ("swap.cancel", {"orderId": UNKNOWN_ORDER}, "needs_input", "missing_input"),
         ("support.create", {}, "needs_input", "missing_input"),
         ("support.create", {"message": "m", "orderId": "1"}, "invalid_input", "invalid_input"),
         ("sandbox.fund", {"orderId": UNKNOWN_ORDER}, "not_found", "order_not_found"),
@@ -161,7 +163,8 @@ async def test_nothing_that_everybody_can_read_names_a_session_to_order_with(
         *(example.params for operation in OPERATIONS for example in operation.examples),
         *(operation.example for operation in BFF_OPERATIONS),
     ]
-    assert not [example for example in examples if example.get("sessionId")]
+    named = {example["sessionId"] for example in examples if example.get("sessionId")}
+    assert named == {"$sessionId"}
     for answer in await over_both(served, "swap.execute", {**SWAP, "sessionId": "mine"}):
         assert not re.search(r"[0-9a-f]{8}-", answer["error"]["message"])
 
@@ -264,6 +267,7 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "invalid_destination": (400, {None}),
     "verification_failed": (403, {None}),
     "order_not_found": (404, {None}),
+    "order_not_cancellable": (409, {None}),
     "idempotency_conflict": (409, {None}),
     "payload_too_large": (413, {-32600}),
     "unsupported_media_type": (415, {-32600}),

@@ -92,9 +92,9 @@ async def with_live_order(served: Served, params: Json) -> Json:
     text = json.dumps(params)
     if not ORDER_ID.search(text):
         return params
-    made = await call(served, "service.swap.create", SWAP)
-    found: Json = json.loads(ORDER_ID.sub(made["data"]["order"]["orderId"], text))
-    return found
+    made = (await call(served, "service.swap.create", SWAP))["data"]
+    found: Json = json.loads(ORDER_ID.sub(made["order"]["orderId"], text))
+    return {**found, **({"sessionId": made["sessionId"]} if "sessionId" in found else {})}
 
 
 async def test_every_answer_shown_is_as_its_schema_says(served: Served) -> None:

@@ -16,7 +16,7 @@ from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.store.sqlite import Database
-from tests.contract.serving import SWAP, Served
+from tests.contract.serving import SWAP, Served, split_path
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -35,13 +35,10 @@ async def over_rpc(served: Served, operation: Operation, params: dict[str, Any])
 
 
 async def over_http(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
-    path: str = operation.path or ""
+    path, rest = split_path(operation.path or "", params)
     if operation.method == "GET":
-        query = dict(params)
-        for name in re.findall(r"\{(\w+)\}", path):
-            path = path.replace(f"{{{name}}}", query.pop(name))
-        return dict((await served.http("GET", path, params=query)).body)
-    return dict((await served.post(path, params)).body)
+        return dict((await served.http("GET", path, params=rest)).body)
+    return dict((await served.post(path, rest)).body)
 
 
 async def over_cli(served: Served, operation: Operation, params: dict[str, Any]) -> dict[str, Any]:
@@ -67,9 +64,9 @@ def masked(answer: dict[str, Any]) -> Any:
 async def with_order(served: Served, params: dict[str, Any]) -> dict[str, Any]:
     if "$orderId" not in params.values():
         return params
-    made = (await served.post("/agent/swap/execute", SWAP)).body
-    order_id = made["data"]["order"]["orderId"]
-    return {name: order_id if value == "$orderId" else value for name, value in params.items()}
+    data = (await served.post("/agent/swap/execute", SWAP)).body["data"]
+    placed = {"$orderId": data["order"]["orderId"], "$sessionId": data["sessionId"]}
+    return {name: placed.get(str(value), value) for name, value in params.items()}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
@@ -129,6 +126,7 @@ async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
         "swap.create": SWAP,
         "swap.execute": SWAP,
         "swap.status": order,
+        "swap.cancel": {**order, "sessionId": made.body["result"]["data"]["sessionId"]},
         "support.create": {"message": "Where is it?"},
         "sandbox.fund": order,
         "sandbox.fault": {"fault": "pause_blocks"},

@@ -138,6 +138,7 @@ def test_the_commands_are_those_that_the_specification_names() -> None:
         "agent:swap:create",
         "agent:swap:execute",
         "agent:swap:status",
+        "agent:swap:cancel",
         "agent:support:create",
         "sandbox:fund",
         "sandbox:fault",

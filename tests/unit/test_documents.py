@@ -117,6 +117,7 @@ def test_the_quickstart_names_the_paths_of_spec_4_1(site: Site) -> None:
         "create": "/api/v1/agent/swap/create",
         "execute": "/api/v1/agent/swap/execute",
         "status": "/api/v1/agent/swap/status/{orderId}",
+        "cancel": "/api/v1/agent/swap/cancel/{orderId}",
         "support": "/api/v1/agent/support/tickets",
     }
 

@@ -58,6 +58,7 @@ BFF: Final = Dialect(
         "quote": "/quote",
         "create_order": "/orders",
         "order": "/orders/{id}",
+        "cancel_order": "/orders/{id}/cancel",
         "orders": "/orders",
         "create_ticket": "/support/tickets",
         "bridge_rates": "/bridge/rates",

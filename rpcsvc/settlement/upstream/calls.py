@@ -20,6 +20,7 @@ from rpcsvc.errors import (
     AmountBelowMinimum,
     InputError,
     InvalidDestination,
+    OrderNotCancellable,
     OrderNotFound,
     ServiceError,
     Unavailable,
@@ -141,6 +142,16 @@ class Upstream:
         query = {} if verify is None else {"verify": verify}
         call = self._call("order", order_id, query=query)
         return await self._read(call, lambda a: reading.status(a, order_id, self._networks), demand)
+
+    @property
+    def can_cancel(self) -> bool:
+        """Whether the dialect has a call that ends an order."""
+        return "cancel_order" in self._dialect.paths
+
+    async def cancel_order(self, order_id: str, session_id: str) -> m.UpstreamStatus:
+        """End an order that no deposit was sent to. Safe to repeat."""
+        call = self._call("cancel_order", order_id, body={"sessionId": session_id})
+        return await self._read(call, lambda a: reading.status(a, order_id, self._networks))
 
     async def orders(self, session_id: str) -> m.UpstreamOrderList:
         """The orders of a session."""
@@ -297,6 +308,7 @@ _WORDS: Final = {
     "invalid_destination": "The destination address is refused. Check it against its source.",
     "order_not_found": "There is no such order. Check its id.",
     "verification_failed": "verify is not the order's destination address.",
+    "order_not_cancellable": "A deposit was seen, or the order is over. Ask for its status.",
 }
 # What a refusal may be to a caller, who can mend it. Others are between this service and its
 # upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
@@ -311,6 +323,8 @@ def _caller_error(code: str, words: str, details: Mapping[str, Any]) -> ServiceE
         return OrderNotFound(words)
     if code == "verification_failed":
         return VerificationFailed(words)
+    if code == "order_not_cancellable":
+        return OrderNotCancellable(words, details=details)
     kind, field = _INPUT_ERRORS[code]
     # Its problems name the fields of its own surface.
     rest = {k: v for k, v in details.items() if k not in (*_TOLD_APART, "problems")}

@@ -24,7 +24,13 @@ from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Report, Terms, Transfer, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR
 from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.errors import ServiceError, Unavailable, UnsupportedChain, UnsupportedToken
+from rpcsvc.errors import (
+    OrderNotCancellable,
+    ServiceError,
+    Unavailable,
+    UnsupportedChain,
+    UnsupportedToken,
+)
 from rpcsvc.orders.ports import (
     DepositSighting,
     Fees,
@@ -54,6 +60,7 @@ from rpcsvc.settlement.upstream.models import (
     BreakerOpen,
     BudgetSpent,
     OutcomeUnknown,
+    Refused,
     UpstreamBroken,
     UpstreamError,
 )
@@ -198,6 +205,18 @@ class UpstreamEngine:
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
+    async def cancel(self, terms: Terms) -> Sighted | None:
+        """End the order there; how it stands then. Raises errors.ServiceError."""
+        if not self._upstream.can_cancel:
+            raise _no_cancellation()
+        try:
+            found = await self._upstream.cancel_order(terms.upstream_id or "", terms.session_id)
+        except UpstreamError as error:
+            if isinstance(error, Refused) and error.code == "unknown_method":
+                raise _no_cancellation() from error  # an rpcsvc from before it had one
+            raise self._upstream.service_error(error) from error
+        return _sighted(terms, found)
+
     async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted | None:
         """The order as it stands; None when its status is not known, which is logged.
 
@@ -240,24 +259,7 @@ class UpstreamEngine:
         return Sighted(status, report, found.raw)
 
     async def _sight_swap(self, terms: Terms, demand: Demand) -> Sighted | None:
-        found = await self._upstream.order(terms.upstream_id or "", demand=demand)
-        # What is paid from another address, or to another, tells nothing of this order's money.
-        if not same_address(found.to_address, terms.to_address):
-            raise _another("toAddress")
-        if not same_address(found.deposit_address, terms.deposit_address):
-            raise _another("depositAddress")
-        if found.status is UNKNOWN:
-            _log_unknown(found.order_id, found.status_text)
-            return None
-        report = Report(
-            deposit_txid=found.deposit_tx_hash,
-            output=found.actual_output,
-            refund_txid=found.refund_tx_hash,
-            error=found.error_message,
-            completed_at=found.completed_at,
-            extra=_twap_text(found.twap),
-        )
-        return Sighted(found.status, report, found.raw)
+        return _sighted(terms, await self._upstream.order(terms.upstream_id or "", demand=demand))
 
     def _pair(self, asked: Asked) -> tuple[int, int, str, str]:
         """From and to chain, from and to token (spec 2.4)."""
@@ -363,6 +365,33 @@ _BRIDGE_STATUS = {
     BridgeStatus.FAILED: OrderStatus.FAILED,
     BridgeStatus.EXPIRED: OrderStatus.EXPIRED,
 }
+
+
+def _sighted(terms: Terms, found: m.UpstreamStatus) -> Sighted | None:
+    # What is paid from another address, or to another, tells nothing of this order's money.
+    if not same_address(found.to_address, terms.to_address):
+        raise _another("toAddress")
+    if not same_address(found.deposit_address, terms.deposit_address):
+        raise _another("depositAddress")
+    if found.status is UNKNOWN:
+        _log_unknown(found.order_id, found.status_text)
+        return None
+    report = Report(
+        deposit_txid=found.deposit_tx_hash,
+        output=found.actual_output,
+        refund_txid=found.refund_tx_hash,
+        error=found.error_message,
+        completed_at=found.completed_at,
+        extra=_twap_text(found.twap),
+    )
+    return Sighted(found.status, report, found.raw)
+
+
+def _no_cancellation() -> OrderNotCancellable:
+    return OrderNotCancellable(
+        "The service that settles this order has no cancellation. Don't send anything: the order"
+        " ends by itself at expiresAt."
+    )
 
 
 def _another(field: str) -> UpstreamBroken:

@@ -34,8 +34,8 @@ STATE: dict[AgentState, str] = {
     AgentState.IDEMPOTENCY_CONFLICT: "The idempotency key belongs to another payload. Use a new"
     " key for a new order.",
     AgentState.NOT_FOUND: "There is no such order, method or path. Check what you sent.",
-    AgentState.VERIFICATION_FAILED: "`verify` is not this order's destination. Don't fund it:"
-    " somebody may have given you another order's id.",
+    AgentState.VERIFICATION_FAILED: "`verify` is not this order's destination: don't fund it,"
+    " somebody may have given you another order's id. Or the `sessionId` is not this order's.",
     AgentState.RATE_LIMITED: "Too many calls. Wait for `Retry-After` seconds.",
     AgentState.UNAVAILABLE: "A part of the service is down for now. Wait for `Retry-After`"
     " seconds and repeat the same call, with the same idempotency key if it had one.",
@@ -68,8 +68,10 @@ ERROR: dict[str, str] = {
     "unsupported_token": "Only XMR and the chain's USDC are swapped.",
     "invalid_destination": "Ask the user for the address again; don't correct it yourself. A"
     " checksum that fails means that a character is wrong.",
-    "verification_failed": "The order pays to another address than the one in `verify`. Don't"
-    " fund it.",
+    "verification_failed": "The order pays to another address than the one in `verify`: don't"
+    " fund it. Or the `sessionId` is not the one that the order was made in.",
+    "order_not_cancellable": "Ask for the order's status: what was sent to it is swapped or"
+    " refunded.",
     "order_not_found": "Check the `orderId`. Nothing is known of it here.",
     "idempotency_conflict": "The key was used with another payload; `details` name the fields"
     " that differ. For a new order use a new key, for a retry the same payload.",

@@ -120,6 +120,7 @@ async def record(service: LocalService, clock: StageClock) -> Recording:
     await _meet_errors(stage, swap)
     await _expire(stage, swap)
     await _refund(stage, swap)
+    await _cancel(stage, swap)
     return stage.exchanges
 
 
@@ -182,6 +183,13 @@ async def _refund(stage: _Stage, swap: Json) -> None:
     }
     await stage.play("refund-address", "support.create", give)
     await stage.follow("refund", order_id, AgentState.REFUNDING.value)
+
+
+async def _cancel(stage: _Stage, swap: Json) -> None:
+    order = await stage.play("unwanted", "swap.create", swap, "0f6c2b9a-order-4")
+    data = order.answer["data"]
+    owned = {"orderId": data["order"]["orderId"], "sessionId": data["sessionId"]}
+    await stage.play("cancel", "swap.cancel", owned)
 
 
 def _monero_address() -> str:

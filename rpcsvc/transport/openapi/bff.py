@@ -57,7 +57,10 @@ def bff_schemas() -> Json:
     """The named schemas of the BFF."""
     found: Json = {}
     for operation in BFF_OPERATIONS:
-        found |= schemas.lifted(_schema_of(operation.params), is_answer=False)
+        whole = _schema_of(operation.params)
+        found |= schemas.lifted(whole, is_answer=False)
+        if "properties" in whole:
+            found[whole["title"]] = schemas.in_body(found[whole["title"]], operation.path)
         found |= schemas.lifted(_schema_of(operation.result), is_answer=True)
     found |= schemas.lifted(_schema_of(bff_models.BffHealth), is_answer=True)
     found["BffError"] = _error_schema()
@@ -105,7 +108,7 @@ def _operation(site: Site, operation: BffOperation) -> Json:
     if takes_key:
         called["security"] = [{}, {INTEGRATOR_KEY: []}]
     if operation.method == "POST":
-        value = _example(site, operation)
+        value = _in_body(_example(site, operation), operation)
         called["requestBody"] = {
             "required": True,
             "content": {
@@ -124,29 +127,28 @@ def _only_reads(operation: BffOperation) -> bool:
 
 def _example(site: Site, operation: BffOperation) -> Json:
     """Params that can be sent to this installation."""
-    chain = site.chains[0]
-    stands_for = {
-        "$usdc": chain.usdc_contract,
-        "$orderId": schemas.example_order_id(),
-    }
+    usdc = site.chains[0].usdc_contract
     return {
-        name: stands_for.get(value, value) if isinstance(value, str) else value
+        name: usdc if value == "$usdc" else schemas.placed(value)
         for name, value in operation.example.items()
     }
+
+
+def _in_body(params: Json, operation: BffOperation) -> Json:
+    return {k: v for k, v in params.items() if not schemas.in_path(k, operation.path)}
 
 
 def _parameters(site: Site, operation: BffOperation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
-    if operation.method == "POST":
-        return shared
     whole = _schema_of(operation.params)
     schema = schemas.lifted(whole, is_answer=False)[whole["title"]]
     example = _example(site, operation)
     found = [
         _parameter(operation, name, described, required=name in schema.get("required", ()))
         for name, described in schema.get("properties", {}).items()
+        if operation.method == "GET" or schemas.in_path(name, operation.path)
     ]
     for parameter in found:
         if parameter["name"] in example:
@@ -160,7 +162,7 @@ def _parameter(operation: BffOperation, name: str, described: Json, *, required:
         schema["type"] = next(kind for kind in schema["type"] if kind != "null")
     return {
         "name": name,
-        "in": "path" if f"{{{name}}}" in operation.path else "query",
+        "in": "path" if schemas.in_path(name, operation.path) else "query",
         "required": required,
         "description": described["description"],
         "schema": schema,

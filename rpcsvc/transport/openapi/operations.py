@@ -10,7 +10,7 @@ from typing import Final
 
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.table import Effect, Operation
+from rpcsvc.operations.table import Effect, Example, Operation
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents import links
 from rpcsvc.transport.openapi.parts import (
@@ -89,17 +89,19 @@ def _call_parameters(site: Site, operation: Operation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
-    if operation.method != "GET":
-        return shared
     params = schemas.params_schema(operation)
-    return [*(_parameter(site, operation, name, params) for name in params["properties"]), *shared]
+    names = [
+        name
+        for name in params["properties"]
+        if operation.method == "GET" or schemas.in_path(name, operation.path)
+    ]
+    return [*(_parameter(site, operation, name, params) for name in names), *shared]
 
 
 def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Json:
     schema = {k: v for k, v in params["properties"][name].items() if k != "description"}
     if isinstance(schema.get("type"), list):
         schema["type"] = next(kind for kind in schema["type"] if kind != "null")
-    in_path = f"{{{name}}}" in (operation.path or "")
     examples = {
         _slug(example.name): _with_note(
             {"value": schemas.params_of(site, example)[name]}, needed=name == schemas.ORDER_ID
@@ -109,7 +111,7 @@ def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Jso
     }
     return {
         "name": name,
-        "in": "path" if in_path else "query",
+        "in": "path" if schemas.in_path(name, operation.path) else "query",
         "required": name in params.get("required", ()),
         "description": params["properties"][name]["description"],
         "schema": schema,
@@ -120,13 +122,18 @@ def _parameter(site: Site, operation: Operation, name: str, params: Json) -> Jso
 def _request_body(site: Site, operation: Operation) -> Json:
     examples = {
         _slug(example.name): _with_note(
-            {"summary": example.name, "value": schemas.params_of(site, example)},
+            {"summary": example.name, "value": _body_of(site, operation, example)},
             needed=schemas.needs_order(example),
         )
         for example in operation.examples
     }
     name = schemas.request_name(operation)
     return {"required": True, "content": {JSON: {"schema": ref(name), "examples": examples}}}
+
+
+def _body_of(site: Site, operation: Operation, example: Example) -> Json:
+    params = schemas.params_of(site, example)
+    return {k: v for k, v in params.items() if not schemas.in_path(k, operation.path)}
 
 
 def _with_note(entry: Json, *, needed: bool) -> Json:

@@ -1,0 +1,59 @@
+"""swap.cancel and its call on the BFF: the owner ends an order that nothing was sent to."""
+
+from __future__ import annotations
+
+import hmac
+
+from rpcsvc.domain.events import Cancelled
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import OrderNotCancellable, VerificationFailed
+from rpcsvc.operations.envelope import Answer
+from rpcsvc.operations.inputs import read_session
+from rpcsvc.operations.params import CancelParams
+from rpcsvc.operations.projection import status_answer
+from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.swap import find_any_order, find_order
+
+
+async def cancel(service: Service, params: CancelParams, _call: Call) -> Answer:
+    """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
+    order = await cancel_order(service, params.order_id, params.session_id)
+    answer = status_answer(service.venue, order, service.clock.now_ms())
+    session = {"sessionId": order.terms.session_id, "sessionSource": "request"}
+    return answer._replace(data={**answer.data, **session})
+
+
+async def cancel_order(service: Service, order_id: str, session_id: str) -> Order:
+    """End an order that waits for its first deposit. One that has expired stays as it is.
+
+    Raises OrderNotFound (orders of the bridge included), VerificationFailed for another session,
+    OrderNotCancellable once a deposit was seen, and Unavailable.
+    """
+    session = read_session(session_id) or ""
+    order = find_order(service, order_id)
+    if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
+        raise VerificationFailed(
+            "sessionId is not the one of this order. Send the sessionId that create or execute"
+            " answered."
+        )
+    if order.status is OrderStatus.EXPIRED:
+        return order
+    if service.relay is not None:
+        return await service.relay.cancel(order)
+    try:
+        return await service.processor.apply(order_id, Cancelled())
+    except ImpossibleTransition:
+        return _require_expired(find_any_order(service, order_id))
+
+
+def _require_expired(order: Order) -> Order:
+    """The order, if it expired meanwhile. Raises OrderNotCancellable."""
+    if order.status is OrderStatus.EXPIRED:
+        return order
+    raise OrderNotCancellable(
+        f"The order is {order.status.value} and a deposit was seen: it is swapped or refunded, not"
+        " cancelled. Ask for its status.",
+        details={"status": order.status.value},
+    )
