@@ -174,7 +174,7 @@ def _decode(text: str) -> MoneroAddress | str:
         kind = _kind(text)
         decoded = kind(text)
     except ValueError:
-        return "fails its checksum: check it against the source, character by character"
+        return _unreadable(text)
     # The package takes the block that spells 2**64 for eight zero bytes.
     if any(block > _LARGEST_BLOCK for block in _full_blocks(text)):
         return "is not spelled as Monero spells it: check it against the source"
@@ -182,6 +182,23 @@ def _decode(text: str) -> MoneroAddress | str:
     if not all(map(crypto_core_ed25519_is_valid_point, keys)):
         return "holds keys that no wallet can have made"
     return MoneroAddress(text, _NETWORK_NAMES[decoded.net], _KINDS[kind])
+
+
+def _unreadable(text: str) -> str:
+    """Why the package takes ``text`` for no address: its checksum, or else its network byte."""
+    try:
+        raw = bytes.fromhex(base58.decode(text))
+    except ValueError:
+        return _BAD_CHECKSUM
+    if keccak.new(digest_bits=256, data=raw[:-4]).digest()[:4] != raw[-4:]:
+        return _BAD_CHECKSUM
+    return (
+        f"has the network byte {raw[0]}, which no Monero address of {len(text)} characters has:"
+        " it may be an address of another currency. Send the user's Monero address"
+    )
+
+
+_BAD_CHECKSUM: Final = "fails its checksum: check it against the source, character by character"
 
 
 def _full_blocks(text: str) -> list[str]:

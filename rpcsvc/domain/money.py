@@ -102,6 +102,25 @@ def parse_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:
 
     Raises InvalidInput, and AmountAboveMaximum beyond what can be stored.
     """
+    amount = parse_any_amount(text, asset, field=field)
+    require_storable(amount, field=field)
+    return amount
+
+
+def require_storable(amount: Money, *, field: str = "amount") -> None:
+    """Raise AmountAboveMaximum for an amount beyond what can be stored."""
+    if amount.units > MAX_UNITS:
+        maximum = format_units(MAX_UNITS, amount.asset)
+        raise AmountAboveMaximum(
+            f"{field} {amount.text()} is more than any order can be: send at most {maximum}.",
+            field=field,
+            received=amount.text(),
+            details={"maximum": maximum, "asset": amount.asset.symbol},
+        )
+
+
+def parse_any_amount(text: object, asset: Asset, *, field: str = "amount") -> Money:
+    """The same without a maximum, for callers that have a lower limit to tell of."""
     if not isinstance(text, str):
         raise _not_a_string(text, field)
     if len(text) > LONGEST_AMOUNT:
@@ -120,13 +139,6 @@ def _units(whole: str, fraction: str, asset: Asset, field: str, text: str) -> in
     units = int(whole + fraction.ljust(asset.decimals, "0"))
     if units == 0:
         raise _refuse(field, text, "is zero: send an amount above 0")
-    if units > MAX_UNITS:
-        raise AmountAboveMaximum(
-            f"{field} {text} is more than any order can be.",
-            field=field,
-            received=text,
-            details={"maximum": format_units(MAX_UNITS, asset), "asset": asset.symbol},
-        )
     return units
 
 

@@ -90,11 +90,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class TwapPlan:
-    """That an order is to be swapped in chunks: worth ``chunk_usd`` whole USD each, one every
-    ``interval_ms`` (spec 2.4, twapConfig).
+    """That an order is to be swapped in chunks: worth ``chunk_units`` (millionths of a USD) each,
+    one every ``interval_ms`` (spec 2.4, twapConfig).
     """
 
-    chunk_usd: int
+    chunk_units: int
     interval_ms: int
 
 

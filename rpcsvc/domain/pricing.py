@@ -43,9 +43,14 @@ def usd_to_deposit_ceil(direction: Direction, usd: int, rate: int) -> int:
 
 def usd_to_deposit_floor(direction: Direction, usd: int, rate: int) -> int:
     """The largest deposit, in deposit units, that is worth no more than ``usd`` whole dollars."""
+    return usdc_to_deposit_floor(direction, usd * ONE_USDC, rate)
+
+
+def usdc_to_deposit_floor(direction: Direction, units: int, rate: int) -> int:
+    """The largest deposit, in deposit units, worth no more than ``units`` USDC units."""
     if direction is Direction.XMR_TO_USDC:
-        return mul_div_floor(usd * ONE_USDC, ONE_XMR, rate)
-    return usd * ONE_USDC
+        return mul_div_floor(units, ONE_XMR, rate)
+    return units
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rpcsvc.domain.order import Deposit, Fill, Order, TwapPlan
-from rpcsvc.domain.pricing import keeps_proportion, usd_to_deposit_floor
+from rpcsvc.domain.pricing import ONE_XMR, keeps_proportion, usdc_to_deposit_floor
 from rpcsvc.domain.refunds import leftover_in, next_transfer_id
 from rpcsvc.domain.states import Direction, TransferKind, TransferState
 
@@ -34,10 +34,24 @@ def chunks_of(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tu
 
     The last chunk takes the remainder. A single one means that nothing is cut.
     """
-    size = usd_to_deposit_floor(direction, plan.chunk_usd, rate)
-    count = min(max(1, total // size) if size else 1, MOST_CHUNKS)
+    size = usdc_to_deposit_floor(direction, plan.chunk_units, rate)
+    worth, chunk = _worths(plan, direction, rate, total)
+    count = min(max(1, worth // chunk) if size else 1, MOST_CHUNKS)
     size = max(size, total // count) if count == MOST_CHUNKS else size
     return (*[size] * (count - 1), total - size * (count - 1))
+
+
+def is_worth_cutting(plan: TwapPlan, direction: Direction, rate: int, total: int) -> bool:
+    """Whether an order of ``total`` deposit units is worth more than two chunks at ``rate``."""
+    worth, chunk = _worths(plan, direction, rate, total)
+    return worth > LEAST_CHUNKS * chunk
+
+
+def _worths(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tuple[int, int]:
+    """What ``total`` and a chunk are worth, in one unit that makes both exact integers."""
+    if direction is Direction.XMR_TO_USDC:
+        return total * rate, plan.chunk_units * ONE_XMR
+    return total, plan.chunk_units
 
 
 def chunks(order: Order, total: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import NamedTuple
 
 import orjson
@@ -17,7 +18,7 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.addresses import parse_evm_address, same_address
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import (
-    MAX_UNITS,
+    LONGEST_AMOUNT,
     USDC,
     XMR,
     Asset,
@@ -239,7 +240,7 @@ def _wrong_token(field: str, received: str, supported: str, where: str) -> Unsup
 
 
 def _amount(text: str, pair: Pair) -> Money:
-    """Atomic units as a string. Raises InvalidInput and AmountAboveMaximum."""
+    """Atomic units as a string. Raises InvalidInput."""
     asset = deposit_asset(pair.direction)
     if not (text.isascii() and text.isdigit()) or text[0] == "0":
         raise InvalidInput(
@@ -248,12 +249,12 @@ def _amount(text: str, pair: Pair) -> Money:
             field="fromAmount",
             received=text,
         )
-    if len(text) > len(str(MAX_UNITS)) or int(text) > MAX_UNITS:
-        raise AmountAboveMaximum(
-            f"fromAmount is more than any order can be: send at most {MAX_UNITS}.",
+    if len(text) > LONGEST_AMOUNT:
+        raise InvalidInput(
+            f"fromAmount is too long: send at most {LONGEST_AMOUNT} digits.",
             field="fromAmount",
             received=text,
-            details={"maximum": str(MAX_UNITS), "asset": asset.symbol},
+            allowed={"maximumLength": LONGEST_AMOUNT},
         )
     return Money(int(text), asset)
 
@@ -276,16 +277,17 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
     return Wish(*pair, amount, to, session, _plan(params.twap_config), call.integrator)
 
 
-# Far more than an order is worth, so that it is not cut; a column takes no number without an end.
-_MOST_CHUNK_USD = 2**53 - 1
+# Far more than an order is worth, so that it is not cut: a chunk of 2^53 USD, in USDC units.
+_MOST_CHUNK_UNITS = 2**53 * 10**USDC.decimals
 
 
 def _plan(config: TwapConfig | None) -> TwapPlan | None:
     config = config or TwapConfig()
     if config.disabled:
         return None
-    chunk_usd = int(min(config.chunk_size_usd, _MOST_CHUNK_USD))
-    return TwapPlan(chunk_usd, int(config.interval_ms))
+    # The digits that the caller wrote, not those of the nearest binary fraction.
+    sent = Decimal(repr(config.chunk_size_usd)) * 10**USDC.decimals
+    return TwapPlan(int(min(sent, _MOST_CHUNK_UNITS)), int(config.interval_ms))
 
 
 def _fingerprint(wish: Wish) -> Json:
@@ -295,8 +297,14 @@ def _fingerprint(wish: Wish) -> Json:
         "fromAmount": str(wish.amount.units),
         "toAddress": wish.to,
         "sessionId": wish.session_id,
-        "twapConfig": wish.twap and [wish.twap.chunk_usd, wish.twap.interval_ms],
+        "twapConfig": wish.twap and [_chunk_usd(wish.twap), wish.twap.interval_ms],
     }
+
+
+def _chunk_usd(plan: TwapPlan) -> int | str:
+    """Whole dollars as a number, as keys that were used before fractions were kept have them."""
+    whole, fraction = divmod(plan.chunk_units, 10**USDC.decimals)
+    return format_units(plan.chunk_units, USDC) if fraction else whole
 
 
 # --- writing ---

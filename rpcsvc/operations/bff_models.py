@@ -56,11 +56,11 @@ class BffQuoteParams(Params):
 class TwapConfig(Params):
     """Whether and how an order is swapped in chunks (spec 2.4)."""
 
-    # Numbers, as the spec has them: bff.py leaves off what is less than a dollar or a millisecond.
+    # Numbers, as the spec has them: bff.py leaves off what is less than 10^-6 USD or a millisecond.
 
     disabled: Annotated[bool, Field(description="True: at once, at the quoted rate.")] = False
     chunk_size_usd: Annotated[
-        float, Field(ge=twap.LEAST_CHUNK_USD, description="US dollars; cents count for nothing.")
+        float, Field(ge=twap.LEAST_CHUNK_USD, description="US dollars, to six decimals.")
     ] = twap.LEAST_CHUNK_USD
     interval_ms: Annotated[
         float,
@@ -73,7 +73,7 @@ class TwapConfig(Params):
 
 
 class BffOrderParams(BffQuoteParams):
-    """An order to make (spec 2.4). Without twapConfig an order worth two chunks or more is cut."""
+    """An order to make (spec 2.4). Without twapConfig an order worth more than 500 USD is cut."""
 
     model_config = ConfigDict(title="BffOrderRequest")
 
@@ -190,7 +190,7 @@ class Twap(View):
     chunks_total: int
     filled_qty: float
     total_qty: float
-    chunk_size_usd: int
+    chunk_size_usd: float
     interval_ms: int
     estimated_time_remaining_ms: int
 

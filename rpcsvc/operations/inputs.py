@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import Money, parse_amount
+from rpcsvc.domain.money import Money, parse_any_amount
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.domain.states import Direction
@@ -189,7 +189,7 @@ def _monero(text: str, field: str, service: Service) -> str:
 
 def _amount(text: object, direction: Direction | None) -> Money:
     # Without a direction the asset is not known yet: XMR takes the most decimals.
-    return parse_amount(text, deposit_asset(direction or Direction.XMR_TO_USDC))
+    return parse_any_amount(text, deposit_asset(direction or Direction.XMR_TO_USDC))
 
 
 def read_destination(

@@ -205,6 +205,5 @@ def _deposit_address(service: Service, found: Quote) -> str:
 
 
 def _is_cut(found: Quote, plan: TwapPlan) -> bool:
-    """Whether the order is worth two chunks or more."""
-    chunks = twap.chunks_of(plan, found.direction, found.price.rate, found.deposit.units)
-    return len(chunks) >= twap.LEAST_CHUNKS
+    """Whether the order is worth more than two chunks."""
+    return twap.is_worth_cutting(plan, found.direction, found.price.rate, found.deposit.units)

@@ -13,7 +13,15 @@ import orjson
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, Money, format_units
+from rpcsvc.domain.money import (
+    MAX_UNITS,
+    USDC,
+    XMR,
+    Asset,
+    Money,
+    format_units,
+    require_storable,
+)
 from rpcsvc.domain.pricing import (
     BPS,
     Price,
@@ -174,7 +182,9 @@ async def make_quote(
     require_offered(chain, service)
     if service.relay is not None:
         asked = Asked(direction, chain, amount, to)
-        return _relayed(asked, await service.relay.quote(asked), service.clock.now_ms())
+        offer = await service.relay.quote(asked)  # refuses by the upstream's own limits
+        require_storable(amount)
+        return _relayed(asked, offer, service.clock.now_ms())
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
     policy = service.policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import format_units, parse_amount
+from rpcsvc.domain.money import format_units, parse_any_amount
 from rpcsvc.domain.states import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer
@@ -19,7 +19,7 @@ async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
     """Send a simulated deposit; by default what is still due."""
     order = find_any_order(service, params.order_id)
     asset = order.terms.deposit_asset
-    units = None if params.amount is None else parse_amount(params.amount, asset).units
+    units = None if params.amount is None else parse_any_amount(params.amount, asset).units
     tx = await _controls(service).fund(order, units)
     service.wake()
     data = {

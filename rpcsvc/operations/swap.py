@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import Money
+from rpcsvc.domain.money import Money, require_storable
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
@@ -27,13 +28,14 @@ from rpcsvc.operations.quoting import make_quote, quote_view, require_within_lim
 from rpcsvc.operations.results import Stored, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.upstream_port import Asked
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
     """What is known of a swap, normalised, and what is still missing. Promises nothing."""
     intent, problems = read_intent(params, service)
     if not problems:
-        problems = _limit_problems(service, intent)
+        problems = await _limit_problems(service, intent)
     if problems:
         wrong = {problem.field for problem in problems}
         raise combined(problems + [missing(name) for name in intent.missing if name not in wrong])
@@ -115,19 +117,29 @@ def _no_order(order_id: str) -> OrderNotFound:
 # --- plan ---
 
 
-def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
-    """A chain that can't be used now, or an amount outside the limits, where a rate tells them."""
+async def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
+    """A chain that can't be used now, or an amount outside the limits, where these are known."""
     try:
         if intent.chain is not None:
             require_offered(intent.chain, service)
-        if intent.direction is not None and intent.chain is not None and intent.amount is not None:
-            rate = service.rates.rate()
-            require_within_limits(service, intent.direction, intent.chain, intent.amount, rate)
-    except Unavailable:
-        return []
+        if intent.amount is not None:
+            await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
     except InputError as problem:
         return [problem]
     return []
+
+
+async def _require_within_limits(
+    service: Service, direction: Direction | None, chain: Chain | None, amount: Money
+) -> None:
+    """Raise AmountBelowMinimum or AmountAboveMaximum; an upstream is asked, for its own limits."""
+    if direction is not None and chain is not None:
+        with suppress(Unavailable):
+            if service.relay is not None:
+                await service.relay.quote(Asked(direction, chain, amount))
+            else:
+                require_within_limits(service, direction, chain, amount, service.rates.rate())
+    require_storable(amount)
 
 
 def _intent_view(intent: Intent, *, has_funds: bool | None) -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from rpcsvc.domain import twap
-from rpcsvc.domain.money import Asset, format_units
+from rpcsvc.domain.money import USDC, Asset, format_units
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.states import OrderStatus, TransferState
 
@@ -27,7 +27,7 @@ def twap_view(order: Order, now: int) -> dict[str, Any] | None:
         "chunksTotal": chunks,
         "filledQty": _number(twap.swapped_units(order), asset),
         "totalQty": _number(total, asset),
-        "chunkSizeUsd": plan.chunk_usd,
+        "chunkSizeUsd": _number(plan.chunk_units, USDC),
         "intervalMs": plan.interval_ms,
         "estimatedTimeRemainingMs": _remaining(order, plan, chunks, now),
     }

@@ -40,6 +40,8 @@ from rpcsvc.store.sqlite import Insert
 
 Row = tuple[Any, ...]
 
+# Of a dollar: the column twap_chunk_usd holds whole ones, twap_chunk_micros the rest.
+_MICROS: Final = 10**6
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 TERMS: Final = (
@@ -48,7 +50,7 @@ TERMS: Final = (
     "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
     "min_received_bps", "integrator_bps", "refund_fee", "created_at", "expires_at", "late_window",
     "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
-    "twap_chunk_usd", "twap_interval_ms", "upstream_id",
+    "twap_chunk_usd", "twap_chunk_micros", "twap_interval_ms", "upstream_id",
 )  # fmt: skip
 _STANDING: Final = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
@@ -137,7 +139,8 @@ def terms_row(terms: Terms) -> Row:
             "payout_check": timeouts.payout_check,
             "refund_reminder": timeouts.refund_reminder,
             "integrator": terms.integrator,
-            "twap_chunk_usd": twap and twap.chunk_usd,
+            "twap_chunk_usd": twap and twap.chunk_units // _MICROS,
+            "twap_chunk_micros": twap.chunk_units % _MICROS if twap else 0,
             "twap_interval_ms": twap and twap.interval_ms,
             "upstream_id": terms.upstream_id,
         }
@@ -234,7 +237,8 @@ def _timeouts_from(values: Mapping[str, Any]) -> Timeouts:
 def _twap_from(values: Mapping[str, Any]) -> TwapPlan | None:
     if values["twap_chunk_usd"] is None:
         return None
-    return TwapPlan(chunk_usd=values["twap_chunk_usd"], interval_ms=values["twap_interval_ms"])
+    units = values["twap_chunk_usd"] * _MICROS + values["twap_chunk_micros"]
+    return TwapPlan(chunk_units=units, interval_ms=values["twap_interval_ms"])
 
 
 # --- deposits, transfers, chunks ---------------------------------------------------------------

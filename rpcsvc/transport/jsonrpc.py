@@ -213,6 +213,9 @@ class JsonRpcServer(Generic[C]):
             request_id = self._request_id(caller, _hint_of(element))
             return self._refusal(caller, None, InvalidRequest(problem), request_id)
         call_id = element.get("id", _NO_ID)
+        if not _can_be_echoed(call_id):
+            too_large = InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
+            return self._refusal(caller, None, too_large, self._request_id(caller, None))
         is_notification = call_id is _NO_ID
         hint = call_id if type(call_id) is str else None
         try:
@@ -333,6 +336,11 @@ def _problem(request: Any) -> str | None:
     if type(params) is not dict and type(params) is not list:
         return f'The member "params" is {_KINDS[type(params)]}. Send an object, or leave it out.'
     return None
+
+
+def _can_be_echoed(call_id: Any) -> bool:
+    """Whether an id can be written as it came."""
+    return type(call_id) is not int or -(2**63) <= call_id < 2**63
 
 
 def _kind(request: dict[str, Any], member: str) -> str:

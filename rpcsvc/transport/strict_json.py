@@ -3,8 +3,9 @@
 Reading is RFC 8259 narrowed to what is safe to act on. The standard parsers let through what must
 not decide over money: the last of two equal keys wins, ``1e400`` is infinity, ``NaN`` is a number,
 half a surrogate pair is a string that no encoder takes, and deep nesting ends in RecursionError.
-All of that is refused here, so that no later code has to think of it: whatever ``loads`` returns,
-``dumps`` can write, and every integer in it fits a signed 64 bit column.
+All of that is refused here, so that no later code has to think of it. Integers keep all their
+digits, and may be beyond 64 bits: whether a field takes one is for its operation to say. ``dumps``
+writes whatever ``loads`` returns, but such an integer.
 
 What does not live here: the shape of a message (jsonrpc.py and the models of operations/), and the
 limit on a body's size (the HTTP layer's, before the body is read).
@@ -23,10 +24,8 @@ import orjson
 
 from rpcsvc.errors import InvalidJson
 
-_INT_MIN: Final = -(2**63)
-_INT_MAX: Final = 2**63 - 1
-_SAFE_INT_CHARS: Final = 18
-_LONGEST_INT_CHARS: Final = 20
+# A float can hold any of these, too: some fields take either.
+_LONGEST_INT_CHARS: Final = 300
 _SHOWN_CHARS: Final = 60
 
 # An unclosed string matches too, and possessively: each byte is looked at once, whatever comes.
@@ -40,8 +39,7 @@ def loads(body: bytes, *, max_depth: int = 32) -> Any:
     """Read ``body`` as one JSON value (RFC 8259, UTF-8 without a byte order mark).
 
     ``max_depth`` is the most arrays and objects that may be open at once; keep it well under the
-    interpreter's recursion limit. Integers are limited to signed 64 bit and floats to finite ones;
-    a larger quantity belongs in a string.
+    interpreter's recursion limit. Integers are limited to 300 characters and floats to finite ones.
 
     Raises InvalidJson, never anything else, and says what is wrong and where.
     """
@@ -137,12 +135,10 @@ def _refuse_duplicate(pairs: list[tuple[str, Any]]) -> NoReturn:
 
 
 def _integer(text: str) -> int:
-    if len(text) <= _SAFE_INT_CHARS:
+    if len(text) <= _LONGEST_INT_CHARS:
         return int(text)
-    if len(text) <= _LONGEST_INT_CHARS and _INT_MIN <= (value := int(text)) <= _INT_MAX:
-        return value
     raise InvalidJson(
-        f"The integer {_shown(text)} does not fit 64 bits (from -2^63 to 2^63-1)."
+        f"The integer {_shown(text)} has more than {_LONGEST_INT_CHARS} characters."
         " Send a larger quantity as a string."
     )
 

@@ -254,7 +254,7 @@ async def test_the_bounds_of_twap_config_may_be_used(
     made = await post(served, "/orders", {**CHUNKED, "twapConfig": config})
     assert made.status == 200
     twap = (await call(served, "GET", f"/orders/{made.body['orderId']}")).body["twap"]
-    assert twap["chunkSizeUsd"] == int(config.get("chunkSizeUsd", 250))
+    assert twap["chunkSizeUsd"] == config.get("chunkSizeUsd", 250)
     assert twap["intervalMs"] == int(config.get("intervalMs", 10_000))
 
 
@@ -266,6 +266,22 @@ async def test_an_order_that_is_worth_less_than_two_chunks_is_not_cut(
     made = await post(served, "/orders", {**CHUNKED, "twapConfig": {"chunkSizeUsd": size}})
     assert made.status == 200
     assert "twap" not in (await call(served, "GET", f"/orders/{made.body['orderId']}")).body
+
+
+@pytest.mark.parametrize(
+    ("pair", "amount", "is_cut"),
+    [
+        (ORDER, "3030303030303", False),  # 499.999999999995 USD at 165
+        (ORDER, "3030303030304", True),
+        (ORDER_BACK, "500000000", False),
+        (ORDER_BACK, "500000001", True),
+    ],
+)
+async def test_an_order_is_cut_above_500_usd_only(
+    served: Served, pair: dict[str, Any], amount: str, *, is_cut: bool
+) -> None:
+    made = (await post(served, "/orders", {**pair, "fromAmount": amount})).body
+    assert ("twap" in (await call(served, "GET", f"/orders/{made['orderId']}")).body) is is_cut
 
 
 async def test_a_chain_number_may_be_written_with_a_point(served: Served) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rpcsvc.domain.money import MAX_UNITS
 from rpcsvc.settlement.sandbox.controls import FaultKind
 from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.site import site_of
@@ -193,8 +192,42 @@ async def test_an_amount_that_no_order_can_have_is_told_a_limit(served: Served) 
     for path, call in (("/quote", TO_USDC), ("/orders", ORDER)):
         answer = await bff.post(served, path, {**call, "fromAmount": "9" * 30})
         assert answer.body["error"]["code"] == "amount_above_maximum"
-        assert answer.body["error"]["details"]["maximum"] == str(MAX_UNITS)
+        assert answer.body["error"]["details"]["maximum"] == "303030303030303"
         assert answer.body["error"]["details"]["asset"] == "XMR"
+    for name in ("plan", "quote"):
+        swap = {**SWAP, "amount": "9" * 30}
+        answer = await served.post(f"/agent/swap/{name}", without_to(swap, name))
+        assert answer.body["error"]["details"]["maximum"] == "303.030303030303"
+
+
+def without_to(swap: dict[str, Any], name: str) -> dict[str, Any]:
+    return {field: value for field, value in swap.items() if name != "quote" or field != "to"}
+
+
+async def test_an_amount_of_more_digits_than_are_read_is_too_long(served: Served) -> None:
+    answer = await bff.post(served, "/quote", {**TO_USDC, "fromAmount": "9" * 41})
+    assert answer.body["error"]["code"] == "invalid_input"
+    assert "at most 40" in answer.body["error"]["message"]
+
+
+@pytest.mark.parametrize("number", [10**30, -(10**30), 2**64])
+async def test_a_number_of_any_size_is_judged_as_a_chain(served: Served, number: int) -> None:
+    swap = {**SWAP, "chain": number}
+    answers = [
+        await served.post("/agent/swap/execute", swap),
+        await served.rpc("swap.execute", swap),
+        await bff.post(served, "/orders", {**ORDER, "toChainId": number}),
+    ]
+    for answer in answers:
+        body = answer.body.get("result", answer.body)
+        assert body["error"]["code"] == "unsupported_chain", body
+
+
+async def test_an_id_that_can_not_be_written_back_is_refused(served: Served) -> None:
+    message = b'{"jsonrpc":"2.0","id":%d,"method":"service.capabilities"}' % 10**30
+    answer = await served.raw(message)
+    assert answer.body["error"]["code"] == -32700
+    assert "64 bits" in answer.body["error"]["message"]
 
 
 # --- next actions ----------------------------------------------------------------------------

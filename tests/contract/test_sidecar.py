@@ -291,3 +291,20 @@ async def test_the_rest_of_an_order_that_was_swapped_in_part_is_asked_for_at_a_s
     assert not awaits_upstream_refund(replace(over, report=replace(report, refund_txid="sent")))
     assert not awaits_upstream_refund(replace(over, report=Report(output=1)))
     assert not awaits_upstream_refund(replace(over, terms=replace(over.terms, upstream_id=None)))
+
+
+@pytest.mark.parametrize(
+    ("amount", "code"), [("0.000001", "amount_below_minimum"), ("9999", "amount_above_maximum")]
+)
+async def test_a_plan_refuses_what_the_upstream_would(
+    sidecar: Served, amount: str, code: str
+) -> None:
+    swap = {**SWAPS["x2u"], "amount": amount}
+    plan = (await sidecar.rpc("swap.plan", swap)).body["result"]
+    del swap["to"]
+    quote = (await sidecar.rpc("swap.quote", swap)).body["result"]
+    assert (plan["ok"], plan["state"]) == (False, "invalid_input")
+    assert plan["error"]["code"] == code
+    assert plan["error"]["details"] == quote["error"]["details"]
+    good = (await sidecar.rpc("swap.plan", SWAPS["x2u"])).body["result"]
+    assert good["state"] == "ready"

@@ -212,7 +212,7 @@ def test_a_key_with_a_part_outside_the_main_subgroup_is_refused() -> None:
 def test_a_network_byte_that_monero_does_not_use_is_refused() -> None:
     keys = bytes.fromhex(decode(STANDARD).spend_key()) * 2
     for byte in (0, 17, 20, 37, 255):
-        with pytest.raises(InvalidDestination):
+        with pytest.raises(InvalidDestination, match=f"has the network byte {byte}, which no"):
             parse_monero_address(monero_text(byte, keys), networks=ALL)
 
 

@@ -73,7 +73,7 @@ TERMS = Terms(
         late_window=115, confirm=116, prepare=117, payout_check=118, refund_reminder=119
     ),
     integrator="integrator",
-    twap=TwapPlan(chunk_usd=120, interval_ms=121),
+    twap=TwapPlan(chunk_units=120_000_119, interval_ms=121),
     upstream_id="upstream",
 )
 DEPOSIT = Deposit(
@@ -208,6 +208,7 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
         "confirm_timeout": 116,
         "prepare_timeout": 117,
         "twap_chunk_usd": 120,
+        "twap_chunk_micros": 119,
         "twap_interval_ms": 121,
         "view": b"view",
         "view_valid_until": 605,

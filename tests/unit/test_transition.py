@@ -69,7 +69,7 @@ def terms(direction: Direction = Direction.XMR_TO_USDC, twap_plan: TwapPlan | No
     )
 
 
-IN_CHUNKS = TwapPlan(chunk_usd=40, interval_ms=1_000)
+IN_CHUNKS = TwapPlan(chunk_units=40_000_000, interval_ms=1_000)
 
 
 def key(n: int) -> DepositKey:

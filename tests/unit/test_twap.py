@@ -62,7 +62,7 @@ def test_the_deposit_is_cut_by_its_worth_and_the_last_chunk_takes_the_rest() -> 
 
 
 def test_an_order_can_not_be_cut_into_more_chunks_than_are_bearable() -> None:
-    cut = twap.chunks_of(TwapPlan(250, 1_000), X2U, RATE, 10**18)
+    cut = twap.chunks_of(TwapPlan(250_000_000, 1_000), X2U, RATE, 10**18)
     assert (len(cut), sum(cut)) == (twap.MOST_CHUNKS, 10**18)
     assert max(cut) - min(cut) < twap.MOST_CHUNKS == 1_000
 

@@ -59,7 +59,7 @@ X2U = m.OrderRequest(
     from_amount=800_000_000_000,
     to_address=EVM,
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
-    twap=m.TwapRequest(disabled=False, chunk_size_usd=250),
+    twap=m.TwapRequest(disabled=False, chunk_usdc=250_000_000),
 )
 U2X = m.OrderRequest(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
 

@@ -14,7 +14,8 @@ import structlog
 from yarl import URL
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.domain.money import as_decimal, limits_told
+from rpcsvc.domain.money import USDC, as_decimal, format_units, limits_told
+from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,
@@ -273,10 +274,17 @@ def _order_body(request: m.OrderRequest, *, cuts_usdc: bool) -> dict[str, Any]:
     if request.twap is not None and has_twap:
         body["twapConfig"] = _without_none(
             disabled=request.twap.disabled,
-            chunkSizeUsd=request.twap.chunk_size_usd,
+            chunkSizeUsd=_usd(request.twap.chunk_usdc),
             intervalMs=request.twap.interval_ms,
         )
     return body
+
+
+def _usd(units: int | None) -> int | float | None:
+    """USDC units as a number of dollars; a float of so few digits is written digit for digit."""
+    if units is None:
+        return None
+    return float(format_units(units, USDC)) if units % ONE_USDC else units // ONE_USDC
 
 
 def _without_none(**values: Any) -> dict[str, Any]:

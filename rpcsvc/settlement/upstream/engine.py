@@ -420,7 +420,7 @@ def _rate(direction: Direction, sent: int, received: int) -> int:
 def _twap(plan: TwapPlan | None) -> m.TwapRequest:
     if plan is None:
         return m.TwapRequest(disabled=True)
-    return m.TwapRequest(chunk_size_usd=plan.chunk_usd, interval_ms=plan.interval_ms)
+    return m.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
 
 
 def _twap_text(twap: m.UpstreamTwap | None) -> str | None:

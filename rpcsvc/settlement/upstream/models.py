@@ -160,10 +160,10 @@ class QuoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class TwapRequest:
-    """twapConfig of spec 2.4; what is None is left out."""
+    """twapConfig of spec 2.4, a chunk in USDC units; what is None is left out."""
 
     disabled: bool | None = None
-    chunk_size_usd: int | None = None
+    chunk_usdc: int | None = None
     interval_ms: int | None = None
 
 
