@@ -195,11 +195,23 @@ class Daemon:
 
 
 class Monerod(Daemon):
-    """monerod on a regtest chain of its own."""
+    """monerod on a regtest chain of its own, or on the one that it shares with ``peers``.
 
-    def __init__(self, directory: Path) -> None:
+    ``peers``: the p2p ports on this machine that it connects to; None: it stays offline.
+    """
+
+    def __init__(self, directory: Path, peers: Sequence[int] | None = None) -> None:
         super().__init__("monerod", directory, ("get_info", {}, "/json_rpc"))
         self._restricted_port = free_port()
+        self.p2p_port = free_port()
+        self._peers = peers
+
+    def _network(self) -> Sequence[str]:
+        if self._peers is None:
+            return ["--offline"]
+        listen = ["--p2p-bind-ip", "127.0.0.1", "--p2p-bind-port", str(self.p2p_port)]
+        known = [f"--add-exclusive-node=127.0.0.1:{port}" for port in self._peers]
+        return [*listen, "--allow-local-ip", "--hide-my-port", *known]
 
     @property
     def restricted_endpoint(self) -> Endpoint:
@@ -208,7 +220,8 @@ class Monerod(Daemon):
 
     def command(self) -> Sequence[str | Path]:
         return [
-            "monerod", "--regtest", "--offline", "--fixed-difficulty", "1", "--keep-fakechain",
+            "monerod", "--regtest", "--fixed-difficulty", "1", "--keep-fakechain",
+            *self._network(),
             "--data-dir", self.directory, "--rpc-bind-port", str(self.port),
             "--rpc-restricted-bind-port", str(self._restricted_port), "--no-zmq",
             "--rpc-ssl", "disabled", "--check-updates", "disabled", "--no-igd",

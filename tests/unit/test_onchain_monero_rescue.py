@@ -48,6 +48,8 @@ class Node:
     given_up: set[str] = field(default_factory=set)
     submitted: list[str] = field(default_factory=list)
     flushed: list[str] = field(default_factory=list)
+    unrelayed: set[str] = field(default_factory=set)
+    relayed: list[str] = field(default_factory=list)
     is_restricted: bool = False
     pools: int = 0
 
@@ -68,10 +70,18 @@ class Node:
     async def pool(self) -> list[PoolTransaction]:
         self.pools += 1
         return [
-            PoolTransaction(txid, 1, 1, True, False, False, 0, txid in self.given_up)
+            PoolTransaction(
+                txid, 1, 1, txid not in self.unrelayed, False, False, 0, txid in self.given_up
+            )
             for txid, height in self.known.items()
             if height is None
         ]
+
+    async def relay(self, txids: Sequence[str]) -> None:
+        if self.is_restricted:
+            raise NodeError("monerod", "relay_tx", -32601, "Method not found")
+        self.relayed += txids
+        self.unrelayed.difference_update(txids)
 
     async def flush_pool(self, txids: Sequence[str]) -> None:
         if self.is_restricted:
@@ -154,7 +164,8 @@ async def test_a_settled_payment_is_told_for_as_long_as_it_is_in_no_block(
         await desk.look(blocks=1)
         assert "payment tr_1 was settled and a reorganisation" in (desk.rescue.gone or "")
         assert "(in the pool)" in (desk.rescue.gone or "")
-    assert [item["event"] for item in logs.entries] == ["monero_settled_payment_is_gone"]
+    events = [item["event"] for item in logs.entries]
+    assert events.count("monero_settled_payment_is_gone") == 1
     assert desk.node.submitted == []
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
@@ -238,3 +249,61 @@ async def test_only_money_of_payments_that_can_never_be_made_is_let_go(desk: Des
     assert desk.wallet.frozen == {"image of tr_2", "the operator's"}
     await desk.look(blocks=1)
     assert desk.wallet.frozen == {"image of tr_2", "the operator's"}
+
+
+# --- what waits in the pool ----------------------------------------------------------------------
+
+
+async def test_an_unrelayed_payment_is_relayed_with_the_next_block(desk: Desk) -> None:
+    """A node that is killed between taking a transaction and relaying it never relays it."""
+    made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
+    desk.node.known["a stranger's"] = None
+    desk.node.unrelayed = {made.txid, "a stranger's"}
+    await desk.look()
+    assert desk.node.relayed == [made.txid]
+    await desk.look(blocks=1)
+    assert desk.node.relayed == [made.txid], "once it is relayed it has time to be mined"
+    assert desk.node.submitted == desk.node.flushed == []
+    assert desk.rescue.waiting is None
+
+
+async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(desk: Desk) -> None:
+    """Its peers may have lost it. Health says since when, and is degraded after ten blocks."""
+    made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
+    for blocks in range(3):
+        await desk.look(blocks=min(blocks, 1))
+        assert (desk.node.relayed, desk.rescue.waiting) == ([], None)
+    for blocks in range(3, 10):
+        await desk.look(blocks=1)
+        assert f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}" in (
+            desk.rescue.waiting or ""
+        )
+        assert desk.rescue.late is None
+    await desk.look(blocks=1)
+    assert "waits in the node's pool for 10 blocks" in (desk.rescue.late or "")
+    assert desk.node.relayed == [made.txid] * 8
+    await desk.ledger.put_payment(replace(made, height=desk.node.top))
+    desk.node.known[made.txid] = desk.node.top
+    await desk.look(blocks=1)
+    assert (desk.rescue.waiting, desk.rescue.late) == (None, None)
+
+
+async def test_blocks_are_counted_anew_after_a_payment_was_mined_and_lost(desk: Desk) -> None:
+    made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
+    await desk.look()
+    await desk.look(blocks=2)
+    await desk.ledger.put_payment(replace(made, height=desk.node.top))
+    await desk.look(blocks=1)
+    await desk.ledger.put_payment(replace(made, height=None))
+    await desk.look(blocks=1)
+    assert desk.node.relayed == []
+
+
+async def test_a_node_that_does_not_relay_names_the_command(desk: Desk) -> None:
+    made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
+    desk.node.unrelayed, desk.node.is_restricted = {made.txid}, True
+    await desk.look()
+    assert f"relay_tx {made.txid}" in (desk.rescue.problem or "")
+    desk.node.is_restricted = False
+    await desk.look(blocks=1)
+    assert desk.rescue.problem is None

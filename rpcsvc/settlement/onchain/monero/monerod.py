@@ -131,8 +131,9 @@ class SubmissionResult:
 class PoolTransaction:
     """A transaction in the pool. ``received_at``: seconds; ``fee``: piconero; ``weight``: bytes.
 
-    ``given_up``: it was not valid at a moment, and the node will not try again to mine it. A
-    restricted node doesn't tell.
+    ``relayed``: the node has sent it to its peers. One that was killed before it could never does
+    so by itself. ``given_up``: it was not valid at a moment, and the node will not try again to
+    mine it. A restricted node doesn't tell.
     """
 
     txid: str
@@ -280,6 +281,10 @@ class MonerodClient:
         flags = tuple(flag for flag in _SUBMISSION_FLAGS if answer.flag(flag, default=False))
         reason = answer.text("reason", "") or status
         return SubmissionResult(_submission(status, flags), flags, reason)
+
+    async def relay(self, txids: Sequence[str]) -> None:
+        """Send transactions of the pool to the peers, once more if they were. Not restricted."""
+        self._checked("relay_tx", await self.rpc.act("relay_tx", {"txids": list(txids)}))
 
     async def flush_pool(self, txids: Sequence[str] = ()) -> None:
         """Forget these transactions of the pool, or all of them. Needs an unrestricted node."""

@@ -6,11 +6,13 @@ paid that was not before. What does not live here: payments that go their way (p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
+from rpcsvc.clock import iso8601
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import (
@@ -21,16 +23,22 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     PaymentState,
 )
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
-from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, PoolTransaction
 
 log = structlog.get_logger(__name__)
+
+# Blocks that a payment may wait in the node's pool: before it is relayed again, and before the
+# operator has to look.
+_RELAY_AFTER: Final = 3
+_LATE_AFTER: Final = 10
 
 
 class MoneroRescue:
     """Looks for payments that will not come back by themselves.
 
-    ``problem`` is what the operator has to do about one of them. ``gone``: that a payee who was
-    paid has lost it again, for the operator; None: none has.
+    ``problem`` is what the operator has to do about one of them; ``waiting``: that one waits in
+    the node's pool for some blocks, ``late``: for many. ``gone``: that a payee who was paid has
+    lost it again, for the operator. Each is None when there is nothing to say.
     """
 
     def __init__(self, link: MoneroLink, ledger: MoneroLedger, options: MoneroOptions) -> None:
@@ -38,7 +46,11 @@ class MoneroRescue:
         self._ledger = ledger
         self._options = options
         self._looked_at = ""
+        # Height of the chain when a payment was first found waiting, by its transaction id.
+        self._waiting_since: dict[str, int] = {}
         self.problem: str | None = None
+        self.waiting: str | None = None
+        self.late: str | None = None
         self.gone: str | None = None
 
     async def look(self, info: NodeInfo) -> None:
@@ -49,7 +61,7 @@ class MoneroRescue:
         waiting += [
             item for item in self._ledger.payments_in(PaymentState.PUBLISHED) if item.height is None
         ]
-        await self._offer_anew({item.txid: item for item in waiting})
+        await self._offer_anew({item.txid: item for item in waiting}, info.height)
         await self._let_go()
         self._looked_at = info.top_hash
 
@@ -85,21 +97,66 @@ class MoneroRescue:
                 f" away; it is published again ({said})"
             )
 
-    async def _offer_anew(self, waiting: dict[str, Payment]) -> None:
-        """What the node keeps in its pool and never tries to mine again.
-
-        So it treats a transaction that was not valid for a moment while blocks were replaced,
-        such as one that spends money that had only just unlocked. Taken off its pool and handed
-        over again it is as new.
-        """
+    async def _offer_anew(self, waiting: dict[str, Payment], height: int) -> None:
+        """Have the node relay, or try again to mine, what would stay in its pool otherwise."""
         self.problem = None
-        if not waiting:
+        pool = await self._link.node.pool() if waiting else []
+        found = [seen for seen in pool if seen.txid in waiting]
+        self._count_blocks({seen.txid for seen in found}, height)
+        for seen in found:
+            payment, blocks = waiting[seen.txid], height - self._waiting_since[seen.txid]
+            if seen.given_up:
+                await self._offer(payment)
+            elif not seen.relayed or blocks >= _RELAY_AFTER:
+                await self._relay(payment, seen)
+        self._report([waiting[seen.txid] for seen in found], height)
+
+    def _count_blocks(self, txids: Collection[str], height: int) -> None:
+        """Note since which height each of the payments in the pool waits; forget the others."""
+        since = self._waiting_since
+        self._waiting_since = {txid: min(since.get(txid, height), height) for txid in txids}
+
+    def _report(self, in_pool: Sequence[Payment], height: int) -> None:
+        """For the operator: the payment that has waited for the most blocks."""
+        self.waiting = self.late = None
+        if not in_pool:
             return
-        for seen in await self._link.node.pool():
-            if seen.given_up and seen.txid in waiting:
-                await self._offer(waiting[seen.txid])
+        payment = min(in_pool, key=lambda item: self._waiting_since[item.txid])
+        blocks = height - self._waiting_since[payment.txid]
+        since = iso8601(payment.relayed_at or payment.prepared_at)
+        text = (
+            f"payment {payment.payment_id}, published at {since}, waits in the node's pool for"
+            f" {blocks} blocks and is relayed again with each: look whether the node has peers"
+        )
+        if blocks >= _LATE_AFTER:
+            self.late = text
+        elif blocks >= _RELAY_AFTER:
+            self.waiting = text
+
+    async def _relay(self, payment: Payment, seen: PoolTransaction) -> None:
+        """Send it to the node's peers.
+
+        A node that was killed after it took a transaction, and before it relayed it, keeps it
+        unrelayed for ever; and the peers may have lost one that they had.
+        """
+        log.warning(
+            "monero_payment_relayed_again", payment_id=payment.payment_id, relayed=seen.relayed
+        )
+        try:
+            await self._link.node.relay([payment.txid])
+        except RpcFailure as failure:
+            log.warning("monero_relay_refused", txid=payment.txid, reason=str(failure))
+            self.problem = (
+                f"payment {payment.payment_id} waits in the node's pool and the node does not let"
+                f" us relay it: relay_tx {payment.txid}"
+            )
 
     async def _offer(self, payment: Payment) -> None:
+        """Take it off the node's pool and hand it over again: then it is as new.
+
+        A node never tries again to mine a transaction that was not valid for a moment while
+        blocks were replaced, such as one that spends money that had only just unlocked.
+        """
         log.warning("monero_node_gave_payment_up", payment_id=payment.payment_id)
         try:
             await self._link.node.flush_pool([payment.txid])

@@ -240,11 +240,10 @@ class MoneroSide:
             yield "no deposit address is left"
         if not self._inventory.is_known:
             yield "what the wallet holds is not known yet"
-        if stuck := self._payments.stuck():
-            yield stuck
-        if self._rescue.gone is not None:
-            yield self._rescue.gone
+        late = (self._payments.stuck(), self._rescue.gone, self._rescue.late)
+        yield from (text for text in late if text is not None)
 
     def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
-        return [text for text in (self._rescue.problem, self._inventory.problem) if text]
+        found = (self._rescue.problem, self._rescue.waiting, self._inventory.problem)
+        return [text for text in found if text]

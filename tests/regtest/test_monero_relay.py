@@ -1,0 +1,125 @@
+"""A payout that its node took and never sent on, on two real nodes that are peers.
+
+The other node mines: what it has not been sent stays unmined, as on the real network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
+from tests.e2e.processes import until
+from tests.regtest.daemons import COINBASE_LOCK, Monerod, WalletRpc, new_wallet
+from tests.regtest.payees import pay
+from tests.regtest.treasury import OPTIONS, Treasury, treasury
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+# An address of nobody in these tests.
+PAYEE = (
+    "44AFFq5kSiGBoZ4NMDwYtN18obc8AemS33DBLWs3H7otXft3"
+    "XjrpDtQGv7SqSsaBYBb98uNbr2VBBEt7f2wfn3RVGQBEP3A"
+)
+
+
+@dataclass
+class Pair:
+    """The service's node with its wallet, and the peer that mines."""
+
+    daemon: Monerod
+    own: Treasury
+    node: MonerodClient
+    peer: MonerodClient
+
+    async def mine(self, blocks: int = 1) -> None:
+        """Mine on the peer; the service's node follows."""
+        address = await self.own.wallet.primary_address()
+        await self.peer.generate_blocks(blocks, address)
+        await until(self._is_level)
+
+    async def _is_level(self) -> bool:
+        return (await self.node.info()).top_hash == (await self.peer.info()).top_hash
+
+    async def waiting(self, txid: str | None) -> PoolTransaction | None:
+        """The transaction in the pool of the service's node."""
+        return next((item for item in await self.node.pool() if item.txid == txid), None)
+
+    async def is_with_the_peer(self) -> bool:
+        return bool(await self.peer.pool())
+
+    async def restart(self) -> None:
+        """Start the service's node again after it was killed."""
+        await asyncio.to_thread(self.daemon.start)
+        await until(self._is_level)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    home = tmp_path_factory.mktemp("pair")
+    with (
+        Monerod(home / "peer", peers=()) as miner,
+        Monerod(home / "own", peers=(miner.p2p_port,)) as daemon,
+        WalletRpc(home / "wallets", daemon) as wallets,
+    ):
+        await new_wallet(wallets)
+        async with (
+            MonerodClient(daemon.endpoint) as node,
+            MonerodClient(miner.endpoint) as peer,
+            treasury(wallets, home) as own,
+        ):
+            made = Pair(daemon, own, node, peer)
+            await made.mine(COINBASE_LOCK + 20)
+            await own.side.maintain()
+            yield made
+
+
+async def test_a_node_killed_before_it_relays_does_so_when_told(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself it never does: its pool holds the transaction, unrelayed, for ever."""
+    transfer = await pair.own.prepared(pair.own.transfer(PAYEE))
+
+    async def power_cut() -> None:
+        await asyncio.to_thread(pair.daemon.kill)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.own.side_wallet, "store", power_cut)  # what follows the relay
+        with pytest.raises(Unavailable):
+            await pair.own.side.publish(transfer)
+    await pair.restart()
+    seen = await pair.waiting(transfer.txid)
+    assert seen is not None
+    assert not seen.relayed
+    await pair.mine(20)
+    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.PENDING
+    assert not await pair.is_with_the_peer()
+    await pair.own.side.maintain()
+    await until(pair.is_with_the_peer)
+    await pair.mine(OPTIONS.settled_after)
+    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.SETTLED
+
+
+async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair) -> None:
+    """The node would do so by itself, after five minutes at the earliest."""
+    transfer = await pair.own.prepared(pair.own.transfer(PAYEE))
+    assert (await pay(pair.own, transfer)).outcome is Outcome.PENDING
+    await until(pair.is_with_the_peer)
+    await pair.peer.flush_pool()
+    await pair.mine()
+    await pair.own.side.maintain()
+    await pair.mine(3)
+    assert not await pair.is_with_the_peer()
+    await pair.own.side.maintain()
+    assert "waits in the node's pool for 3 blocks" in pair.own.side.notes()[0]
+    await until(pair.is_with_the_peer)
+    await pair.mine(OPTIONS.settled_after)
+    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.SETTLED
+    await pair.own.side.maintain()
+    assert pair.own.side.notes() == []
