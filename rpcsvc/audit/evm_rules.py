@@ -135,9 +135,7 @@ def _sweeps(
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
         told = sum(move.units for move in moves if move.txid in facts.explained)
-        taken = sum(_taken(sweep, moves, payments) for sweep in sweeps.get(address, []))
-        open_ones = [sweep for sweep in sweeps.get(address, []) if sweep.state == "signed"]
-        pending.extend(f"sweep {sweep.payment_id} is under way" for sweep in open_ones)
+        taken = sum(_taken(item, moves, payments, pending) for item in sweeps.get(address, []))
         if left < taken and facts.stale:
             pending.append(f"a sweep of {address} may have been in a block that was replaced")
         # What a sweep of a lost database took may be on record since, as found done.
@@ -145,13 +143,27 @@ def _sweeps(
             yield Difference("sweep", address, str(taken), str(left), _USDC)
 
 
-def _taken(sweep: SweepEntry, moves: list[Move], payments: Mapping[str, PaymentEntry]) -> int:
-    """What is on record as taken; of a sweep under way, what it takes once it is mined."""
-    if sweep.state != "signed":
-        return sweep.taken
+def _taken(
+    sweep: SweepEntry,
+    moves: list[Move],
+    payments: Mapping[str, PaymentEntry],
+    pending: list[str],
+) -> int:
+    """What a sweep has to have taken, as far as the chain shows its payment.
+
+    A settled one that the chain does not show was in a block that a reorganisation took: the
+    service publishes it again, and sweeps anew if that fails. Nothing is missing meanwhile, since
+    the deposit address holds what was to be moved.
+    """
     payment = payments.get(sweep.payment_id or "")
     is_mined = payment is not None and any(move.txid in payment.txids for move in moves)
-    return sweep.units if is_mined else 0
+    if sweep.state == "signed":
+        pending.append(f"sweep {sweep.payment_id} is under way")
+        return sweep.units if is_mined else 0
+    if payment is None or payment.state != "settled" or not sweep.taken or is_mined:
+        return sweep.taken
+    pending.append(f"sweep {sweep.payment_id} was settled and is off the chain")
+    return 0
 
 
 # --- what the hot wallet signed --------------------------------------------------------------

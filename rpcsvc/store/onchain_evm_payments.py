@@ -152,12 +152,21 @@ class SqliteEvmPaymentLedger(TransferStates):
         )
         return [_sweep(row) for row in self._db.read(sql, (network,))]
 
+    def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
+        """An address's sweeps in state VOID that have an authorization."""
+        sql = (
+            f"SELECT {_SWEEP} FROM evm_sweeps"  # noqa: S608 - constants
+            " WHERE network = ? AND address_index = ? AND state = 'void'"
+            " AND authorization IS NOT NULL ORDER BY serial"
+        )
+        return [_sweep(row) for row in self._db.read(sql, (network, address_index))]
+
     async def add_sweep(self, sweep: Sweep) -> None:
         """Record a sweep that has no payment. Raises StoreConflict when its serial is taken."""
         await self._db.write([Statement(_ADD_SWEEP, _sweep_row(sweep))])
 
     async def put_sweep(self, sweep: Sweep) -> None:
-        """Record how a sweep ended. Raises StoreConflict when it has ended already."""
+        """Record how a sweep ended. Raises StoreConflict when it ended in another way already."""
         key = (sweep.network, sweep.address_index, sweep.serial)
         await self._db.write([Statement(_PUT_SWEEP, (sweep.state.value, sweep.taken, *key))])
 

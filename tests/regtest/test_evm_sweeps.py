@@ -619,3 +619,122 @@ async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
         await finish(own)
         assert not (all_left(own) or own.sweeps.conditions())
         assert await token.balance(HOT) == 5 * USDC
+
+
+# --- deposit and sweep reorganised away ----------------------------------------------------------
+
+
+async def acknowledge(own: Till, state: str) -> None:
+    """What the scanner records of all deposits."""
+    change = "UPDATE evm_deposits SET acknowledged = ?"
+    await own.database.write([Statement(change, (state,))])
+
+
+async def deposit_and_sweep_gone(own: Till) -> Sweep:
+    """A deposit whose sweep is settled and on record, both off the chain; the sweep."""
+    before = await own.controls.snapshot()
+    await own.give(2, 5 * USDC)
+    await own.sweeps.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    await finish(own)
+    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    await own.controls.revert(before)
+    await own.controls.mine(4 * own.network.failed_after)
+    await acknowledge(own, "removed")
+    return sweep
+
+
+async def settle_all(own: Till) -> None:
+    """Mine until whatever is published is deep, and let the service see it."""
+    await own.controls.mine(own.network.failed_after)
+    await own.payments.maintain()
+    await own.sweeps.maintain()
+
+
+async def refused_again(own: Till, sweep: Sweep) -> None:
+    """The sweep is published again at once, and mined in vain."""
+    await own.payments.maintain()
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    assert not (await mined(own.token.client, payment.latest.txid)).ok
+
+
+async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: Till) -> None:
+    sweep = await deposit_and_sweep_gone(own)
+    await refused_again(own, sweep)
+    await own.token.mint(KEYS.address(2), 5 * USDC)
+    await acknowledge(own, "confirmed")
+    await own.sweeps.maintain()
+    assert own.ledger.unswept_of(NETWORK, 2) == 0, "it may yet be reorganised back"
+    await settle_all(own)
+    failed = own.ledger.payment(sweep.payment_id or "")
+    assert failed is not None
+    assert failed.state is PaymentState.FAILED
+    (anew,) = own.ledger.sweeps_under_way(NETWORK)
+    assert (anew.serial, anew.payment_id) == (2, f"sweep-{NETWORK}-2-2")
+    await finish(own)
+    assert await own.token.balance(HOT) == 5 * USDC
+    assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+
+
+async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: Till) -> None:
+    sweep = await deposit_and_sweep_gone(own)
+    await refused_again(own, sweep)
+    await settle_all(own)
+    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+    assert not (own.sweeps.conditions() or own.payments.conditions())
+    await own.give(2, 3 * USDC)
+    await own.sweeps.maintain()
+    await finish(own)
+    assert await own.token.balance(HOT) == 3 * USDC, "a later deposit is swept whole"
+
+
+async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: Till) -> None:
+    sweep = await deposit_and_sweep_gone(own)
+    await own.token.mint(KEYS.address(2), 5 * USDC)
+    await acknowledge(own, "confirmed")
+    await own.payments.maintain()
+    await settle_all(own)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    assert payment.state is PaymentState.SETTLED
+    assert await own.token.balance(HOT) == 5 * USDC
+    assert not (all_left(own) or own.ledger.sweeps_under_way(NETWORK))
+    assert not (own.sweeps.conditions() or own.payments.conditions())
+
+
+async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) -> None:
+    """The payout that another copy of the keys made on the other branch has its nonce."""
+    sweep = await deposit_and_sweep_gone(own)
+    await own.token.mint(KEYS.address(2), 5 * USDC)
+    await acknowledge(own, "confirmed")
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    plan = TransactionPlan(own.network.chain_id, payment.nonce, HOT, 21_000, 50 * GWEI, GWEI)
+    rival = await own.token.client.submit(KEYS.signer(0).sign(plan).raw)
+    await mined(own.token.client, rival.txid)
+    await settle_all(own)
+    await finish(own)
+    assert await own.token.balance(HOT) == 5 * USDC
+    assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+
+
+async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
+    """Its failure was in a block that was replaced, too: a miner still had its bytes."""
+    sweep = await deposit_and_sweep_gone(own)
+    before = await own.controls.snapshot()
+    await refused_again(own, sweep)
+    await settle_all(own)
+    payment = own.ledger.payment(sweep.payment_id or "")
+    assert payment is not None
+    assert payment.state is PaymentState.FAILED
+    await own.controls.revert(before)
+    await own.token.mint(KEYS.address(2), 5 * USDC)
+    await own.token.client.submit(bytes.fromhex(payment.latest.raw))
+    assert (await mined(own.token.client, payment.latest.txid)).ok
+    await acknowledge(own, "confirmed")
+    await own.sweeps.maintain()
+    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.token.balance(HOT) == 5 * USDC
+    assert not (own.live() or own.sweeps.conditions())

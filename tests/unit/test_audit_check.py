@@ -328,7 +328,7 @@ def test_what_was_in_replaced_blocks_that_nobody_noted_is_pending() -> None:
     report = check(world.books(), monero, [evm])
     assert report.differences == ()
     assert len(report.pending) == 7, "two networks, two deposits, two payouts, a sweep"
-    assert {"not_on_chain", "deposit_not_on_chain", "sweep"} == kinds(audited(world))
+    assert {"not_on_chain", "deposit_not_on_chain"} == kinds(audited(world))
 
 
 # --- paying what was not ordered --------------------------------------------------------------
@@ -450,6 +450,24 @@ def test_a_sweep_under_way_is_pending_before_and_after_it_is_mined() -> None:
         report = audited(world)
         assert report.differences == (), mined
         assert report.pending == (f"sweep sweep-{order.order_id} is under way",)
+
+
+def test_a_settled_sweep_off_the_chain_is_pending_until_it_has_failed() -> None:
+    """A deep reorganisation took deposit and sweep; the sweep is refused, and made anew."""
+    world = World()
+    order = world.keep(world.deposit(world.order(U2X), 5 * USDC))
+    world.sweep(order)
+    txid = world.moves.pop().txid
+    world.nonce -= 1
+    report = audited(world)
+    assert report.differences == ()
+    assert report.pending == (f"sweep sweep-{order.order_id} was settled and is off the chain",)
+    world.sweeps[0] = replace(world.sweeps[0], state="void", taken=0)
+    world.payments[-1] = replace(world.payments[-1], state="failed")
+    world.nonce += 1
+    world.mined.add(txid)  # in vain: no event of the token
+    report = audited(world)
+    assert (report.differences, report.pending) == ((), ())
 
 
 def test_a_sweep_by_another_copy_of_the_keys_is_what_its_address_lost() -> None:

@@ -383,9 +383,42 @@ async def test_an_address_has_one_sweep_under_way(
     assert ledger.payment("b") is None
     await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.VOID))
     with pytest.raises(StoreConflict):
-        await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.DONE, taken=5))
+        await ledger.put_sweep(sweep(2, 1, "a"))
     await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
     assert [item.serial for item in ledger.sweeps_under_way(NET)] == [2]
+
+
+async def settled(ledger: SqliteEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
+    done = replace(made, state=PaymentState.SETTLED, published_at=1)
+    await ledger.put_payment(done)
+    return done
+
+
+async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
+    database: Database, ledger: SqliteEvmPaymentLedger
+) -> None:
+    await deposit(database, 2, 9)
+    made = payment("a", 0, purpose=Purpose.SWEEP)
+    await ledger.add_payment(made, done := sweep(2, 1, "a", units=9))
+    await ledger.put_sweep(replace(done, state=SweepState.DONE, taken=9))
+    with pytest.raises(StoreConflict):
+        await ledger.put_sweep(replace(done, state=SweepState.VOID))
+    paid = await settled(ledger, made)
+    assert ledger.unswept(NET, 1) == []
+    await ledger.put_payment(replace(paid, state=PaymentState.FAILED))
+    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 9, 2)]
+    (void,) = ledger.void_sweeps(NET, 2)
+    assert (void.state, void.taken) == (SweepState.VOID, 0)
+    await ledger.put_sweep(replace(void, state=SweepState.DONE, taken=9))
+    assert (ledger.unswept(NET, 1), ledger.void_sweeps(NET, 2)) == ([], [])
+
+
+async def test_a_settled_payment_of_an_order_never_fails(ledger: SqliteEvmPaymentLedger) -> None:
+    await ledger.add_payment(payment("a", 0))
+    paid = await settled(ledger, payment("a", 0))
+    for state in (PaymentState.FAILED, PaymentState.PUBLISHED):
+        with pytest.raises(StoreConflict):
+            await ledger.put_payment(replace(paid, state=state))
 
 
 async def test_a_sweep_found_done_has_no_payment(

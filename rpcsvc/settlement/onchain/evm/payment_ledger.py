@@ -22,8 +22,9 @@ class PaymentState(StrEnum):
     """How far a payment is.
 
     PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
-    and FAILED: mined deep enough, or never to be; a failed one's nonce is spent. WITHDRAWN: taken
-    back before publication; a payment of purpose FILL has its nonce.
+    and FAILED: mined deep enough, or never to be; a failed one's nonce is spent. A SETTLED one that
+    is no order's may become FAILED by a deep reorganisation. WITHDRAWN: taken back before
+    publication; a payment of purpose FILL has its nonce.
     """
 
     PREPARED = "prepared"
@@ -137,7 +138,11 @@ class SweepMethod(StrEnum):
 
 
 class SweepState(StrEnum):
-    """SIGNED: its payment is under way. DONE: ``taken`` left the address. VOID: nothing did."""
+    """SIGNED: its payment is under way. DONE: ``taken`` left the address. VOID: nothing did.
+
+    DONE becomes VOID when its settled payment fails after a reorganisation, by the database itself;
+    VOID becomes DONE when its authorization turns out to be used.
+    """
 
     SIGNED = "signed"
     DONE = "done"
@@ -244,6 +249,10 @@ class EvmPaymentLedger(Protocol):
 
     def sweeps_under_way(self, network: str) -> list[Sweep]:
         """Sweeps in state SIGNED."""
+        ...
+
+    def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
+        """An address's sweeps in state VOID that have an authorization."""
         ...
 
     async def add_sweep(self, sweep: Sweep) -> None:

@@ -100,11 +100,13 @@ class EvmPresence:
         needed = self._network.failed_after
         mined = _inclusion(receipt, None)
         why = f"the token refused it in {receipt.txid}"
-        if payment.state is PaymentState.SETTLED:
+        if _is_paid(payment):
             return _judged(payment, Outcome.UNKNOWN, why)
         if depth < needed:
             reason = f"{why}, {depth} of {needed} confirmations ago"
-            return _judged(payment, Outcome.PENDING, reason, mined)
+            # One that was settled is looked at again only while it is on record in no block.
+            at = None if payment.state is PaymentState.SETTLED else mined
+            return _judged(payment, Outcome.PENDING, reason, at)
         after = replace(_seen(payment, mined), state=PaymentState.FAILED)
         return Judgement(Verdict(Outcome.FAILED, f"{why}, {depth} confirmations ago"), after)
 
@@ -178,7 +180,7 @@ class EvmPresence:
         txid = found.made.txid
         why = f"another transaction of the hot wallet, {txid}, has used nonce {after.nonce}"
         self._tell(after, None)
-        if depth < needed or after.state is PaymentState.SETTLED:
+        if depth < needed or _is_paid(after):
             verdict = Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} blocks ago")
             return Judgement(verdict, after)
         verdict = Verdict(Outcome.FAILED, f"{why}, {depth} blocks ago")
@@ -198,6 +200,14 @@ def _judged(
     if outcome is Outcome.PENDING:
         after = _published(after)
     return Judgement(Verdict(outcome, reason), after)
+
+
+def _is_paid(payment: EvmPayment) -> bool:
+    """Whether it was settled for an order: that is never taken back.
+
+    A settled sweep that a reorganisation took may fail: nobody was paid by it.
+    """
+    return payment.state is PaymentState.SETTLED and payment.order.purpose is Purpose.TRANSFER
 
 
 def _published(payment: EvmPayment) -> EvmPayment:

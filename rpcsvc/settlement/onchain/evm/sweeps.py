@@ -159,6 +159,8 @@ class EvmSweeps:
         units = min(due.units, held)
         if units >= self._network.sweep_units:
             return await self._receive(due, units, held, signer)
+        if await self._late_ones(due):
+            return None
         if not await self._is_used(due.address, self._authorization_nonce(due)):
             raise _PutOff(
                 f"{due.address} holds {held} USDC units where {due.units} were deposited and not"
@@ -229,6 +231,20 @@ class EvmSweeps:
         )
 
     # --- how it ended --------------------------------------------------------------------------
+
+    async def _late_ones(self, due: Unswept) -> bool:
+        """Record void sweeps whose authorization is used; whether there is one.
+
+        A reorganisation has replaced the block in which the payment failed, and it was mined anew.
+        """
+        found = False
+        for sweep in self._ledger.void_sweeps(self._network.name, due.address_index):
+            if await self._is_used(due.address, bytes.fromhex(sweep.authorization or "")):
+                log.warning("evm_void_sweep_was_mined", payment_id=sweep.payment_id)
+                done = replace(sweep, state=SweepState.DONE, taken=sweep.units)
+                await self._ledger.put_sweep(done)
+                found = True
+        return found
 
     async def _already(self, due: Unswept, held: int) -> None:
         """The authorization was used by a payment that is not on record: the balance says of what.

@@ -173,6 +173,9 @@ class EvmUpkeep:
     async def watch_settled(self, top: Block) -> None:
         """Publish again, with the same bytes, what a deep reorganisation took off the chain.
 
+        A sweep goes out again at once, though the token refuses it while its deposit is away: the
+        nonces after it wait for its own. Then it has failed, and took nothing but gas.
+
         Blocks below one that is still there are still there: only younger ones are compared.
         """
         above = top.number - self._network.tracked_blocks
@@ -187,7 +190,10 @@ class EvmUpkeep:
         if mined is not None and await self._link.has(mined.block):
             return
         verdict = await self._publisher.verdict(payment)
-        if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING):
+        if verdict.outcome is Outcome.FAILED:
+            log.warning("evm_settled_payment_failed", payment_id=payment.payment_id,
+                        reason=verdict.reason)  # fmt: skip
+        if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
             self._conditions.set(key, None)
             return
         self._conditions.set(
