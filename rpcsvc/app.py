@@ -62,9 +62,10 @@ from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
 from rpcsvc.transport.edge import Edge
-from rpcsvc.transport.gate import Gate
+from rpcsvc.transport.gate import Gate, is_on_socket
 from rpcsvc.transport.health import HealthRoutes
-from rpcsvc.transport.http import Refusals
+from rpcsvc.transport.hosts import Hosts
+from rpcsvc.transport.http import Refusals, require_framing
 from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.rpc_http import RpcHttp
@@ -324,10 +325,27 @@ def web_app(up: Running) -> Edge:
     return Edge(
         routes,
         Refusals(gate, up.dispatcher, flat),
-        Cors(discovery.paths, site.signature_headers),
+        _check(settings),
+        Cors(
+            discovery.paths,
+            site.signature_headers,
+            settings.allowed_origins if settings.is_loopback_only else None,
+        ),
         up.signer,
         body_bytes=limits.body_bytes,
     )
+
+
+def _check(settings: Settings) -> Callable[[web.Request], None]:
+    """What every request is refused by, by its headers alone; the socket answers to any host."""
+    hosts = Hosts(settings)
+
+    def check(request: web.Request) -> None:
+        if not is_on_socket(request):
+            hosts.require(request)
+        require_framing(request)
+
+    return check
 
 
 def _sources(site: Site, signer: ResponseSigner | None) -> Sources:

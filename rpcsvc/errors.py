@@ -11,6 +11,7 @@
     |   +-- UnsupportedMediaType   body is not declared as application/json
     |   +-- Unauthorized           RPC token or integrator's key missing or wrong
     |   +-- TlsRequired            plain HTTP through a trusted proxy
+    |   +-- MisdirectedRequest     the Host header names somebody else
     |   +-- RateLimited            the caller's budget is used up
     +-- InputError             one field of a call is missing or wrong
     |   +-- MissingInput
@@ -143,6 +144,14 @@ class TlsRequired(ProtocolError):
     code = "tls_required"
     http_status = 403
     rpc_code = -32001
+
+
+class MisdirectedRequest(ProtocolError):
+    """A request is for a host name that is not this service's."""
+
+    code = "misdirected_request"
+    http_status = 421
+    rpc_code = -32600
 
 
 class RateLimited(ProtocolError):

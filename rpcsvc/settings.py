@@ -39,9 +39,11 @@ from rpcsvc.settings_sources import (
     Given,
     Group,
     Host,
+    HostNames,
     Integrators,
     Network,
     Networks,
+    Origins,
     RatePath,
     SiteUrl,
     Tokens,
@@ -93,12 +95,16 @@ class BrandSettings(Group):
 
 
 class RateLimitSettings(Group):
-    """Requests a minute: per client address, ``rpc_requests_per_minute`` per token."""
+    """Requests a minute: per client address, ``rpc_requests_per_minute`` per token.
+
+    ``wrong_tokens_per_minute`` counts calls of /rpc that no token lets in.
+    """
 
     enabled: Flag = True
     orders_per_minute: PerMinute = 30
     requests_per_minute: PerMinute = 300
     rpc_requests_per_minute: PerMinute = 6_000
+    wrong_tokens_per_minute: PerMinute = 30
     max_clients: Annotated[int, whole(1, 1_000_000)] = 10_000
 
 
@@ -192,6 +198,8 @@ class Settings(Group):
     tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None
     tls_key: Annotated[FilePath | None, BLANK_IS_NONE] = Field(default=None, validate_default=True)
     trusted_proxies: Networks = ()
+    allowed_hosts: HostNames = ()
+    allowed_origins: Origins = ()
     agent_rpc_tokens: Tokens = Field(default=(), validation_alias=TOKENS_KEY)
     integrators: Integrators = ()
     chains_file: Annotated[FilePath | None, BLANK_IS_NONE] = None
@@ -214,6 +222,13 @@ class Settings(Group):
         if "tls_cert" in info.data and (key is None) != (info.data["tls_cert"] is None):
             raise ValueError("a path together with tls_cert; give both of them or neither")
         return key
+
+    @property
+    def is_loopback_only(self) -> bool:
+        """Whether only callers of this machine are served: bound to loopback, and no proxy."""
+        address = parse_address(self.host)
+        loopback = self.host.lower() == "localhost" if address is None else address.is_loopback
+        return loopback and not self.trusted_proxies
 
     @property
     def serves_tls(self) -> bool:

@@ -367,6 +367,25 @@ def _network(value: object) -> Network:
     return network
 
 
+def _host_names(value: object) -> tuple[str, ...]:
+    names = tuple(str(part) for part in _parts(value))
+    if not all(map(_is_host, names)):
+        raise ValueError(
+            'host names or IP addresses without port or brackets, such as "swap.internal", with'
+            " commas or as a list"
+        )
+    return names
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    origins = tuple(str(part).lower() for part in _parts(value))
+    if not all(map(_is_site_root, origins)) or any(urlsplit(origin).path for origin in origins):
+        raise ValueError(
+            'origins of pages such as "https://app.example.com", with commas or as a list'
+        )
+    return origins
+
+
 def _tokens(value: object) -> tuple[SecretStr, ...]:
     parts = _parts(_revealed(value))
     if not parts and value not in ([], ()):
@@ -408,6 +427,8 @@ Host = Annotated[str, AfterValidator(_host)]
 SiteUrl = Annotated[str, AfterValidator(_site_url)]
 Contact = Annotated[str, AfterValidator(_contact)]
 FilePath = Annotated[Path, BeforeValidator(_path)]
+HostNames = Annotated[tuple[str, ...], BeforeValidator(_host_names)]
+Origins = Annotated[tuple[str, ...], BeforeValidator(_origins)]
 Networks = Annotated[tuple[Network, ...], BeforeValidator(_networks)]
 Integrators = Annotated[tuple[Integrator, ...], BeforeValidator(_integrators)]
 RatePath = Annotated[tuple[int, ...], BeforeValidator(_rate_path)]

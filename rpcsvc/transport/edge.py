@@ -1,6 +1,6 @@
 """The edge: what happens to every request and response, around all routes and in this order.
 
-    a body that can't be read is refused by its headers, and the connection ends (http.py)
+    what its headers forbid is refused: another host (hosts.py), a body that can't be read (http.py)
     a preflight request is answered (cors.py), or the routes are asked
     what they raise becomes a response (http.Refusals)
     the response says who serves it, without the versions that aiohttp would tell
@@ -13,6 +13,7 @@ what each of these does, and how aiohttp is made to ask (http_server.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -20,7 +21,7 @@ from aiohttp import hdrs, web
 from rpcsvc.errors import ServiceError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.http import BODY, Handler, Refusals, require_framing, unread_body
+from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
 from rpcsvc.transport.sealing import Sealer
 
 _SERVER: Final = "rpcsvc"
@@ -28,6 +29,8 @@ _SERVER: Final = "rpcsvc"
 
 class Edge:
     """The only way to ``routes``. Without a ``signer`` nothing is signed.
+
+    ``check`` raises a ServiceError for a request that is refused by its headers.
 
     A request body that is longer than ``body_bytes``, or breaks off, is signed for as if it had
     been empty: it is not read.
@@ -37,6 +40,7 @@ class Edge:
         self,
         routes: web.Application,
         refusals: Refusals,
+        check: Callable[[web.Request], None],
         cors: Cors,
         signer: ResponseSigner | None,
         *,
@@ -44,6 +48,7 @@ class Edge:
     ) -> None:
         self.routes = routes
         self._refusals = refusals
+        self._check = check
         self._cors = cors
         self._sealer = None if signer is None else Sealer(signer)
         self._body_bytes = body_bytes
@@ -51,13 +56,13 @@ class Edge:
     def around(self, routes: Handler) -> Handler:
         """What answers a request that ``routes`` may answer."""
         refusals, cors, sealer = self._refusals, self._cors, self._sealer
+        check = self._check
         body_bytes = self._body_bytes
 
         def refused(request: web.Request) -> web.Response | None:
             try:
-                require_framing(request)
+                check(request)
             except ServiceError as error:
-                request[BODY] = b""
                 response = refusals.answer(request, error)
                 response.force_close()
                 return response

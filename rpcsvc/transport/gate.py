@@ -24,6 +24,7 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.settings import Settings
 from rpcsvc.transport.limits import (
     RateLimiter,
+    WrongTokens,
     client_address,
     client_key,
     rate_limit_headers,
@@ -33,7 +34,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 SOCKET_CLIENT = "unix"
 _TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - its name, not a token
 # What a budget counts, where its name is not the word for it.
-_COUNTED = {"rpc": "JSON-RPC calls"}
+_COUNTED = {"rpc": "JSON-RPC calls", "wrong-tokens": "calls without the right token"}
 # Stands for a TCP client that has hung up already; no address of this machine, and nobody's.
 _GONE = "0.0.0.0"  # noqa: S104 - nothing is bound to it
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-real-ip")
@@ -66,7 +67,7 @@ def is_request_id(text: str | None) -> TypeGuard[str]:
     return text is not None and _REQUEST_ID.fullmatch(text) is not None
 
 
-def _is_on_socket(request: web.Request) -> bool:
+def is_on_socket(request: web.Request) -> bool:
     """Whether a request came over the UNIX socket, by the socket's own family.
 
     A missing peer address proves nothing: a TCP client that has hung up has none any more.
@@ -110,6 +111,7 @@ class Gate:
         self._tokens = tuple(
             token.get_secret_value().encode() for token in settings.agent_rpc_tokens
         )
+        self._wrong_tokens = WrongTokens()
         self._limiters = (
             {
                 name: RateLimiter(per_minute, now=monotonic, max_clients=limit.max_clients)
@@ -117,6 +119,7 @@ class Gate:
                     ("orders", limit.orders_per_minute),
                     ("requests", limit.requests_per_minute),
                     ("rpc", limit.rpc_requests_per_minute),
+                    ("wrong-tokens", limit.wrong_tokens_per_minute),
                 )
             }
             if limit.enabled
@@ -171,6 +174,15 @@ class Gate:
             )
         return True
 
+    def note_wrong_token(self, visitor: Visitor) -> None:
+        """Count a refused token, and charge its sender. Raises RateLimited.
+
+        A right token is let in from any address: it can't be guessed, and somebody who guesses at
+        the same address must not lock out its owner.
+        """
+        self._wrong_tokens.note(visitor.address)
+        self.charge(visitor, "wrong-tokens")
+
     def is_insider(self, request: web.Request, visitor: Visitor) -> bool:
         """Whether the caller might call /rpc: by a token, the socket, or its place."""
         try:
@@ -180,7 +192,7 @@ class Gate:
         return True
 
     def _address(self, request: web.Request) -> str:
-        if _is_on_socket(request):
+        if is_on_socket(request):
             return SOCKET_CLIENT
         peer = request.remote or _GONE
         return self._behind_proxies(request, peer) if self._trusted else peer
@@ -192,6 +204,6 @@ class Gate:
         by_proxy = any(peer_ip in network for network in self._trusted)
         if request.secure or (by_proxy and _came_over_tls(request)):
             return address
-        if peer_ip.is_loopback and not (by_proxy and _was_forwarded(request)):
+        if peer_ip.is_loopback and not by_proxy:
             return address
         raise TlsRequired("This service is reached over HTTPS only.")

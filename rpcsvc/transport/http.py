@@ -29,7 +29,8 @@ from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.transport import strict_json
 from rpcsvc.transport.gate import VISITOR, Gate, Visitor, given_request_id
-from rpcsvc.transport.site import BFF_ROOT
+from rpcsvc.transport.jsonrpc import whole_error
+from rpcsvc.transport.site import BFF_ROOT, RPC_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +58,7 @@ def require_framing(request: web.Request) -> None:
     """
     encodings = ",".join(request.headers.getall("content-encoding", ())).split(",")
     if any(word.strip().lower() not in ("", "identity") for word in encodings):
+        request[BODY] = b""
         raise UnsupportedMediaType(
             "Encoded bodies are not read here. Send the body as it is, without content-encoding."
         )
@@ -226,14 +228,18 @@ class Refusals:
         chosen = request_id or given_request_id(request) or self._gate.new_request_id()
         flat = request.path.startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
-        reply = dispatcher.refuse(request.get(OPERATION, "unknown"), error, Call(chosen))
+        if request.path == RPC_PATH:
+            body = whole_error(error, chosen)
+        else:
+            reply = dispatcher.refuse(request.get(OPERATION, "unknown"), error, Call(chosen))
+            body = reply.body
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {
             **(visitor.headers if visitor else {}),
             **error_headers(error),
             **(headers or {}),
         }
-        return respond(reply.body, chosen, status=error.http_status, headers=all_headers)
+        return respond(body, chosen, status=error.http_status, headers=all_headers)
 
 
 def _allow_header(error: web.HTTPException) -> dict[str, str]:

@@ -10,8 +10,9 @@ error that a refused caller gets (errors.RateLimited, worded by the HTTP layer).
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import (
@@ -20,8 +21,13 @@ from ipaddress import (
     IPv6Address,
     IPv6Network,
     ip_address,
+    ip_network,
 )
 from typing import Final, NamedTuple
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 WINDOW_SECONDS: Final = 60
 _NS_PER_SECOND: Final = 1_000_000_000
@@ -126,6 +132,41 @@ def _ipv6_key(address: str) -> str:
     if not isinstance(parsed, IPv6Address):
         return address if parsed is None else str(parsed)
     return str(IPv6Network((int(parsed) >> 64 << 64, 64)))
+
+
+def address_prefix(address: str) -> str:
+    """The network that an address is logged as: an IPv4 /24 or an IPv6 /48."""
+    parsed = _parse(address)
+    if parsed is None:
+        return address
+    return str(ip_network((parsed, 24 if parsed.version == 4 else 48), strict=False))
+
+
+class WrongTokens:
+    """Counts refused tokens by network, and logs them a minute after the first: one line each.
+
+    Only the networks that sent most are logged, and only so many are kept.
+    """
+
+    PERIOD_SECONDS = 60.0
+    _KEPT: Final = 1_000
+    _LOGGED: Final = 20
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, address: str) -> None:
+        """Count one more. In an event loop."""
+        name = address_prefix(address)
+        if not self._counts:
+            asyncio.get_running_loop().call_later(self.PERIOD_SECONDS, self._log)
+        if name in self._counts or len(self._counts) < self._KEPT:
+            self._counts[name] += 1
+
+    def _log(self) -> None:
+        for name, count in self._counts.most_common(self._LOGGED):
+            log.warning("wrong_tokens", network=name, count=count)
+        self._counts.clear()
 
 
 def client_address(

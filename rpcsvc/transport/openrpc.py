@@ -46,6 +46,7 @@ _MESSAGE_ERRORS: Final = (
     errors.UnsupportedMediaType,
     errors.Unauthorized,
     errors.TlsRequired,
+    errors.MisdirectedRequest,
 )
 ErrorClass = type[ServiceError]
 

@@ -13,7 +13,14 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from rpcsvc.errors import InternalError, InvalidInput, InvalidParams, ServiceError, TlsRequired
+from rpcsvc.errors import (
+    InternalError,
+    InvalidInput,
+    InvalidParams,
+    ServiceError,
+    TlsRequired,
+    Unauthorized,
+)
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import bare_key, read_key
@@ -102,7 +109,7 @@ class RpcHttp:
         except TlsRequired as error:
             return self._refuse(Visitor("", given_request_id(request)), error)
         try:
-            by_token = self._gate.require_token(request, visitor)
+            by_token = self._require_token(request, visitor)
             client = self._budget_of(request, visitor, by_token=by_token)
             self._gate.charge(visitor, "rpc", client)
             require_no_query_of_rpc(request)
@@ -116,6 +123,14 @@ class RpcHttp:
         return respond(
             answer.body, caller.request_id, status=answer.status, headers=visitor.headers
         )
+
+    def _require_token(self, request: web.Request, visitor: Visitor) -> bool:
+        """As Gate.require_token. Raises RateLimited for too many wrong ones."""
+        try:
+            return self._gate.require_token(request, visitor)
+        except Unauthorized:
+            self._gate.note_wrong_token(visitor)
+            raise
 
     def _refuse(self, visitor: Visitor, error: ServiceError) -> web.Response:
         """What is refused before its body is read: the HTTP status tells it, too."""

@@ -89,6 +89,7 @@ def documents_edge(up: Running, made: Made) -> Edge:
     return Edge(
         routes,
         Refusals(gate, up.dispatcher, FlatDispatcher(up.service)),
+        lambda _request: None,
         Cors(discovery.paths, ()),
         None,
         body_bytes=65_536,
@@ -104,6 +105,7 @@ async def visiting(
         "data_dir": str(data_dir),
         "rate_limit.enabled": False,
         "site_url": PUBLIC,
+        "trusted_proxies": "192.0.2.1",
         **{name.replace("__", "."): value for name, value in flags.items()},
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
@@ -363,12 +365,13 @@ async def test_the_json_rpc_request_in_llms_full_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        {"host": "evil.example"},
         {"x-forwarded-host": "evil.example", "x-forwarded-proto": "http"},
         {"forwarded": "host=evil.example;proto=http"},
     ],
 )
-async def test_a_hostile_host_header_changes_nothing(site: Served, headers: dict[str, str]) -> None:
+async def test_a_hostile_forwarded_host_changes_nothing(
+    site: Served, headers: dict[str, str]
+) -> None:
     for path in DOCUMENTS:
         plain = await get(site, path)
         hostile = await site.client.get(path, headers=headers)
@@ -378,11 +381,11 @@ async def test_a_hostile_host_header_changes_nothing(site: Served, headers: dict
 
 
 async def test_an_absolute_target_changes_nothing(site: Served) -> None:
-    """``GET http://evil.example/... HTTP/1.1`` is what a proxy sends; it names a host, too."""
+    """``GET http://host/... HTTP/1.1`` is what a client sends to a proxy."""
     host, port = site.client.server.host, site.client.server.port
     async with aiohttp.ClientSession() as session:
         answer = await session.get(
-            "http://evil.example/llms.txt", proxy=f"http://{host}:{port}", max_redirects=0
+            "http://swap.example.com/llms.txt", proxy=f"http://{host}:{port}", max_redirects=0
         )
         assert await answer.read() == await (await get(site, links.LLMS)).read()
 
@@ -530,6 +533,37 @@ async def test_pages_of_any_origin_may_use_the_agent_api_and_the_documents(
         "x-service-signature", "x-service-signing-kid", "x-request-id", "idempotent-replayed",
         "retry-after", "ratelimit", "ratelimit-policy", "etag",
     } <= exposed  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_let_in"),
+    [
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1", True),
+        ("https://[::1]:8443", True),
+        ("https://app.example.com", True),
+        ("https://app.example.com.evil.com", False),
+        ("http://app.example.com", False),
+        ("http://localhost.evil.com", False),
+        ("https://page.example", False),
+        ("null", False),
+        ("http://[", False),
+    ],
+)
+@pytest.mark.parametrize("path", [links.LLMS, "/api/v1/health"])
+async def test_local_service_lets_in_local_and_configured_pages(
+    tmp_path: Path, path: str, origin: str, is_let_in: bool
+) -> None:
+    async with visiting(
+        tmp_path, trusted_proxies="", allowed_origins="https://app.example.com"
+    ) as site:
+        asked = await site.client.options(path, headers={**PREFLIGHT, "origin": origin})
+        answer = await get(site, path, origin=origin)
+    assert asked.status == (204 if is_let_in else 405)
+    for response in (asked, answer):
+        given = response.headers.get("access-control-allow-origin")
+        assert given == (origin if is_let_in else None)
+        assert response.headers["vary"] == "origin"
 
 
 async def test_errors_and_304_of_the_open_paths_are_readable_for_a_page_too(site: Served) -> None:

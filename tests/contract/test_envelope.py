@@ -273,6 +273,7 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "unsupported_media_type": (415, {-32600}),
     "unauthorized": (401, {-32001}),
     "tls_required": (403, {-32001}),
+    "misdirected_request": (421, {-32600}),
     "rate_limited": (429, {-32029}),
     "unavailable": (503, {None}),
     "internal_error": (500, {-32603}),

@@ -19,8 +19,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from structlog.testing import capture_logs
 
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.transport.limits import WrongTokens
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.e2e import processes
 
@@ -64,9 +66,10 @@ async def test_the_agent_api_needs_no_token(tmp_path: Path) -> None:
 
 
 async def test_without_a_token_rpc_answers_local_clients_only(tmp_path: Path) -> None:
-    async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
+    async with serving(tmp_path / "local") as served:
         local = await served.rpc("swap.plan", {})
         assert local.status == 200
+    async with serving(tmp_path / "public", trusted_proxies="127.0.0.0/8") as served:
         foreign = await served.client.post("/rpc", json={}, headers=PROXIED)
         assert foreign.status == 401
         public = await served.client.post("/api/v1/agent/swap/plan", json={}, headers=PROXIED)
@@ -145,11 +148,73 @@ async def test_a_refusal_for_want_of_tls_names_the_operation(tmp_path: Path) -> 
             assert (answer.body["operation"], answer.body["requestId"]) == (name, "mine")
 
 
-async def test_a_local_caller_needs_no_tls_beside_a_proxy_on_the_same_machine(
-    tmp_path: Path,
+HOSTS = {
+    "localhost": True, "LOCALHOST.:81": True, "127.8.8.8": True, "[::1]:8080": True,
+    "swap.example.com": True, "swap.example.com:8443": True, "swap.internal": True,
+    "evil.com": False, "localhost.evil.com": False, "192.0.2.1": False, "[::2]": False, "": False,
+    "a b": False, "127.0.0.1:80:80": False, "127.0.0.1.evil.com": False,
+}  # fmt: skip
+SURFACES = ("/rpc", "/livez", "/llms.txt", "/api/v1/health", "/bff/v1/chains", "/nowhere")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_only_known_hosts_are_answered(tmp_path: Path, host: str) -> None:
+    """Without a token /rpc trusts loopback: a page must not get there by DNS rebinding."""
+    names: dict[str, Any] = {
+        "site_url": "https://swap.example.com",
+        "allowed_hosts": "swap.internal",
+    }
+    async with serving(tmp_path, **names) as served:
+        for path in SURFACES:
+            response = await served.client.get(path, headers={"host": host})
+            assert (response.status == 421) != HOSTS[host], path
+            if response.status == 421:
+                assert "misdirected_request" in await response.text()
+        if not HOSTS[host]:
+            refused = await served.rpc("swap.plan", {}, host=host)
+            assert (refused.status, refused.body["error"]["code"]) == (421, -32600)
+
+
+@pytest.mark.parametrize(("version", "status"), [("1.0", b"200"), ("1.1", b"400")])
+async def test_host_may_be_left_out_in_http_1_0_alone(
+    served: Served, version: str, status: bytes
 ) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
+    writer.write(f"GET /livez HTTP/{version}\r\n\r\n".encode())
+    assert (await reader.readline()).split()[1] == status
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_wrong_tokens_are_limited_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WrongTokens, "PERIOD_SECONDS", 0.0)
+    limits: dict[str, Any] = {
+        "rate_limit__enabled": True,
+        "rate_limit__wrong_tokens_per_minute": 3,
+    }
+    with capture_logs() as logs:
+        async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}, **limits) as served:
+            wrong = [await served.raw(b"{}", x_agent_rpc_token="no" * 9) for _ in range(5)]
+            right = await served.rpc("swap.plan", {}, x_agent_rpc_token=TOKEN)
+    assert [answer.status for answer in wrong] == [401, 401, 401, 429, 429]
+    assert wrong[-1].body["error"]["code"] == -32029
+    assert int(wrong[-1].headers["retry-after"]) > 0
+    assert right.status == 200
+    counts = [(line["network"], line["count"]) for line in logs if line["event"] == "wrong_tokens"]
+    assert {address for address, _ in counts} == {"127.0.0.0/24"}
+    assert sum(count for _, count in counts) == 5
+
+
+async def test_proxy_on_this_machine_must_say_that_tls_was_used(tmp_path: Path) -> None:
+    """A proxy that adds no header at all is one that passes plain HTTP on."""
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
-        assert (await served.post("/agent/swap/plan", {})).status == 200
+        answer = await served.post("/agent/swap/plan", {})
+        assert (answer.status, answer.body["error"]["code"]) == (403, "tls_required")
+        assert (await served.rpc("swap.plan", {})).status == 403
+        plan = await served.post("/agent/swap/plan", {}, x_forwarded_proto="https")
+        assert plan.status == 200
 
 
 async def test_orders_and_other_requests_have_budgets_of_their_own(tmp_path: Path) -> None:

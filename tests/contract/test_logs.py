@@ -53,7 +53,7 @@ async def test_no_secret_and_no_whole_address_reaches_the_log(tmp_path: Path) ->
 # A token with a control character; a body whose chunks can't be read.
 UNREADABLE = (
     b"POST /rpc HTTP/1.1\r\nx-agent-rpc-token: %b\x00\r\n\r\n" % TOKEN.encode(),
-    b"POST /rpc HTTP/1.1\r\nhost: x\r\nx-agent-rpc-token: %b\r\ntransfer-encoding: chunked\r\n"
+    b"POST /rpc HTTP/1.1\r\nhost: [::1]\r\nx-agent-rpc-token: %b\r\ntransfer-encoding: chunked\r\n"
     b"content-type: application/json\r\n\r\nzz\r\n" % TOKEN.encode(),
 )
 

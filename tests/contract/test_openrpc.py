@@ -176,8 +176,10 @@ async def test_who_is_not_let_in_gets_a_declared_error(tmp_path: Path) -> None:
     async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}, **settings) as served:
         document = document_of(served)
         assert "token" in document["servers"][0]["summary"]
-        good = {"x_agent_rpc_token": TOKEN}
-        assert declared(document, await served.rpc("swap.plan", {}))
+        over_tls = {"x_forwarded_proto": "https"}
+        good = {**over_tls, "x_agent_rpc_token": TOKEN}
+        assert declared(document, await served.rpc("swap.plan", {}, **over_tls))
+        assert declared(document, await served.rpc("swap.plan", {}, **over_tls, host="evil.com"))
         assert declared(document, await served.rpc("swap.plan", {}, x_forwarded_for="203.0.113.7"))
         assert declared(document, await served.raw(b"{}", **good, content_type="text/plain"))
         assert declared(document, await served.rpc("swap.plan", {}, **good), "service.swap.plan")

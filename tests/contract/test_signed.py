@@ -80,7 +80,7 @@ REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str], int]] = {
         "OPTIONS",
         f"{API}/agent/swap/plan",
         b"",
-        {"origin": "https://a.example", "access_control_request_method": "POST"},
+        {"origin": "http://localhost:3000", "access_control_request_method": "POST"},
         204,
     ),
     "the agent API's health": ("GET", f"{API}/health", b"", {}, 200),
@@ -120,7 +120,7 @@ async def test_scheme_and_host_in_a_target_are_not_signed(
     reader, writer = await asyncio.open_connection(
         served.client.server.host, served.client.server.port
     )
-    writer.write(f"GET {written} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+    writer.write(f"GET {written} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     status, *lines = head.decode().split("\r\n")

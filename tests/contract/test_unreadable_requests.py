@@ -153,7 +153,7 @@ async def test_identity_encoding_is_no_encoding(served: Served) -> None:
 
 async def test_http_1_0_with_transfer_encoding_is_closed(served: Served) -> None:
     """RFC 9112, section 6.1: its framing is faulty, whatever the connection header says."""
-    raw = f"POST {PLAN} HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\n".encode()
+    raw = f"POST {PLAN} HTTP/1.0\r\nhost: localhost\r\nconnection: keep-alive\r\n".encode()
     raw += (
         b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     )
@@ -167,7 +167,7 @@ async def test_http_1_0_with_transfer_encoding_is_closed(served: Served) -> None
 async def test_refused_body_is_read_no_further(served: Served, framing: bytes) -> None:
     """Whoever goes on sending a body that was refused is cut off after about a megabyte."""
     _, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
-    writer.write(b"POST /rpc HTTP/1.1\r\nhost: a\r\ncontent-type: text/plain\r\n" + framing)
+    writer.write(b"POST /rpc HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n" + framing)
     writer.write(b"\r\n\r\n")
     block = b" " * 65_536
     if b"chunked" in framing:
@@ -184,7 +184,9 @@ async def test_refused_body_is_read_no_further(served: Served, framing: bytes) -
 
 async def test_endless_trailers_are_refused(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
-    writer.write(f"POST {PLAN} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode())
+    writer.write(
+        f"POST {PLAN} HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n".encode()
+    )
     writer.write(b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 10_000)
 
     async with asyncio.timeout(10):
@@ -211,7 +213,7 @@ async def test_a_connection_that_served_well_is_answered_when_it_turns_to_rubbis
 @pytest.mark.parametrize("expected", [b"foo", b"100-continue, foo", b"\xff"])
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("POST", PLAN), ("POST", "/rpc"), ("POST", "/no/such"), ("PUT", PLAN)],
+    [("POST", PLAN), ("POST", "/no/such"), ("PUT", PLAN)],
 )
 async def test_an_expectation_that_can_t_be_met_gets_an_envelope(
     served: Served, method: str, path: str, expected: bytes
@@ -223,6 +225,24 @@ async def test_an_expectation_that_can_t_be_met_gets_an_envelope(
     must_be_ours(got, 400, "invalid_request")
     assert "100-continue" in json.loads(got.body)["error"]["message"]
     verify_response(got.to(method, path, b"{}"), await jwks(served), now=datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("header", "method", "status"),
+    [
+        (b"expect: foo", "POST", 400),
+        (b"x-nothing: here", "PUT", 405),
+        (b"content-encoding: gzip", "POST", 415),
+    ],
+)
+async def test_whatever_is_refused_at_rpc_is_refused_as_json_rpc(
+    served: Served, header: bytes, method: str, status: int
+) -> None:
+    (got,) = await answers(served, post(header, b"connection: close", to="/rpc", method=method))
+
+    told = json.loads(got.body)
+    assert (got.status, told["jsonrpc"], told["id"]) == (status, "2.0", None)
+    assert told["error"]["code"] == -32600
 
 
 async def test_a_client_that_waits_to_be_told_to_go_on_is_told(served: Served) -> None:

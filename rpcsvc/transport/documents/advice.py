@@ -54,6 +54,8 @@ ERROR: dict[str, str] = {
     "unauthorized": "Over JSON-RPC send the operator's token, or use the HTTPS API, which needs"
     " none. Over the BFF send the `x-api-key` that the operator gave out, or leave it out.",
     "tls_required": "Use https.",
+    "misdirected_request": "Use the address under which the service is published; the Host header"
+    " has to be its name.",
     "rate_limited": "Wait for `Retry-After` seconds, then repeat the call.",
     "missing_input": "Ask the user for the fields in `missingInputs` (over the BFF in"
     " `details.problems`).",

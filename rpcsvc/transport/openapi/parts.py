@@ -19,12 +19,19 @@ from rpcsvc.transport.site import Site
 ErrorClass = type[ServiceError]
 
 JSON: Final = "application/json"
-ANY_CALL: Final = (errors.TlsRequired, errors.MethodNotAllowed, errors.InternalError)
+ANY_CALL: Final = (
+    errors.TlsRequired,
+    errors.MisdirectedRequest,
+    errors.MethodNotAllowed,
+    errors.InternalError,
+)
 # An unknown field, a query that names one twice; and the store may be down for any of them.
 ANY_OPERATION: Final = (errors.InvalidInput, errors.InvalidRequest, errors.Unavailable)
 ANY_BODY: Final = (errors.InvalidJson, errors.PayloadTooLarge, errors.UnsupportedMediaType)
 # These are found before the caller's budget is charged, so that no answer tells of it.
-BEFORE_CHARGE: Final = frozenset({errors.TlsRequired, errors.MethodNotAllowed})
+BEFORE_CHARGE: Final = frozenset(
+    {errors.TlsRequired, errors.MisdirectedRequest, errors.MethodNotAllowed}
+)
 
 
 def by_status(classes: Iterable[ErrorClass]) -> dict[int, list[ErrorClass]]:
