@@ -14,6 +14,7 @@ from tests.regtest.evm_till import (
     GWEI,
     HOT,
     MINUTE_MS,
+    NETWORK,
     OTHERS,
     USDC,
     Till,
@@ -131,6 +132,53 @@ async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: Till) -> N
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
 
 
+def submitted(payer: Till, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on, the ids of the transactions that the node is handed."""
+    txids: list[str] = []
+    real = payer.client.submit
+
+    async def noted(raw: bytes) -> SubmissionResult:
+        answer = await real(raw)
+        txids.append(answer.txid)
+        return answer
+
+    monkeypatch.setattr(payer.client, "submit", noted)
+    return txids
+
+
+async def test_one_behind_the_stuck_one_is_handed_over_again_each_period(
+    payer: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node has it; the block producers may not. The same bytes: it may never cost more."""
+    await stuck_payout(payer)
+    second = await payer.prepared(payer.transfer(FRIEND))
+    await payer.pay(second)
+    given = submitted(payer, monkeypatch)
+    for _ in range(3):
+        payer.clock.now += MINUTE_MS
+        await payer.payments.maintain()
+        await payer.payments.maintain()
+    assert given.count(second.txid or "") == 3
+    assert len(payer.payment(second).attempts) == 1
+    await payer.controls.mine(3)
+    assert (await payer.payments.look_up(second)).outcome is Outcome.SETTLED
+
+
+async def test_one_that_may_cost_no_more_is_handed_over_again(
+    payer: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfer = await stuck_payout(payer)
+    while not payer.payments.conditions():
+        await payer.payments.maintain()
+        payer.clock.now += MINUTE_MS
+    given = submitted(payer, monkeypatch)
+    for _ in range(2):
+        await payer.payments.maintain()
+        payer.clock.now += MINUTE_MS
+        assert "more than highest_fee allows" in payer.payments.conditions()[0]
+    assert given == [payer.payment(transfer).latest.txid] * 2
+
+
 async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_too(
     payer: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +227,10 @@ async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_t
     assert payment.most_fee <= payer.network.highest_fee
     (told,) = payer.payments.conditions()
     assert transfer.transfer_id in told
-    assert payer.payments.stuck() == transfer.transfer_id
+    assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in (
+        payer.payments.stuck() or ""
+    )
+    assert "since 2027-01-15T08:00:00.000Z" in (payer.payments.stuck() or "")
     await payer.controls.mine(3)
     await payer.payments.maintain()
     assert payer.payments.stuck() is None

@@ -699,7 +699,8 @@ async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
     desk.node.spent = set()
     desk.node.known = {"tx1": None} if is_back else {}
     await desk.payments.look_up(made)
-    assert desk.payments.stuck() == "payment tr_1 was published and is not mined for long"
+    told = "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
+    assert desk.payments.stuck() == told
 
 
 async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(
@@ -720,7 +721,8 @@ async def test_a_payment_that_does_not_come_further_is_told_in_time(desk: Desk) 
     desk.clock.now += 10 * MINUTE_MS
     assert desk.payments.stuck() is None
     desk.clock.now += 1
-    assert desk.payments.stuck() == "payment tr_1 is signed and the network does not take it"
+    told = "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
+    assert desk.payments.stuck() == told
     assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
     desk.clock.now += 60 * MINUTE_MS
     assert desk.payments.stuck() is None, "an hour from the relay, not from the signature"

@@ -20,7 +20,7 @@ from typing import Final
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
@@ -254,10 +254,13 @@ class EvmPayments:
         return self._conditions.texts() + self._nonces.conditions()
 
     def stuck(self) -> str | None:
-        """The payment that is signed and has long not been mined."""
+        """For the operator: the first payment that is signed and has long not been mined."""
         since = self._clock.now_ms() - _LONG_MS
         late = [item for item in self._publisher.unmined() if item.prepared_at < since]
-        return late[0].payment_id if late else None
+        if not late:
+            return None
+        which = f"payment {late[0].payment_id} on {self._network.name}"
+        return f"{which} is signed and not mined for long, since {iso8601(late[0].prepared_at)}"
 
     def payouts_first(self) -> bool:
         """Whether a payout waits to be signed, published or mined: a sweep has to wait."""

@@ -186,7 +186,7 @@ class _Branch:
         if (why := self._why_nothing_is_sent()) is not None:
             found.append(why)
         if stuck := self.payments.stuck():
-            found.append(f"payment {stuck} on {name} is signed and not mined for long")
+            found.append(stuck)
         return found + self.payments.conditions()
 
     def notes(self) -> list[str]:

@@ -70,7 +70,11 @@ class EvmUpkeep:
         self._offered.pop(payment_id, None)
 
     async def follow(self, payment_id: str) -> None:
-        """Publish again what the network lost; replace what has waited too long."""
+        """Publish again what the network lost; replace what has waited too long.
+
+        What a higher fee would not help, or that may cost no more, is handed over once more: its
+        node may have it and those that make the blocks may not.
+        """
         verdict = await self._publisher.verdict(self._publisher.recorded(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost:
@@ -80,8 +84,12 @@ class EvmUpkeep:
         self._tell_of_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
             self._forget(payment_id)
-        elif self._is_late(payment) and await self._needs_more(payment, verdict, was_lost):
+        elif not self._is_late(payment):
+            return
+        elif await self._needs_more(payment, verdict, was_lost):
             await self._bump(payment)
+        else:
+            await self._offer(payment)
 
     def _tell_of_event(self, payment_id: str, problem: str | None) -> None:
         """The operator has to look: nothing that the service could do would change it."""
@@ -125,7 +133,8 @@ class EvmUpkeep:
             self._tell(payment, f"a higher fee can't be reckoned: {error.message}", refused)
             return
         if price is None:
-            self._tell(payment, "a higher fee would cost more than highest_fee allows", refused)
+            said = refused or await self._offer(payment)
+            self._tell(payment, "a higher fee would cost more than highest_fee allows", said)
             return
         attempt = self._publisher.attempt(payment.order, payment.nonce, price)
         await self._ledger.add_attempt(payment, attempt)

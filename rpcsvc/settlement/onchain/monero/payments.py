@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
@@ -392,7 +392,8 @@ class MoneroPayments:
 def _told(payment: Payment, problem: str) -> str:
     """For the operator: it says so if the node may know more than it shows."""
     spent = ", and something has spent an input of it" if payment.conflict is not None else ""
-    return f"payment {payment.payment_id} {problem}{spent}"
+    since = iso8601(payment.relayed_at or payment.prepared_at)
+    return f"payment {payment.payment_id} {problem}, since {since}{spent}"
 
 
 def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
