@@ -41,7 +41,7 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
-from rpcsvc.orders.retries import RetryRequests, follow_requests
+from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_integrators
 from rpcsvc.settlement.sandbox.controls import SandboxControls
@@ -202,7 +202,8 @@ async def _compose(
         relay = Relay(store, backend.upstream, clock, follower)
         await relay.recover()
         follower.recover()
-    retries = partial(follow_requests, RetryRequests(settings.data_dir), effects.hurry)
+    retry = partial(retry_transfer, hurry=effects.hurry, processor=processor)
+    retries = partial(follow_requests, RetryRequests(settings.data_dir), retry)
     worker = Worker(
         store,
         processor,

@@ -39,7 +39,8 @@ from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"
     " rate, spread_bps, payout_fee, min_received_bps, integrator_bps, refund_fee, status,"
-    " refund_address, leftover FROM orders WHERE upstream_id IS NULL ORDER BY seq"
+    " agreed_refund_address, refund_address, leftover FROM orders"
+    " WHERE upstream_id IS NULL ORDER BY seq"
 )
 _DEPOSITS = (
     "SELECT order_id, network, txid, units, sender, state, transfer_id, is_dust FROM deposits"
@@ -181,7 +182,8 @@ def _order(
 ) -> OrderEntry:
     order_id, direction, *terms = row
     deposit_network, payout_network, deposit_address, to_address, *terms = terms
-    rate, spread, payout_fee, least, integrator, refund_fee, status, refund_address, left = terms
+    rate, spread, payout_fee, least, integrator, refund_fee, status, *refunds, left = terms
+    agreed_refund_address, refund_address = refunds
     happened = events.get(order_id, [])
     rates = [details["rate"] for event, details in happened if event == "Repriced"]
     named = sum(event == "RefundAddressGiven" for event, _ in happened)
@@ -195,6 +197,7 @@ def _order(
         price=Price(rate, spread, payout_fee, least, integrator),
         refund_fee=refund_fee,
         status=status,
+        agreed_refund_address=agreed_refund_address,
         refund_address=refund_address,
         replaced=max(0, named - 1),
         rates=tuple(rates),

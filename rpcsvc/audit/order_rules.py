@@ -97,7 +97,8 @@ def _destinations(order: OrderEntry) -> Iterator[Difference]:
             odd.append(transfer)
     if len({item.address for item in odd}) > order.replaced:
         for item in odd:
-            yield _destination(item, order.refund_address or "a sender")
+            named = order.agreed_refund_address or order.refund_address
+            yield _destination(item, named or "a sender")
 
 
 def _destination(transfer: TransferEntry, expected: str) -> Difference:
@@ -105,7 +106,11 @@ def _destination(transfer: TransferEntry, expected: str) -> Difference:
 
 
 def _is_refundable_to(order: OrderEntry, transfer: TransferEntry) -> bool:
-    """Whether the order's owner named the address, or for USDC sent the money from there."""
+    """Whether it is the agreed address; without one, whether the order's owner named it, or for
+    USDC sent the money from there.
+    """
+    if order.agreed_refund_address is not None:
+        return same_address(transfer.address, order.agreed_refund_address)
     if order.refund_address and same_address(transfer.address, order.refund_address):
         return True
     if order.direction is not Direction.USDC_TO_XMR:

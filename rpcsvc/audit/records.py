@@ -63,8 +63,8 @@ class FillEntry:
 class OrderEntry:
     """An order. ``rates``: those that late deposits were priced at, newest last.
 
-    ``refund_address``: the last that its owner has named; ``replaced`` counts those before it,
-    which are nowhere kept.
+    ``agreed_refund_address``: the one in its terms. ``refund_address``: the last that its owner
+    has named; ``replaced`` counts those before it, which are nowhere kept.
     """
 
     order_id: str
@@ -76,6 +76,7 @@ class OrderEntry:
     price: Price
     refund_fee: int
     status: str
+    agreed_refund_address: str | None = None
     refund_address: str | None = None
     replaced: int = 0
     rates: tuple[int, ...] = ()

@@ -83,6 +83,11 @@ class RefundAddressGiven:
 
 
 @dataclass(frozen=True, slots=True)
+class RefundRetried:
+    """The operator had a refund tried again that failed to reach the agreed refund address."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferPrepared:
     """A transfer was signed; its bytes and id exist, and nothing was published."""
 
@@ -133,6 +138,7 @@ Event = (
     | DeadlinePassed
     | Cancelled
     | RefundAddressGiven
+    | RefundRetried
     | TransferPrepared
     | TransferPublished
     | TransferUnknown

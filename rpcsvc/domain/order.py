@@ -21,6 +21,8 @@ from rpcsvc.domain.states import (
 )
 
 REFUND_ADDRESS = "refund_address"
+# The network refuses the agreed refund address: only the operator can have the refund tried again.
+REFUND_BLOCKED = "refund_blocked"
 # The chain of bridge orders: the perpetuals exchange (bridge.py).
 PERPS = "perps"
 
@@ -143,6 +145,7 @@ class Terms:
     """What was agreed when the order was made. Never changes.
 
     ``upstream_id`` is the id of an order that an upstream settles, there.
+    ``refund_address``: refunds go there and nowhere else; None if none was given at creation.
     ``chain_id`` and ``chain`` are the USDC side. ``deposit_amount``, ``min_deposit`` and
     ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
     """
@@ -169,6 +172,7 @@ class Terms:
     integrator: str | None = None
     twap: TwapPlan | None = None
     upstream_id: str | None = None
+    refund_address: str | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -198,7 +202,8 @@ class Order:
     ``version`` counts its events from 1. ``deadline_at`` and ``on_deadline`` are set on every
     status that is not terminal: no order waits forever. ``fills`` are the chunks of a TWAP order
     so far; ``leftover`` is the part of its deposits, in deposit units, that was not swapped and
-    is still to be sent back.
+    is still to be sent back. ``refund_address`` was named by the holder of the session when a
+    refund waited for one; it is never set where the terms have one.
     """
 
     terms: Terms
@@ -221,6 +226,11 @@ class Order:
     def order_id(self) -> str:
         """The order's public id, ``ord_...``."""
         return self.terms.order_id
+
+    @property
+    def refund_to(self) -> str | None:
+        """The refund address: the agreed one, else the one that was named later, if any."""
+        return self.terms.refund_address or self.refund_address
 
     @property
     def unspent(self) -> tuple[Deposit, ...]:

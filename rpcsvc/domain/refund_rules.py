@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import Order
+from rpcsvc.domain.order import REFUND_ADDRESS, REFUND_BLOCKED, Order
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.states import OrderStatus, TransferState
 from rpcsvc.domain.steps import ImpossibleTransition, Transition, open_transfers
@@ -45,6 +45,14 @@ def finish_refunding(order: Order) -> Order:
 
 def refund_address_given(order: Order, event: ev.RefundAddressGiven, _now: int) -> Transition:
     """Refund what has waited for an address. Raises ImpossibleTransition if nothing has."""
-    if order.action_required is None:
+    if order.action_required != REFUND_ADDRESS:
         raise ImpossibleTransition("the order does not wait for a refund address")
     return refund_extra(replace(order, refund_address=event.address))
+
+
+def refund_retried(order: Order, _event: ev.RefundRetried, _now: int) -> Transition:
+    """Try the agreed refund address again. Raises ImpossibleTransition if none has failed."""
+    if order.action_required != REFUND_BLOCKED:
+        raise ImpossibleTransition("no refund to an agreed address has failed")
+    order, effects = plan_refunds(order, again=True)
+    return Transition(finish_refunding(order), effects)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from rpcsvc.domain.effects import AdvanceTransfer, Effect
-from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Transfer
+from rpcsvc.domain.order import REFUND_ADDRESS, REFUND_BLOCKED, Deposit, Order, Transfer
 from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, TransferState
 
 
@@ -28,14 +28,15 @@ def order_of(transfer_id: str) -> str:
     return transfer_id.partition("/")[0]
 
 
-def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
+def plan_refunds(order: Order, *, again: bool = False) -> tuple[Order, tuple[Effect, ...]]:
     """Plan a refund of every unspent deposit whose recipient is known; write dust off.
 
     Returns the order with the planned transfers and the effects that carry them out.
-    ``action_required`` says whether a deposit is left that waits for a refund address.
+    ``action_required`` says whether a deposit is left, and what it waits for. ``again``: also to
+    the agreed address when a refund to it has failed before.
     """
     effects: list[Effect] = []
-    for recipient, share in _by_recipient(order).items():
+    for recipient, share in _by_recipient(order, again=again).items():
         units = share.units - order.terms.refund_fee
         if units <= 0:
             order = _mark(order, share.deposits, is_dust=True)
@@ -51,7 +52,12 @@ def plan_refunds(order: Order) -> tuple[Order, tuple[Effect, ...]]:
         )
         effects.append(AdvanceTransfer(transfer.transfer_id))
     waits = bool(order.unspent) or _due_leftover(order) > order.terms.refund_fee
-    return replace(order, action_required=REFUND_ADDRESS if waits else None), tuple(effects)
+    return replace(order, action_required=_needed(order) if waits else None), tuple(effects)
+
+
+def _needed(order: Order) -> str:
+    """What a refund without a recipient waits for."""
+    return REFUND_ADDRESS if order.terms.refund_address is None else REFUND_BLOCKED
 
 
 def release(order: Order, transfer_id: str) -> Order:
@@ -85,13 +91,13 @@ class _Share:
         return self.leftover + sum(d.units for d in self.deposits)
 
 
-def _by_recipient(order: Order) -> dict[str | None, _Share]:
+def _by_recipient(order: Order, *, again: bool) -> dict[str | None, _Share]:
     shares: dict[str | None, _Share] = defaultdict(_Share)
     for deposit in order.unspent:
-        shares[_recipient(order, deposit.sender)].deposits.append(deposit)
+        shares[_recipient(order, deposit.sender, again=again)].deposits.append(deposit)
     for sender, units in _leftovers(order).items():
         if units:
-            shares[_recipient(order, sender)].leftover += units
+            shares[_recipient(order, sender, again=again)].leftover += units
     return shares
 
 
@@ -141,15 +147,20 @@ def _paid_out(order: Order) -> list[Deposit]:
     return [d for d in order.deposits if d.transfer_id == payout_id and d.is_active]
 
 
-def _recipient(order: Order, sender: str | None) -> str | None:
-    """Where a deposit of ``sender`` goes back to; None when an address has to be given first.
+def _recipient(order: Order, sender: str | None, *, again: bool) -> str | None:
+    """Where a deposit of ``sender`` goes back to; None when that is not known or was refused.
 
-    An address that a refund has already failed to reach is not tried again.
+    The agreed address, and nothing else where there is one. Otherwise a known sender, then the
+    address that the session has named: it can't redirect what another sender has paid. An address
+    that a refund has already failed to reach is not tried again, unless ``again`` asks for the
+    agreed one.
     """
-    candidate = order.refund_address
-    if candidate is None and order.terms.senders_can_be_refunded:
-        candidate = sender
-    return None if candidate is None or has_refused(order, candidate) else candidate
+    agreed = order.terms.refund_address
+    if agreed is not None:
+        return None if has_refused(order, agreed) and not again else agreed
+    known = sender if order.terms.senders_can_be_refunded else None
+    candidates = (known, order.refund_address)
+    return next((each for each in candidates if each and not has_refused(order, each)), None)
 
 
 def has_refused(order: Order, address: str) -> bool:

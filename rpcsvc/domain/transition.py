@@ -105,6 +105,7 @@ def _stays(status: OrderStatus) -> dict[type, Rule]:
         ev.TransferSettled: Rule(transfer_rules.settled, (status,)),
         ev.TransferFailed: Rule(transfer_rules.failed, (status,)),
         ev.RefundAddressGiven: Rule(refund_rules.refund_address_given, (status,)),
+        ev.RefundRetried: Rule(refund_rules.refund_retried, (status,)),
     }
 
 
@@ -170,6 +171,7 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         ev.TransferSettled: Rule(transfer_rules.settled, (_S.REFUNDING, _S.REFUNDED)),
         ev.TransferFailed: Rule(transfer_rules.failed, _ENDED),
         ev.RefundAddressGiven: Rule(refund_rules.refund_address_given, _ENDED),
+        ev.RefundRetried: Rule(refund_rules.refund_retried, _ENDED),
         ev.DeadlinePassed: Rule(transfer_rules.look_again, (_S.REFUNDING,)),
     },
     _S.COMPLETED: _stays(_S.COMPLETED),

@@ -52,6 +52,7 @@ from rpcsvc.operations.cancelling import cancel_order
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
     read_destination,
+    read_refund_address,
     read_session,
     require_verified,
 )
@@ -136,7 +137,7 @@ async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat
 
 
 def _order(service: Service, order: Order) -> Flat:
-    view = draft_order_view(order)
+    view = draft_order_view(order) | _refund_address(order)
     if order.report is not None and order.report.extra is not None:
         return Flat({**view, "twap": orjson.Fragment(order.report.extra)})
     progress = twap_view(order, service.clock.now_ms())
@@ -271,10 +272,17 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
         to = read_destination(params.to_address, pair.direction, service, field="toAddress")
     except InputError as problem:
         problems.append(problem)
+    refund_to = None
+    try:
+        if params.refund_address is not None:
+            refund_to = read_refund_address(params.refund_address, pair.direction, service)
+    except InputError as problem:
+        problems.append(problem)
     if problems:
         raise combined(problems)
     amount = _amount(params.from_amount, pair)
-    return Wish(*pair, amount, to, session, _plan(params.twap_config), call.integrator)
+    plan = _plan(params.twap_config)
+    return Wish(*pair, amount, to, session, plan, call.integrator, refund_to)
 
 
 # Far more than an order is worth, so that it is not cut: a chunk of 2^53 USD, in USDC units.
@@ -298,6 +306,7 @@ def _fingerprint(wish: Wish) -> Json:
         "toAddress": wish.to,
         "sessionId": wish.session_id,
         "twapConfig": wish.twap and [_chunk_usd(wish.twap), wish.twap.interval_ms],
+        "refundAddress": wish.refund_address,
     }
 
 
@@ -359,8 +368,14 @@ def _new_order(placed: Placed) -> bytes:
             "expectedOutput": str(terms.expected_output),
             "expiresAt": iso8601(terms.expires_at),
             "status": placed.order.status.value,
+            **_refund_address(placed.order),
         }
     )
+
+
+def _refund_address(order: Order) -> Json:
+    """``refundAddress``, beside the fields of spec 2.4, where one was given."""
+    return {} if order.refund_to is None else {"refundAddress": order.refund_to}
 
 
 def _list_item(order: Order) -> Json:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rpcsvc.domain import twap
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations.models import Time, Units, View
-from rpcsvc.operations.params import WHOLE, OrderId, Params, SessionId
+from rpcsvc.operations.params import WHOLE, OrderId, Params, RefundAddress, SessionId
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
 ChainNumber = Annotated[
@@ -80,6 +80,7 @@ class BffOrderParams(BffQuoteParams):
     to_address: Annotated[str, Field(description="Where the payout goes.")]
     session_id: SessionId | None = None
     twap_config: TwapConfig | None = None
+    refund_address: RefundAddress | None = None
 
 
 class BffOrderIdParams(Params):
@@ -179,6 +180,9 @@ class BffNewOrder(View):
     expected_output: Units
     expires_at: Time
     status: OrderStatus
+    refund_address: Annotated[
+        str | None, Field(description="There only for orders that were made with one.")
+    ] = None
 
 
 class Twap(View):
@@ -214,6 +218,9 @@ class BffOrder(View):
     completed_at: Time | None
     twap: Annotated[
         Twap | None, Field(description="There only for orders that are swapped in chunks.")
+    ] = None
+    refund_address: Annotated[
+        str | None, Field(description="Where refunds go; there only once it was given.")
     ] = None
 
 

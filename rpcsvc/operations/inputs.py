@@ -40,7 +40,7 @@ _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
 _KEY = re.compile(r"[ -~]{1,255}", re.ASCII)
 
-_INTENT: Final = ("direction", "chain", "amount", "to")
+_INTENT: Final = ("direction", "chain", "amount", "to", "refund_address")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Intent:
     chain: Chain | None
     amount: Money | None
     to: str | None
+    refund_address: str | None = None
 
     @property
     def missing(self) -> list[str]:
@@ -112,7 +113,13 @@ def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]
     )
     given = getattr(params, "to", None)
     to = attempt(lambda: read_destination(given, direction, service)) if given is not None else None
-    return Intent(direction, chain, amount, to), problems
+    refund = getattr(params, "refund_address", None)
+    refund_to = (
+        attempt(lambda: read_refund_address(refund, direction, service))
+        if refund is not None and direction is not None
+        else None
+    )
+    return Intent(direction, chain, amount, to, refund_to), problems
 
 
 def read_session(session_id: str | None, *, field: str = "sessionId") -> str | None:
@@ -163,10 +170,11 @@ def bare_key(key: Any) -> Any:
     return key.strip(" ") if isinstance(key, str) else key
 
 
-def read_refund_address(address: str, direction: Direction, service: Service) -> str:
-    """An address on the deposit's network. Raises InvalidDestination."""
+def read_refund_address(
+    address: str, direction: Direction, service: Service, *, field: str = "refundAddress"
+) -> str:
+    """An address on the deposit's network, normalised. Raises InvalidDestination."""
     read = _monero if direction is Direction.XMR_TO_USDC else _evm
-    field = "walletAddress"
     return _not_ours(read(address, field, service), service, field=field, received=address)
 
 
@@ -243,6 +251,8 @@ def _problems_of_rest(
     model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
 ) -> list[InputError]:
     """What the inputs mean that have the right type: one correction should mend them all."""
-    names = model.model_fields.keys() - {problem.field for problem in found}
-    rest = {name: whole(params.get(name)) if name in names else None for name in _INTENT}
+    wrong = {problem.field for problem in found}
+    known = {name: info.alias or name for name, info in model.model_fields.items()}
+    names = {name for name, wire in known.items() if wire not in wrong}
+    rest = {name: whole(params.get(known[name])) if name in names else None for name in _INTENT}
     return read_intent(SimpleNamespace(**rest), service)[1]

@@ -32,6 +32,7 @@ HINTS = {
     "orderId": "Send the orderId that create or execute answered.",
     "message": "Say in words what the ticket is about.",
     "category": "Say in a word what the ticket is about, such as payout.",
+    "refundAddress": "Send the user's own address on the network of the deposit, or leave it out.",
     "walletAddress": "Send the user's own address, where a refund may go.",
     "fault": f"Send one of: {', '.join(FaultKind)}.",
     "rate": 'Send USDC for one XMR as a decimal string, such as "165".',

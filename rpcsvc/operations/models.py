@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rpcsvc.domain.order import REFUND_ADDRESS
+from rpcsvc.domain.order import REFUND_ADDRESS, REFUND_BLOCKED
 from rpcsvc.domain.states import (
     DepositState,
     OnDeadline,
@@ -252,6 +252,10 @@ class OrderView(View):
     refund_tx_hash: str | None
     created_at: Time
     expires_at: Annotated[Time, Field(description="Until when a deposit is awaited.")]
+    refund_address: Annotated[
+        str | None,
+        Field(description="Where refunds go: as given at creation, or named later; else null."),
+    ]
     completed_at: Time | None
     deadline_at: Annotated[
         Time | None, Field(description="When the service acts by itself; absent when terminal.")
@@ -332,8 +336,11 @@ class StatusResult(Result):
         Field(description="The order's last status; null until then."),
     ]
     action_required: Annotated[
-        Literal[REFUND_ADDRESS] | None,  # type: ignore[valid-type] # from one place
-        Field(description="What the user has to give; see nextActions."),
+        Literal[REFUND_ADDRESS, REFUND_BLOCKED] | None,  # type: ignore[valid-type] # from one place
+        Field(
+            description="refund_address: the user has to give one, see nextActions. refund_blocked:"
+            " the network refuses the agreed refund address, and the operator tries again."
+        ),
     ]
     receipt: Annotated[
         ReceiptView | None,
@@ -351,7 +358,9 @@ class TicketView(View):
 
 
 class RefundAddressView(View):
-    """The refund address that came with the ticket. Not accepted: another was set before it."""
+    """The refund address that came with the ticket. Not accepted: another was set before it, or
+    the order was made with one, which is final.
+    """
 
     accepted: bool
     address: str

@@ -35,6 +35,7 @@ class Wish(NamedTuple):
     """What the user wants, checked: ``amount`` is what they send, ``to`` where the payout goes.
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
+    ``refund_address``: where refunds go, and nowhere else.
     """
 
     direction: Direction
@@ -44,6 +45,7 @@ class Wish(NamedTuple):
     session_id: str | None
     twap: TwapPlan | None = None
     integrator: Integrator | None = None
+    refund_address: str | None = None
 
 
 class Placed(NamedTuple):
@@ -105,6 +107,7 @@ async def _make_there(
     write: Callable[[Placed], bytes],
 ) -> bytes:
     """The same at the upstream. No price is in the way of what a key in doubt is an answer to."""
+    relay.require_can_fix(wish.refund_address)
     is_in_doubt = claim is not None and relay.is_in_doubt(claim)
     try:
         found = await _quoted(service, wish)
@@ -162,6 +165,7 @@ async def _created(
         to=wish.to,
         session_id=terms.session_id,
         twap=wish.twap,
+        refund_address=wish.refund_address,
     )
     return await relay.create(asked, claim, terms.order_id, least=terms.min_received)
 
@@ -196,6 +200,7 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         timeouts=service.policy.timeouts,
         integrator=wish.integrator.id if wish.integrator else None,
         twap=wish.twap if wish.twap and _is_cut(found, wish.twap) else None,
+        refund_address=wish.refund_address,
     )
 
 

@@ -58,6 +58,16 @@ Destination = Annotated[
     str,
     Field(description="Where the payout goes: an EVM address for x2u, a Monero address for u2x."),
 ]
+RefundAddress = Annotated[
+    str,
+    Field(
+        description="Where refunds go, and nowhere else: an address of the user on the network of"
+        " the deposit, a Monero address for x2u, an EVM address for u2x. It can't be changed."
+        " Recommended for XMR, which hides its sender; without it the holder of sessionId names"
+        " the address.",
+        max_length=256,
+    ),
+]
 SessionId = Annotated[
     str,
     Field(
@@ -109,6 +119,7 @@ class SwapParams(QuoteParams):
 
     to: Destination
     session_id: SessionId | None = None
+    refund_address: RefundAddress | None = None
 
 
 class StatusParams(Params):

@@ -26,9 +26,10 @@ DEPOSIT_POLICY = [
         "action": "Recorded, shown on the order, and refunded when worth more than the fee.",
     },
     {
-        "case": "refund_address_unknown",
-        "action": "An XMR refund waits for an address (actionRequired: refund_address); a USDC"
-        " refund goes to the sender unless a refund address was set.",
+        "case": "refund",
+        "action": "Goes to the refundAddress that the order was made with, and nowhere else."
+        " Without one a USDC refund goes to the sender, and an XMR refund waits until the holder of"
+        " the session names an address (actionRequired: refund_address).",
     },
     {"case": "reorganised_away", "action": "The order steps back to awaiting_deposit."},
 ]

@@ -86,12 +86,16 @@ def _refund_address(service: Service, params: SupportParams, order: Order | None
     if order is None or params.wallet_address is None:
         return None
     if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
-        address = read_refund_address(params.wallet_address, order.terms.direction, service)
-        return _untried(order, address)
+        return _untried(order, _read(params.wallet_address, order, service))
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
-            return read_refund_address(params.wallet_address, order.terms.direction, service)
+            return _read(params.wallet_address, order, service)
     return None
+
+
+def _read(address: str, order: Order, service: Service) -> str:
+    direction = order.terms.direction
+    return read_refund_address(address, direction, service, field="walletAddress")
 
 
 def _untried(order: Order, address: str) -> str:
@@ -109,7 +113,11 @@ def _untried(order: Order, address: str) -> str:
 async def _give(
     service: Service, order: Order | None, address: str | None, ticket: Ticket
 ) -> Json | None:
-    if order is None or address is None:
+    if order is None:
+        return None
+    if order.terms.refund_address is not None and ticket.wallet_address is not None:
+        return {"accepted": False, "address": ticket.wallet_address}  # the agreed one is final
+    if address is None:
         return None
     if service.relay is not None:
         return {"accepted": await service.relay.pass_on(order, ticket), "address": address}

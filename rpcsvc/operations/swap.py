@@ -195,7 +195,8 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         problems.append(problem)
     if problems:
         raise combined(problems)
-    wish = Wish(*_swap_of(intent), intent.to or "", session)
+    refund_to = intent.refund_address
+    wish = Wish(*_swap_of(intent), intent.to or "", session, refund_address=refund_to)
     claim = None
     if call.idempotency_key is not None:
         shown = _fingerprint(intent, session)
@@ -212,6 +213,7 @@ def _fingerprint(intent: Intent, session: str | None) -> Json:
         "amount": str(amount.units),
         "to": intent.to,
         "sessionId": session,
+        "refundAddress": intent.refund_address,
     }
 
 

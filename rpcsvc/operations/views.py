@@ -10,7 +10,7 @@ import orjson
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import XMR, format_units
-from rpcsvc.domain.order import Deposit, Order, Report, Transfer
+from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Report, Transfer
 from rpcsvc.domain.states import (
     AGENT_STATE_OF,
     AgentState,
@@ -54,7 +54,11 @@ def may_fund(order: Order, now: int) -> bool:
 
 def order_view(venue: Venue, order: Order, now: int) -> Json:
     """``data.order``."""
-    view = {**draft_order_view(order), "expiresAt": iso8601(order.terms.expires_at)}
+    view = {
+        **draft_order_view(order),
+        "expiresAt": iso8601(order.terms.expires_at),
+        "refundAddress": order.refund_to,
+    }
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
@@ -112,10 +116,28 @@ def _warnings(venue: Venue, order: Order, network: str) -> list[str]:
     warnings = [
         f"Send exactly this amount of {asset}, on {network} only, before expiresAt.",
         "The address is for this order alone: don't send to it again later.",
+        _refund_warning(order),
     ]
     if venue.is_simulated:
         warnings.insert(0, "Sandbox: simulated money. Never send real funds to this address.")
     return warnings
+
+
+def _refund_warning(order: Order) -> str:
+    """Who gets the money back, should it be refunded."""
+    terms = order.terms
+    if terms.refund_address is not None:
+        return f"A refund goes to {terms.refund_address} and nowhere else. Check that it is yours."
+    if terms.senders_can_be_refunded:
+        return (
+            "A refund goes back to the address that sent the money. If that is an exchange's, make"
+            " a new order with refundAddress instead."
+        )
+    return (
+        "This order has no refund address: whoever holds its sessionId decides where a refund goes."
+        " Don't pay an order that somebody else made for you: make one with refundAddress, your"
+        " own Monero address."
+    )
 
 
 def deposit_view(order: Order, deposit: Deposit) -> Json:
@@ -184,7 +206,7 @@ def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
     """``nextActions`` for an order as it stands."""
     state = AGENT_STATE_OF[order.status]
     actions = _actions_of_state(venue, order, state, now)
-    if order.action_required or awaits_upstream_refund(order):
+    if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
         actions.insert(0, _give_refund_address(order))
     return actions
 
@@ -201,7 +223,9 @@ def may_be_refunded_upstream(order: Order) -> bool:
     What it said last of an order that is over may be old: nobody asks any more.
     """
     over = order.status.is_terminal or order.status is OrderStatus.REFUNDING
-    return over and order.terms.upstream_id is not None and order.terms.deposit_asset is XMR
+    terms = order.terms
+    is_open = terms.upstream_id is not None and terms.refund_address is None
+    return over and is_open and terms.deposit_asset is XMR
 
 
 def _was_swapped_in_part(report: Report | None) -> bool:

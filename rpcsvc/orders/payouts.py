@@ -242,7 +242,9 @@ def _is_agreed(order: Order, transfer: Transfer) -> bool:
     if transfer.kind is TransferKind.PAYOUT:
         agreed = (terms.payout_network, terms.payout_asset, terms.to_address)
         return (transfer.network, transfer.asset, transfer.address) == agreed
-    recipients = {order.refund_address, *(deposit.sender for deposit in order.deposits)}
+    recipients = {terms.refund_address}
+    if terms.refund_address is None:
+        recipients = {order.refund_address, *(deposit.sender for deposit in order.deposits)}
     where = (terms.deposit_network, terms.deposit_asset)
     return (transfer.network, transfer.asset) == where and transfer.address in recipients
 

@@ -22,7 +22,7 @@ import structlog
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Order
-from rpcsvc.errors import ServiceError, Unavailable
+from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState, Ticket
@@ -71,6 +71,17 @@ class Relay:
     async def quote(self, asked: Asked) -> Offer:
         """A price. Raises errors.ServiceError."""
         return await self._venue.quote(asked)
+
+    def require_can_fix(self, refund_address: str | None) -> None:
+        """Raise InvalidInput for a refund address that the upstream could not be held to."""
+        if refund_address is not None and not self._venue.fixes_refund_addresses:
+            raise InvalidInput(
+                "refundAddress can't be fixed here: the service that settles this takes none when"
+                " an order is created. Leave it out; if a refund waits for an address, name one"
+                " with support.create and the order's sessionId.",
+                field="refundAddress",
+                received=refund_address,
+            )
 
     async def bridge_rates(self) -> dict[str, Any]:
         """The bridge's rates. Raises errors.ServiceError."""

@@ -1,9 +1,10 @@
-"""The operator's wish to have a transfer tried now instead of after its pause, as a file.
+"""The operator's request to try a transfer now, as a file.
 
 Whoever may write to the data directory may ask; nothing is signed or published by asking. The
 running service looks into the directory twice a second, takes each request away, and moves the
-transfer to the front of its schedule. What does not live here: the schedule (effects.py), the
-command (transport/cli/payouts.py).
+transfer to the front of its schedule. A refund that its agreed address refused is planned anew, to
+the same address: nothing redirects it. The schedule is in effects.py, the command in
+transport/cli/payouts.py.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from urllib.parse import quote, unquote
 
 import structlog
 
+from rpcsvc.domain.events import RefundRetried
+from rpcsvc.domain.refunds import order_of
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import ServiceError
+from rpcsvc.orders.processor import OrderProcessor
+
 log = structlog.get_logger(__name__)
 
 DIRECTORY: Final = "payouts.retry"
 LOOK_SECONDS: Final = 0.5
 
 # Whether the transfer waited and is now due.
-Hurry = Callable[[str], bool]
+Retry = Callable[[str], Awaitable[bool]]
 
 
 class RetryRequests:
@@ -58,13 +65,28 @@ class RetryRequests:
         return self._directory / quote(transfer_id, safe="")
 
 
+async def retry_transfer(
+    transfer_id: str, hurry: Callable[[str], bool], processor: OrderProcessor
+) -> bool:
+    """Whether the transfer, or its order's refund to the agreed address, goes on now."""
+    if hurry(transfer_id):
+        return True
+    try:
+        await processor.apply(order_of(transfer_id), RefundRetried())
+    except (ImpossibleTransition, ServiceError) as reason:
+        log.info("refund_not_retried", transfer_id=transfer_id[:80], reason=str(reason))
+        return False
+    return True
+
+
 async def follow_requests(
     requests: RetryRequests,
-    hurry: Hurry,
+    retry: Retry,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Carry out requests until cancelled."""
     while True:
         for transfer_id in requests.take():
-            log.info("transfer_retried", transfer_id=transfer_id[:80], waited=hurry(transfer_id))
+            waited = await retry(transfer_id)
+            log.info("transfer_retried", transfer_id=transfer_id[:80], waited=waited)
         await pause(LOOK_SECONDS)

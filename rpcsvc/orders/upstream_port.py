@@ -17,7 +17,9 @@ from rpcsvc.orders.ports import Ticket
 
 
 class Asked(NamedTuple):
-    """What is asked of the upstream; ``twap`` None: at once."""
+    """What is asked of the upstream; ``twap`` None: at once. ``refund_address``: refunds of the
+    order go there and nowhere else.
+    """
 
     direction: Direction
     chain: Chain
@@ -25,6 +27,7 @@ class Asked(NamedTuple):
     to: str = ""
     session_id: str = ""
     twap: TwapPlan | None = None
+    refund_address: str | None = None
 
 
 class Offer(NamedTuple):
@@ -84,6 +87,11 @@ class UpstreamVenue(Protocol):
     @property
     def honours_keys(self) -> bool:
         """Whether a creation may be repeated with its key."""
+        ...
+
+    @property
+    def fixes_refund_addresses(self) -> bool:
+        """Whether an order may be created with a refund address that is final."""
         ...
 
     def remember(self, ages_ms: list[int]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.domain.order import REFUND_ADDRESS, Order
+from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
 from rpcsvc.orders.ports import RelayState
 from rpcsvc.orders.promises import claims_of
@@ -72,7 +72,7 @@ class Unswept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What has to go back. ``waiting`` units of ``waiting_orders`` have nowhere to go yet."""
+    """What has to go back. ``waiting`` units of ``waiting_orders`` can go nowhere yet."""
 
     refunds: int = 0
     units: int = 0
@@ -255,7 +255,7 @@ def owed(orders: list[Order]) -> dict[str, Owed]:
 
 def _owed(order: Order) -> Owed:
     refunds = [item for item in order.refunds if not item.state.is_final]
-    waits = order.action_required == REFUND_ADDRESS
+    waits = order.action_required is not None
     units = waiting_units(order) if waits else 0
     return Owed(len(refunds), sum(item.units for item in refunds), units, int(waits))
 

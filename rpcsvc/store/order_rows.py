@@ -51,6 +51,7 @@ TERMS: Final = (
     "min_received_bps", "integrator_bps", "refund_fee", "created_at", "expires_at", "late_window",
     "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
     "twap_chunk_usd", "twap_chunk_micros", "twap_interval_ms", "upstream_id",
+    "agreed_refund_address",
 )  # fmt: skip
 _STANDING: Final = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
@@ -143,6 +144,7 @@ def terms_row(terms: Terms) -> Row:
             "twap_chunk_micros": twap.chunk_units % _MICROS if twap else 0,
             "twap_interval_ms": twap and twap.interval_ms,
             "upstream_id": terms.upstream_id,
+            "agreed_refund_address": terms.refund_address,
         }
     )
 
@@ -211,6 +213,7 @@ def _terms_from(values: Mapping[str, Any]) -> Terms:
         integrator=values["integrator"],
         twap=_twap_from(values),
         upstream_id=values["upstream_id"],
+        refund_address=values["agreed_refund_address"],
     )
 
 

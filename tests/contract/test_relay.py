@@ -657,3 +657,15 @@ async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(
             made = (await sidecar.rpc("swap.create", mine)).body["result"]
             assert made["data"]["order"]["toAddress"] == EVM
             assert made["data"]["sessionId"] == SESSION
+
+
+async def test_a_refund_address_is_refused_where_the_upstream_takes_none(
+    api: V1Api, tmp_path: Path
+) -> None:
+    async with service(api.server.url, tmp_path) as served:
+        params = {**SWAP, "refundAddress": str(STAGENET)}
+        answer = (await served.rpc("swap.create", params)).body["result"]
+        assert answer["error"]["code"] == "invalid_input"
+        assert answer["validationErrors"][0]["field"] == "refundAddress"
+        assert api.sent("POST", "/v1/order") == 0
+        assert (served.count("orders"), states(served)) == (0, [])

@@ -14,6 +14,7 @@ import pytest
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import OrderStatus
+from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
@@ -308,3 +309,26 @@ async def test_a_plan_refuses_what_the_upstream_would(
     assert plan["error"]["details"] == quote["error"]["details"]
     good = (await sidecar.rpc("swap.plan", SWAPS["x2u"])).body["result"]
     assert good["state"] == "ready"
+
+
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_a_refund_address_is_fixed_at_both(
+    central: Served, sidecar: Served, direction: str
+) -> None:
+    address = {"x2u": STAGENET, "u2x": EVM}[direction]
+    swap = {**SWAPS[direction], "refundAddress": address}
+    order = (await sidecar.rpc("swap.execute", swap)).body["result"]["data"]["order"]
+    theirs = (await call(central, "GET", f"/orders/{upstream_id(sidecar, order['orderId'])}")).body
+    assert order["refundAddress"] == theirs["refundAddress"] == address
+
+
+async def test_a_refund_address_that_the_upstream_drops_is_no_order(
+    central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the sidecar's attestation pays because of that address."""
+    monkeypatch.setattr(bff, "_refund_address", lambda _order: {})
+    answer = (await sidecar.rpc("swap.execute", {**SWAPS["x2u"], "refundAddress": STAGENET})).body[
+        "result"
+    ]
+    assert answer["error"]["code"] == "unavailable"
+    assert sidecar.count("orders") == 0

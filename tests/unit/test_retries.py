@@ -79,7 +79,7 @@ def test_a_name_can_t_leave_the_directory(tmp_path: Path) -> None:
 async def test_requests_are_carried_out_until_cancelled(tmp_path: Path) -> None:
     requests, hurried = RetryRequests(tmp_path), []
 
-    def hurry(transfer_id: str) -> bool:
+    async def retry(transfer_id: str) -> bool:
         hurried.append(transfer_id)
         return True
 
@@ -89,7 +89,7 @@ async def test_requests_are_carried_out_until_cancelled(tmp_path: Path) -> None:
         requests.add(f"transfer {len(hurried)}")
 
     with pytest.raises(asyncio.CancelledError):
-        await follow_requests(requests, hurry, pause)
+        await follow_requests(requests, retry, pause)
     assert hurried == ["transfer 0", "transfer 1"]
 
 

@@ -192,8 +192,23 @@ async def test_an_order_that_was_only_made_comes_back_with_every_term(
     empty: SqliteOrderStore,
 ) -> None:
     made = HistoryEntry(1, 1, "made", "status", {})
-    await empty.commit(Change(order=OPEN, is_new=True, history=made))
-    assert empty.order("ord_1") == OPEN
+    agreed = replace(OPEN, terms=replace(TERMS, refund_address="agreed"))
+    await empty.commit(Change(order=agreed, is_new=True, history=made))
+    assert empty.order("ord_1") == agreed
+
+
+@pytest.mark.parametrize("column", ["agreed_refund_address", "refund_address"])
+async def test_an_agreed_refund_address_is_never_changed(
+    empty: SqliteOrderStore, tmp_path: Path, column: str
+) -> None:
+    made = HistoryEntry(1, 1, "made", "status", {})
+    agreed = replace(OPEN, terms=replace(TERMS, refund_address="agreed"))
+    await empty.commit(Change(order=agreed, is_new=True, history=made))
+    with (
+        closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as other,
+        pytest.raises(sqlite3.IntegrityError),
+    ):
+        other.execute(f"UPDATE orders SET {column} = 'thief'")
 
 
 async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_their_names(
@@ -213,6 +228,7 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
         "view": b"view",
         "view_valid_until": 605,
         "view_key": "view key",
+        "agreed_refund_address": None,
     }
     row = stored(tmp_path, "orders")
     assert row == {column: expected[column] for column in row}

@@ -68,6 +68,7 @@ BFF: Final = Dialect(
     },
     keys=True,
     cuts_usdc=True,
+    refund_addresses=True,
     read_error=read_error,
     code_of=code_of,
     messages_for_users=True,

@@ -53,7 +53,8 @@ class Dialect:
 
     ``paths`` come after the base address, by the names of the calls; ``default_base`` is the base
     when the configured URL has no path. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
-    orders that pay USDC in are cut into chunks too, so that they have a twapConfig. ``code_of``
+    orders that pay USDC in are cut into chunks too, so that they have a twapConfig.
+    ``refund_addresses``: an order may be created with a final refundAddress. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
     the dialect promises error messages that are safe to show (spec 7). ``times_ends``: what is over
     has the time at which it was.
@@ -64,6 +65,7 @@ class Dialect:
     paths: Mapping[str, str]
     keys: bool
     cuts_usdc: bool
+    refund_addresses: bool
     read_error: Callable[[Any], RemoteError | None]
     code_of: Callable[[Refused], str | None]
     messages_for_users: bool
@@ -93,6 +95,11 @@ class Upstream:
     def honours_keys(self) -> bool:
         """Whether a creation may be repeated with the idempotency key that it was sent with."""
         return self._dialect.keys
+
+    @property
+    def fixes_refund_addresses(self) -> bool:
+        """Whether an order may be created with a refund address that is final."""
+        return self._dialect.refund_addresses
 
     @property
     def times_ends(self) -> bool:
@@ -270,6 +277,8 @@ def _order_body(request: m.OrderRequest, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
+    if request.refund_address is not None:
+        body["refundAddress"] = request.refund_address
     has_twap = cuts_usdc or request.from_chain_id == MONERO_CHAIN_ID  # spec 8: XMR orders only
     if request.twap is not None and has_twap:
         body["twapConfig"] = _without_none(

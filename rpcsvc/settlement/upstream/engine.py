@@ -105,6 +105,11 @@ class UpstreamEngine:
         """Whether a creation may be repeated with its key."""
         return self._upstream.honours_keys
 
+    @property
+    def fixes_refund_addresses(self) -> bool:
+        """Whether an order may be created with a refund address that is final."""
+        return self._upstream.fixes_refund_addresses
+
     def remember(self, ages_ms: list[int]) -> None:
         """Orders were created so long ago by an earlier process: they count for the limit."""
         self._creations.remember(ages_ms)
@@ -149,6 +154,7 @@ class UpstreamEngine:
             to_address=asked.to,
             session_id=asked.session_id,
             twap=_twap(asked.twap),
+            refund_address=asked.refund_address,
         )
         made = await self._upstream.create_order(request, key=key, resumed=resumed)
         if made.deposit_amount != asked.amount.units:

@@ -169,11 +169,12 @@ class TwapRequest:
 
 @dataclass(frozen=True, slots=True)
 class OrderRequest(QuoteRequest):
-    """Order create request of spec 2.4."""
+    """Order create request of spec 2.4, and the final refund address of another rpcsvc's BFF."""
 
     to_address: str = field(repr=False)
     session_id: str | None = field(default=None, repr=False)
     twap: TwapRequest | None = None
+    refund_address: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,11 +278,16 @@ def _fee(f: Fields) -> m.IntegratorFee:
 
 
 def order(answer: UpstreamAnswer, request: m.OrderRequest, networks: Networks) -> m.UpstreamOrder:
-    """A new order; it must be for the network and the payout address that were asked."""
+    """A new order; it must be for the network and the addresses that were asked.
+
+    An upstream that dropped the refund address would refund to somebody else.
+    """
     f = Fields(answer.value)
     chain_id = f.whole("depositChainId")
     if chain_id != request.from_chain_id:
         raise f.broken("depositChainId", "is not the chain that was asked for")
+    if request.refund_address is not None:
+        f.same_as_asked("refundAddress", request.refund_address)
     status = f.text("status")
     return m.UpstreamOrder(
         order_id=f.identifier("orderId"),

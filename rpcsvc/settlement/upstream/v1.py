@@ -67,6 +67,7 @@ V1: Final = Dialect(
     },
     keys=False,
     cuts_usdc=False,
+    refund_addresses=False,
     read_error=read_error,
     code_of=code_of,
     messages_for_users=False,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.order import REFUND_BLOCKED
 from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
@@ -207,11 +208,20 @@ def _withdrawal(item: BookedTransfer) -> str:
     return f"; if it is not signed by {iso8601(item.deadline_at)}, the order is refunded"
 
 
+def _is_blocked(item: BookedTransfer) -> bool:
+    """Whether it is a refund that the agreed refund address has refused."""
+    failed = item.state is TransferState.FAILED and item.kind == TransferKind.REFUND.value
+    return failed and item.action_required == REFUND_BLOCKED
+
+
 def _ended(item: BookedTransfer) -> str:
     if item.state is TransferState.SETTLED:
         return "nothing: it is paid, and its network calls it final"
     if item.state is TransferState.CANCELLED:
         return "nothing: it was taken back before it was signed, and the deposit is refunded"
+    if _is_blocked(item):
+        again = f"rpcsvc payouts retry {item.transfer_id}"
+        return f"the agreed refund address refused it; to try once more: {again}"
     if item.action_required is not None:
         return f"waits for an address: rpcsvc refund {item.order_id} --to ADDRESS"
     return "nothing for this one: what it was to pay goes back by a refund of the order"
@@ -235,7 +245,7 @@ def _retry(context: Context) -> int:
     settings, wanted = context.settings(), context.options.transfer
     with operator_books(settings) as books:
         item = _find(books, wanted)
-    if item.state.is_final:
+    if item.state.is_final and not _is_blocked(item):
         return _refuse(f"{wanted} is {item.state.value}, which is final: {_ended(item)}.")
     paused = _paused(settings)
     if paused is not None:

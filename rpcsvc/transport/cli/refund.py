@@ -73,6 +73,12 @@ def _waiting_order(settings: Settings, order_id: str) -> tuple[Order, int]:
         raise UsageError(f"There is no order {order_id}.")
     if order.action_required != REFUND_ADDRESS:
         refunds = ", ".join(f"{item.transfer_id} ({item.state.value})" for item in order.refunds)
+        if order.terms.refund_address is not None:
+            raise UsageError(
+                f"{order_id} was made with the refund address {order.terms.refund_address}: its"
+                " refunds go there and nowhere else. To try one that failed again: rpcsvc payouts"
+                f" retry TRANSFER. Its refunds: {refunds or 'none'}."
+            )
         raise UsageError(
             f"{order_id} is {order.status.value} and does not wait for a refund address."
             f" Its refunds: {refunds or 'none'}. An address that was given is not changed."
