@@ -39,6 +39,7 @@ from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
@@ -207,13 +208,17 @@ async def _compose(
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor, aside, clock),
+        DepositWatcher(store, engine, processor, backend.rates, aside, clock),
         effects,
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
         is_paused=engine.is_paused,
         beside=(*backend.beside, retries, *((relay.run, relay.follower.run) if relay else ())),
     )
+    if relay is None:
+        break_bps = settings.orders.lock_break_bps
+        locks = PriceLocks(store, processor, backend.rates, aside, clock, break_bps=break_bps)
+        worker.on_beat(locks.break_due)
     service = Service(
         venue=venue,
         store=store,
@@ -268,6 +273,7 @@ def _policy(settings: Settings) -> Policy:
         max_swap_usd=orders.max_swap_usd,
         bridge_min_usd=orders.bridge_min_usd,
         deposit_window=orders.deposit_window_seconds * 1000,
+        price_lock=orders.effective_price_lock_seconds * 1000,
         timeouts=Timeouts(
             late_window=orders.effective_late_window_seconds * 1000,
             confirm=orders.confirm_timeout_seconds * 1000,

@@ -126,6 +126,8 @@ class OrderSettings(Group):
 
     deposit_window_seconds: Seconds = HOUR
     late_window_seconds: Annotated[Seconds | None, BLANK_IS_NONE] = None
+    price_lock_seconds: Seconds = 900
+    lock_break_bps: Annotated[int, whole(1, 5_000)] = 100
     idempotency_days: Annotated[int, whole(1, 3_650)] = 30
     min_received_bps: Annotated[int, whole(1, 10_000)] = 9_900
     spread_bps: Annotated[int, whole(0, 5_000)] = 50
@@ -140,6 +142,11 @@ class OrderSettings(Group):
     def effective_late_window_seconds(self) -> int:
         """``late_window_seconds``, or a quarter of the deposit window where that is not set."""
         return self.late_window_seconds or max(1, self.deposit_window_seconds // 4)
+
+    @property
+    def effective_price_lock_seconds(self) -> int:
+        """``price_lock_seconds``, and at most the deposit window."""
+        return min(self.price_lock_seconds, self.deposit_window_seconds)
 
 
 class SandboxSettings(Group):

@@ -43,7 +43,8 @@ _ORDERS = (
     " WHERE upstream_id IS NULL ORDER BY seq"
 )
 _DEPOSITS = (
-    "SELECT order_id, network, txid, units, sender, state, transfer_id, is_dust FROM deposits"
+    "SELECT order_id, network, txid, units, sender, state, transfer_id, is_dust, rate"
+    " FROM deposits"
     " ORDER BY order_id, network, txid, output_index"
 )
 _TRANSFERS = (
@@ -209,9 +210,9 @@ def _order(
 
 
 def _deposit(*row: Any) -> DepositEntry:
-    network, txid, units, sender, state, transfer_id, is_dust = row
+    network, txid, units, sender, state, transfer_id, is_dust, rate = row
     return DepositEntry(
-        network, txid, units, sender, DepositState(state), transfer_id, bool(is_dust)
+        network, txid, units, sender, DepositState(state), transfer_id, bool(is_dust), rate
     )
 
 

@@ -7,12 +7,14 @@ the chain (deposit_rules.py), wallets (monero_rules.py, evm_rules.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from rpcsvc.audit.records import (
     MONERO,
+    DepositEntry,
     Difference,
     OrderEntry,
     PaymentEntry,
@@ -130,7 +132,7 @@ def _amount(order: OrderEntry, transfer: TransferEntry) -> Iterator[Difference]:
     if transfer.kind is TransferKind.REFUND:
         yield from _refund_amount(order, transfer, spent)
     elif not order.fills:
-        yield from _payout_amount(order, transfer, spent)
+        yield from _payout_amount(order, transfer)
 
 
 def _refund_amount(order: OrderEntry, transfer: TransferEntry, spent: int) -> Iterator[Difference]:
@@ -144,20 +146,25 @@ def _refund_amount(order: OrderEntry, transfer: TransferEntry, spent: int) -> It
     yield from _compared(transfer, compared, _unit_in(order))
 
 
-def _payout_amount(order: OrderEntry, transfer: TransferEntry, spent: int) -> Iterator[Difference]:
-    """At the order's price, or at one that a late deposit was priced at."""
+def _payout_amount(order: OrderEntry, transfer: TransferEntry) -> Iterator[Difference]:
+    """Each deposit at its own rate; those without one at a rate that the order was priced at."""
+    spent = [d for d in order.deposits if d.transfer_id == transfer.transfer_id]
     rates = (*reversed(order.rates), order.price.rate)
-    prices = [order.price.at(rate) for rate in rates]
-    meant = next(
-        (item for item in prices if item.output(order.direction, spent) == transfer.units),
-        prices[0],
-    )
+    due = [order.price.payout(order.direction, _units_by_rate(spent, rate)) for rate in rates]
+    output, share = next((each for each in due if each[0] == transfer.units), due[0])
     compared = {
-        "payout": (meant.output(order.direction, spent), transfer.units),
-        "payout_fee": (meant.payout_fee, transfer.fee),
-        "integrator_fee": (meant.integrator_fee(order.direction, spent), transfer.integrator_fee),
+        "payout": (output, transfer.units),
+        "payout_fee": (order.price.payout_fee, transfer.fee),
+        "integrator_fee": (share, transfer.integrator_fee),
     }
     yield from _compared(transfer, compared, payout_asset(order.direction).symbol)
+
+
+def _units_by_rate(deposits: Iterable[DepositEntry], fallback: int) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for deposit in deposits:
+        found[fallback if deposit.rate is None else deposit.rate] += deposit.units
+    return dict(found)
 
 
 def _chunks(order: OrderEntry, payout: TransferEntry) -> Iterator[Difference]:

@@ -23,7 +23,10 @@ ETHER_INCOME: Final = "ether_income"
 
 @dataclass(frozen=True, slots=True)
 class DepositEntry:
-    """A deposit on an order. ``transfer_id``: what it was spent on."""
+    """A deposit on an order. ``transfer_id``: what it was spent on.
+
+    ``rate``: what it is swapped at, in USDC units per XMR; None: the rate of the decision.
+    """
 
     network: str
     txid: str
@@ -32,6 +35,7 @@ class DepositEntry:
     state: DepositState
     transfer_id: str | None
     is_dust: bool
+    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

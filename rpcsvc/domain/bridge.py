@@ -2,7 +2,7 @@
 
 A bridge order is an order of the one order machine, on a chain of its own: ``deposit`` swaps XMR
 into USDC on an account of the exchange (an address in EVM form), ``withdraw`` the reverse. It
-takes any amount from its minimum to its maximum, whatever comes, at the rate that was locked.
+takes any amount from its minimum to its maximum.
 What does not live here: how it becomes what it is (transition.py).
 """
 

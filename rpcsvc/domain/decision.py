@@ -1,11 +1,12 @@
 """The decision about an order's deposits: swap, refund, wait or expire, and the payout's plan.
 
 The rules about deposits, in the order in which they are asked (design part 3):
-  1. Confirmed deposits reach ``deposit_amount``: all of them are swapped at the locked rate,
-     or refunded if they are over ``max_deposit``.
+  1. Confirmed deposits reach ``deposit_amount``: all of them are swapped, each at its own rate
+     (price_lock.py), or refunded if they are over ``max_deposit``.
   2. Until ``expires_at``, and while a deposit is still confirming, the order waits.
   3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
-  4. A sum with a deposit first seen after ``expires_at`` is re-priced before it is swapped.
+  4. Deposits without a rate, such as those first seen after ``expires_at``, are priced before the
+     sum is swapped; all of it is refunded if it brings less than ``min_received`` in proportion.
   5. What is confirmed after the decision goes back as a refund of its own.
 
 What does not live here: the events that ask for it (deposit_rules.py, transfer_rules.py,
@@ -20,7 +21,8 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
 from rpcsvc.domain.effects import AdvanceTransfer, FillChunk, PriceLateDeposit
 from rpcsvc.domain.order import Order, Transfer
-from rpcsvc.domain.pricing import Price, keeps_proportion
+from rpcsvc.domain.price_lock import units_by_rate
+from rpcsvc.domain.pricing import keeps_proportion
 from rpcsvc.domain.refund_rules import refund
 from rpcsvc.domain.refunds import next_transfer_id
 from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, TransferState
@@ -58,15 +60,14 @@ def undecided(order: Order) -> Order:
 
 
 def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
-    """Pay late deposits out at the fresh rate, or refund them when that has moved too far."""
+    """Pay deposits that have no rate at the fresh one, or refund all if that moved too far."""
     if planned_payout(order) is not None:
         raise ImpossibleTransition("the payout is planned already")
     terms = order.terms
     total = sum(d.units for d in order.unspent)
     if total > terms.max_deposit:
         return refund(order, _ABOVE_MAXIMUM)  # more came while the price was awaited
-    price = terms.price.at(event.rate)
-    output = price.output(terms.direction, total)
+    output, _fee = _output(order, event.rate)
     fair = keeps_proportion(
         output=output,
         deposited=total,
@@ -75,7 +76,7 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
     )
     if not fair:
         return refund(order, "The deposit came late and the rate has moved too far since.")
-    return _plan_payout(order, price, total)
+    return _plan_payout(order, event.rate)
 
 
 def pay(order: Order, units: int, integrator_fee: int) -> Transition:
@@ -102,15 +103,24 @@ def _swap(order: Order, total: int) -> Transition:
         filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
         return Transition(filling, (FillChunk(0),))
     confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
-    if any(d.first_seen_at > order.terms.expires_at for d in order.unspent):
+    if any(d.rate is None for d in order.unspent):
         return Transition(confirmed, (PriceLateDeposit(),))
-    if order.terms.price.output(order.terms.direction, total) == 0:
+    output, _fee = _output(order, order.terms.price.rate)
+    if output == 0:
         return refund(order, "The deposits are worth no more than the fees of paying them out.")
-    return _plan_payout(confirmed, order.terms.price, total)
+    return _plan_payout(confirmed, order.terms.price.rate)
 
 
-def _plan_payout(order: Order, price: Price, total: int) -> Transition:
-    """Pay out what all unspent deposits, ``total`` units, bring at ``price``."""
-    direction = order.terms.direction
-    fee = price.integrator_fee(direction, total)
-    return pay(twap.take_up(order), price.output(direction, total), fee)
+def _output(order: Order, fresh: int) -> tuple[int, int]:
+    """What all unspent deposits bring, and the integrator's fee; ``fresh`` for those without rate.
+
+    In payout units.
+    """
+    terms = order.terms
+    return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))
+
+
+def _plan_payout(order: Order, fresh: int) -> Transition:
+    """Pay out what all unspent deposits bring; those without a rate at ``fresh``."""
+    output, integrator_fee = _output(order, fresh)
+    return pay(twap.take_up(order), output, integrator_fee)

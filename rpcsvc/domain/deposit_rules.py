@@ -14,6 +14,7 @@ from rpcsvc.domain import twap
 from rpcsvc.domain.deadlines import confirmation_deadline
 from rpcsvc.domain.decision import decide, undecided
 from rpcsvc.domain.order import Deposit, Order
+from rpcsvc.domain.price_lock import rate_of_deposit
 from rpcsvc.domain.refund_rules import refund_extra
 from rpcsvc.domain.refunds import leftover_in
 from rpcsvc.domain.states import DepositState, OrderStatus, TransferState
@@ -52,13 +53,14 @@ def seen_more(order: Order, event: ev.DepositSeen, _now: int) -> Transition:
 def _record_seen(order: Order, event: ev.DepositSeen) -> Order:
     known = order.deposit(event.key)
     if known is None:
-        fresh = Deposit(event.key, event.units, event.sender, event.first_seen_at)
+        rate = rate_of_deposit(order, event.first_seen_at, event.rate)
+        fresh = Deposit(event.key, event.units, event.sender, event.first_seen_at, rate=rate)
         return replace(order, deposits=(*order.deposits, fresh))
     if known.is_active:
         raise ImpossibleTransition(f"deposit {event.key.txid} is known already")
     if known.units != event.units:
         raise ImpossibleTransition(f"deposit {event.key.txid} came back with another amount")
-    # It came back after a reorganisation: the first sight of it is what counts for expires_at.
+    # It came back after a reorganisation: the first sight of it is what counts, and its rate.
     return set_deposit(order, event.key, DepositState.SEEN)
 
 

@@ -17,7 +17,7 @@ class AdvanceTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PriceLateDeposit:
-    """Fetch a fresh rate for an order whose deposit came after its quote had ended."""
+    """Fetch a fresh rate for an order with deposits that have none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,16 @@ from rpcsvc.domain.states import OrderStatus
 
 @dataclass(frozen=True, slots=True)
 class DepositSeen:
-    """The chain or its pool shows a deposit that was not there at the last look."""
+    """The chain or its pool shows a deposit that was not there at the last look.
+
+    ``rate`` is the current one in USDC units per XMR, None when there is no fresh one.
+    """
 
     key: DepositKey
     units: int
     sender: str | None
     first_seen_at: int
+    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,14 @@ class DepositRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Repriced:
-    """A fresh rate for a late deposit, in USDC units per XMR."""
+    """A fresh rate for deposits that have none, in USDC units per XMR."""
+
+    rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockBroken:
+    """The rate, in USDC units per XMR, has moved too far against the service for a price lock."""
 
     rate: int
 
@@ -132,6 +143,7 @@ Event = (
     | DepositConfirmed
     | DepositRemoved
     | Repriced
+    | LockBroken
     | ChunkFilled
     | FillingStopped
     | UpstreamReported

@@ -41,6 +41,8 @@ class Deposit:
 
     ``transfer_id`` names the payout or refund that this deposit was spent on; None while it is
     undecided. ``is_dust``: not worth the fee of sending it back; held for the operator.
+    ``rate`` in USDC units per XMR is what it is swapped at, None if that is found when the order
+    is decided (price_lock.py).
     """
 
     key: DepositKey
@@ -50,6 +52,7 @@ class Deposit:
     state: DepositState = DepositState.SEEN
     transfer_id: str | None = None
     is_dust: bool = False
+    rate: int | None = None
 
     @property
     def is_active(self) -> bool:
@@ -148,6 +151,7 @@ class Terms:
     ``refund_address``: refunds go there and nowhere else; None if none was given at creation.
     ``chain_id`` and ``chain`` are the USDC side. ``deposit_amount``, ``min_deposit`` and
     ``max_deposit`` are deposit units; ``expected_output`` and ``min_received`` payout units.
+    ``price_locked_until`` is None when the rate is locked until ``expires_at``.
     """
 
     order_id: str
@@ -173,6 +177,7 @@ class Terms:
     twap: TwapPlan | None = None
     upstream_id: str | None = None
     refund_address: str | None = None
+    price_locked_until: int | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -203,7 +208,8 @@ class Order:
     status that is not terminal: no order waits forever. ``fills`` are the chunks of a TWAP order
     so far; ``leftover`` is the part of its deposits, in deposit units, that was not swapped and
     is still to be sent back. ``refund_address`` was named by the holder of the session when a
-    refund waited for one; it is never set where the terms have one.
+    refund waited for one; it is never set where the terms have one. ``lock_broken_at`` is when the
+    price lock ended early.
     """
 
     terms: Terms
@@ -221,6 +227,14 @@ class Order:
     fills: tuple[Fill, ...] = ()
     leftover: int = 0
     report: Report | None = None
+    lock_broken_at: int | None = None
+
+    @property
+    def price_locked_until(self) -> int:
+        """Until when deposits that are first seen get the locked rate."""
+        agreed = self.terms.price_locked_until
+        lock_end = self.terms.expires_at if agreed is None else agreed
+        return lock_end if self.lock_broken_at is None else min(lock_end, self.lock_broken_at)
 
     @property
     def order_id(self) -> str:

@@ -7,6 +7,7 @@ What does not live here: where a rate comes from (rates/), which deposits count 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, mul_div_ceil, mul_div_floor
@@ -94,6 +95,16 @@ class Price:
         gross = convert_floor(direction, units, self.rate)
         fees = self.spread(direction, units) + self.integrator_fee(direction, units)
         return max(0, gross - fees)
+
+    def payout(self, direction: Direction, units_by_rate: Mapping[int, int]) -> tuple[int, int]:
+        """What is paid out for deposits at different rates, and the integrator's fee within it.
+
+        ``units_by_rate`` holds deposit units by rate; the network's fee is borne once.
+        """
+        parts = [(self.at(rate), units) for rate, units in units_by_rate.items()]
+        exchanged = sum(price.exchanged(direction, units) for price, units in parts)
+        integrator_fee = sum(price.integrator_fee(direction, units) for price, units in parts)
+        return max(0, exchanged - self.payout_fee), integrator_fee
 
     def min_received(self, direction: Direction, units: int) -> int:
         """The least that a re-priced deposit of ``units`` may bring, in payout units."""

@@ -10,6 +10,7 @@ What does not live here is what the rules of the table do:
   - deposit_rules.py: deposits that are seen, confirmed and removed, or that do not come.
   - transfer_rules.py: payouts and refunds that are signed, published, settled or failed.
   - chunk_rules.py: TWAP orders, which are swapped chunk by chunk.
+  - price_lock.py: which rate a deposit gets, and when the lock of an order ends early.
   - refund_rules.py: when an order is refunded; refunds.py: what goes back to whom.
   - deadlines.py: how long an order stays in each status.
 """
@@ -19,7 +20,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rpcsvc.domain import chunk_rules, decision, deposit_rules, refund_rules, relay, transfer_rules
+from rpcsvc.domain import (
+    chunk_rules,
+    decision,
+    deposit_rules,
+    price_lock,
+    refund_rules,
+    relay,
+    transfer_rules,
+)
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.deadlines import with_deadline
 from rpcsvc.domain.order import Order, Terms
@@ -123,12 +132,14 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.AWAITING_DEPOSIT: {
         **_undecided_rules(_S.AWAITING_DEPOSIT),
         ev.DepositSeen: Rule(deposit_rules.seen_first, (_S.DEPOSIT_DETECTED,)),
+        ev.LockBroken: Rule(price_lock.lock_broken, (_S.AWAITING_DEPOSIT,)),
         ev.DeadlinePassed: Rule(deposit_rules.expire, (_S.EXPIRED,)),
         ev.Cancelled: Rule(deposit_rules.cancel_unfunded, (_S.EXPIRED,)),
     },
     _S.DEPOSIT_DETECTED: {
         **_undecided_rules(_S.DEPOSIT_DETECTED, *_FUNDED),
         ev.DepositSeen: Rule(deposit_rules.seen_more, (_S.DEPOSIT_DETECTED,)),
+        ev.LockBroken: Rule(price_lock.lock_broken, (_S.DEPOSIT_DETECTED,)),
         ev.DepositConfirmed: Rule(
             deposit_rules.confirmed_in_detected, (_S.DEPOSIT_DETECTED, *_FUNDED)
         ),

@@ -32,6 +32,7 @@ async def capabilities(service: Service, _params: NoParams, _call: Call) -> Answ
         "operations": [_operation(op) for op in _table(service)],
         "depositPolicy": DEPOSIT_POLICY,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
+        "priceLockSeconds": None if service.relay else service.policy.price_lock // 1000,
         "rate": _rate_view(rate),
     }
     plan = action("plan", "Tell what the user wants, as far as it is known.", "swap.plan", {})

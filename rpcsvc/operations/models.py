@@ -141,6 +141,9 @@ class CapabilitiesResult(Result):
     operations: list[OperationInfo]
     deposit_policy: list[DepositPolicyRow]
     deposit_window_seconds: Seconds
+    price_lock_seconds: Annotated[
+        Seconds | None, Field(description="How long an order keeps its rate; null at an upstream.")
+    ]
     rate: Annotated[RateInfo | None, Field(description="Null while there is no rate.")]
 
 
@@ -184,6 +187,13 @@ class Quote(View):
     fees: QuoteFees
     estimated_time_seconds: Seconds
     deposit_window_seconds: Seconds
+    price_locked_until: Annotated[
+        Time | None,
+        Field(
+            description="Until when an order at this quote keeps its rate, unless the lock breaks"
+            " early; null where an upstream decides."
+        ),
+    ]
     deposit_policy: list[DepositPolicyRow]
 
 
@@ -212,6 +222,16 @@ class PlanResult(Result):
     intent: Intent
 
 
+PriceLockedUntil = Annotated[
+    Time | None,
+    Field(
+        description="Deposits first seen until then are swapped at the quoted rate, later ones at"
+        " the rate of their moment. It moves to an earlier time when the lock breaks; null where"
+        " an upstream decides."
+    ),
+]
+
+
 class FundingInstructions(View):
     """What the user has to send, where and until when (design part 3)."""
 
@@ -221,6 +241,7 @@ class FundingInstructions(View):
     asset: Asset
     network: Annotated[str, Field(description="The network to send on.")]
     chain_id: ChainId
+    price_locked_until: PriceLockedUntil
     expires_at: Time
     payment_uri: Annotated[
         str,
@@ -256,6 +277,7 @@ class OrderView(View):
         str | None,
         Field(description="Where refunds go: as given at creation, or named later; else null."),
     ]
+    price_locked_until: PriceLockedUntil
     completed_at: Time | None
     deadline_at: Annotated[
         Time | None, Field(description="When the service acts by itself; absent when terminal.")
@@ -286,6 +308,10 @@ class DepositView(View):
     amount: Decimal
     status: DepositState
     first_seen_at: Time
+    rate: Annotated[
+        Decimal | None,
+        Field(description="USDC per XMR it is swapped at; null: the rate when it is decided."),
+    ]
     use: Literal["undecided", "payout", "refund", "dust"]
 
 

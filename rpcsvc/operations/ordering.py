@@ -201,6 +201,7 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         integrator=wish.integrator.id if wish.integrator else None,
         twap=wish.twap if wish.twap and _is_cut(found, wish.twap) else None,
         refund_address=wish.refund_address,
+        price_locked_until=found.price_locked_until,
     )
 
 

@@ -56,6 +56,7 @@ class Quote:
     """A price for one amount; units are atomic, of the deposit's and the payout's asset.
 
     ``seconds``: how long the swap takes, where the one who settles it has told.
+    ``price_locked_until`` (ms): how long an order at this quote keeps its rate; None if unknown.
     """
 
     direction: Direction
@@ -69,6 +70,7 @@ class Quote:
     expected_output: int
     min_received: int
     seconds: int | None = None
+    price_locked_until: int | None = None
 
     @property
     def deposit_asset(self) -> Asset:
@@ -211,6 +213,7 @@ async def make_quote(
         maximum=maximum,
         expected_output=output,
         min_received=price.min_received(direction, amount.units),
+        price_locked_until=service.clock.now_ms() + policy.price_lock,
     )
 
 
@@ -294,5 +297,8 @@ def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
         },
         "estimatedTimeSeconds": estimated_seconds(service, quote),
         "depositWindowSeconds": service.policy.deposit_window // 1000,
+        "priceLockedUntil": None
+        if quote.price_locked_until is None
+        else iso8601(quote.price_locked_until),
         "depositPolicy": _DEPOSIT_POLICY,
     }

@@ -36,6 +36,7 @@ class Policy:
     max_swap_usd: int
     bridge_min_usd: int
     deposit_window: int
+    price_lock: int
     timeouts: Timeouts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import orjson
 
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import XMR, format_units
+from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Report, Transfer
 from rpcsvc.domain.states import (
     AGENT_STATE_OF,
@@ -21,6 +21,11 @@ from rpcsvc.operations.envelope import Json, action
 from rpcsvc.operations.service import Venue
 
 AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
+_LOCK_WARNING = (
+    "The rate is locked until priceLockedUntil, which comes earlier if the market moves far. A"
+    " deposit that is first seen later is swapped at the rate of that moment, or refunded if the"
+    " result would be below minReceived."
+)
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
 
 
@@ -58,6 +63,7 @@ def order_view(venue: Venue, order: Order, now: int) -> Json:
         **draft_order_view(order),
         "expiresAt": iso8601(order.terms.expires_at),
         "refundAddress": order.refund_to,
+        "priceLockedUntil": _price_locked_until(order),
     }
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
@@ -66,6 +72,11 @@ def order_view(venue: Venue, order: Order, now: int) -> Json:
         # Nobody should be led to an address that is not to be paid any more.
         view["attestation"] = venue.attest(order.terms)
     return view
+
+
+def _price_locked_until(order: Order) -> str | None:
+    """Until when the rate is or was locked; None for an order that an upstream settles."""
+    return None if order.terms.upstream_id is not None else iso8601(order.price_locked_until)
 
 
 def _own_report(order: Order) -> Report:
@@ -93,6 +104,7 @@ def funding_view(venue: Venue, order: Order) -> Json:
         "asset": terms.deposit_asset.symbol,
         "network": names.network,
         "chainId": names.chain_id,
+        "priceLockedUntil": _price_locked_until(order),
         "expiresAt": iso8601(terms.expires_at),
         "paymentUri": _payment_uri(order, names.chain_id, names.token),
         "warnings": _warnings(venue, order, names.network),
@@ -115,6 +127,7 @@ def _warnings(venue: Venue, order: Order, network: str) -> list[str]:
     asset = order.terms.deposit_asset.symbol
     warnings = [
         f"Send exactly this amount of {asset}, on {network} only, before expiresAt.",
+        *([] if order.terms.upstream_id else [_LOCK_WARNING]),
         "The address is for this order alone: don't send to it again later.",
         _refund_warning(order),
     ]
@@ -147,6 +160,7 @@ def deposit_view(order: Order, deposit: Deposit) -> Json:
         "amount": format_units(deposit.units, order.terms.deposit_asset),
         "status": deposit.state.value,
         "firstSeenAt": iso8601(deposit.first_seen_at),
+        "rate": None if deposit.rate is None else format_units(deposit.rate, USDC),
         "use": _use(order, deposit),
     }
 

@@ -19,8 +19,9 @@ from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
-from rpcsvc.orders.ports import DepositSighting, OrderStore, SettlementEngine
+from rpcsvc.orders.ports import DepositSighting, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.sight import Sight
 
@@ -34,8 +35,13 @@ DepositEvent = DepositSeen | DepositConfirmed | DepositRemoved
 Shown = list[tuple[str, DepositSighting]]  # with the id of the order that each is for
 
 
-def events_of(order: Order, sighting: DepositSighting) -> list[DepositEvent]:
-    """The events that bring the order's record of a deposit up to what the chain shows."""
+def events_of(
+    order: Order, sighting: DepositSighting, rate: int | None = None
+) -> list[DepositEvent]:
+    """The events that bring the order's record of a deposit up to what the chain shows.
+
+    ``rate`` is the current one, in USDC units per XMR; None when there is none.
+    """
     known = order.deposit(sighting.key)
     before = known.state if known else DepositState.REMOVED
     if before is sighting.state:
@@ -46,7 +52,7 @@ def events_of(order: Order, sighting: DepositSighting) -> list[DepositEvent]:
         before = DepositState.REMOVED
     if before is DepositState.REMOVED and sighting.state is not DepositState.REMOVED:
         events.append(
-            DepositSeen(sighting.key, sighting.units, sighting.sender, sighting.first_seen_at)
+            DepositSeen(sighting.key, sighting.units, sighting.sender, sighting.first_seen_at, rate)
         )
     if sighting.state is DepositState.CONFIRMED:
         events.append(DepositConfirmed(sighting.key))
@@ -61,12 +67,14 @@ class DepositWatcher:
         store: OrderStore,
         engine: SettlementEngine,
         processor: OrderProcessor,
+        rates: RateSource,
         aside: OrdersAside,
         clock: Clock,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
+        self._rates = rates
         self._clock = clock
         self.aside = aside
         self.sight = Sight(engine.networks, clock)
@@ -100,6 +108,13 @@ class DepositWatcher:
             or sighting.state is not DepositState.CONFIRMED
             or not self._is_over(order_id)
         ]
+
+    def _rate(self) -> int | None:
+        """The rate for a deposit that is recorded now; None: it is priced when it is decided."""
+        try:
+            return self._rates.rate().usdc_per_xmr
+        except Unavailable:
+            return None
 
     def _is_over(self, order_id: str) -> bool:
         """Whether the order's offer has run out."""
@@ -151,7 +166,7 @@ class DepositWatcher:
             order = self._store.order(order_id)
             if order is None:
                 raise LookupError(f"order {order_id} has an address, but is not in the store")
-            events = events_of(order, sighting)
+            events = events_of(order, sighting, self._rate())
             if not confirming:
                 events = [event for event in events if not isinstance(event, DepositConfirmed)]
             try:

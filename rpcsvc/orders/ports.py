@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from rpcsvc.domain.effects import Effect
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Order, Transfer
-from rpcsvc.domain.states import DepositState, OnDeadline
+from rpcsvc.domain.states import DepositState, Direction, OnDeadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,13 @@ class OrderStore(Protocol):
 
         Left out are those with ``but`` to be done at their deadline, and those that are decided by
         deposits on a network where all are ``known`` only until before their deadline (sight.py).
+        """
+        ...
+
+    def locked_beyond(self, direction: Direction, rate: int, now: int, limit: int) -> list[str]:
+        """Ids of orders that await money and whose price lock, not over at ``now``, breaks.
+
+        ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
         """
         ...
 

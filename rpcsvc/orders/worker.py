@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
@@ -58,12 +58,17 @@ class Worker:
         self._clock = clock
         self._keep_responses_ms = keep_responses_ms
         self._is_paused = is_paused
+        self._each_beat: list[Callable[[], Awaitable[int]]] = []
         self._beside = tuple(beside)
         self._beat_began: int | None = None
         self._next_cleaning = 0
         self._wake = asyncio.Event()
         self._failure: str | None = None
         self._stopping = False
+
+    def on_beat(self, part: Callable[[], Awaitable[int]]) -> None:
+        """Have ``part`` done in each beat, after deposits; it returns how much there was to do."""
+        self._each_beat.append(part)
 
     def wake(self) -> None:
         """Beat now instead of at the end of the interval."""
@@ -111,8 +116,8 @@ class Worker:
         """
         done = 0
         failures: list[Exception] = []
-        for part in (self._watcher.reconcile, self._keep_deadlines, self._start_effects,
-                     self._forget_old_responses):  # fmt: skip
+        for part in (self._watcher.reconcile, *self._each_beat, self._keep_deadlines,
+                     self._start_effects, self._forget_old_responses):  # fmt: skip
             try:
                 done += await part()
             except Exception as error:  # noqa: BLE001 - raised below

@@ -52,17 +52,18 @@ TERMS: Final = (
     "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
     "twap_chunk_usd", "twap_chunk_micros", "twap_interval_ms", "upstream_id",
     "agreed_refund_address",
+    "price_locked_until",
 )  # fmt: skip
 _STANDING: Final = (
     "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
-    "action_required", "error_message", "completed_at", "leftover",
+    "action_required", "error_message", "completed_at", "leftover", "lock_broken_at",
 )  # fmt: skip
 ORDER: Final = (*TERMS, *_STANDING)
 _VIEW: Final = ("view", "view_valid_until", "view_key")
 CHANGING: Final = (*_STANDING, *_VIEW)
 DEPOSIT: Final = (
     "network", "txid", "output_index", "order_id", "units", "sender", "first_seen_at", "state",
-    "transfer_id", "is_dust",
+    "transfer_id", "is_dust", "rate",
 )  # fmt: skip
 TRANSFER: Final = (
     "transfer_id", "order_id", "kind", "network", "asset", "address", "units", "fee", "state",
@@ -145,6 +146,7 @@ def terms_row(terms: Terms) -> Row:
             "twap_interval_ms": twap and twap.interval_ms,
             "upstream_id": terms.upstream_id,
             "agreed_refund_address": terms.refund_address,
+            "price_locked_until": terms.price_locked_until,
         }
     )
 
@@ -163,6 +165,7 @@ def changing_row(order: Order, view: StatusView | None, view_key: str) -> Row:
             "error_message": order.error_message,
             "completed_at": order.completed_at,
             "leftover": order.leftover,
+            "lock_broken_at": order.lock_broken_at,
             "view": view.body if view else b"",
             "view_valid_until": view.valid_until if view else None,
             "view_key": view_key if view else "",
@@ -186,6 +189,7 @@ def order_from(row: Row) -> Order:
         error_message=values["error_message"],
         completed_at=values["completed_at"],
         leftover=values["leftover"],
+        lock_broken_at=values["lock_broken_at"],
     )
 
 
@@ -214,6 +218,7 @@ def _terms_from(values: Mapping[str, Any]) -> Terms:
         twap=_twap_from(values),
         upstream_id=values["upstream_id"],
         refund_address=values["agreed_refund_address"],
+        price_locked_until=values["price_locked_until"],
     )
 
 
@@ -262,6 +267,7 @@ def deposit_row(order_id: str, deposit: Deposit) -> Row:
             "state": deposit.state.value,
             "transfer_id": deposit.transfer_id,
             "is_dust": int(deposit.is_dust),
+            "rate": deposit.rate,
         }
     )
 
@@ -279,6 +285,7 @@ def deposit_from(row: Row) -> Deposit:
         state=DepositState(values["state"]),
         transfer_id=values["transfer_id"],
         is_dust=bool(values["is_dust"]),
+        rate=values["rate"],
     )
 
 

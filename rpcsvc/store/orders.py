@@ -16,7 +16,7 @@ import orjson
 
 from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Fill, Order
-from rpcsvc.domain.states import OnDeadline
+from rpcsvc.domain.states import Direction, OnDeadline
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Change, PendingEffect, StoredResponse
 from rpcsvc.store.order_addresses import order_given
@@ -61,6 +61,16 @@ _SELECT_OVERDUE: Final = f"""
             (SELECT value FROM json_each(?) WHERE key = deposit_network), deadline_at))
     ORDER BY deadline_at LIMIT ?
 """  # noqa: S608 - constants
+# Of an x2u order a locked rate above the limit, of a u2x order one below it.
+_LOCKED_BEYOND: Final = """
+    SELECT order_id FROM orders WHERE direction = ? AND rate {beyond} ?
+        AND price_locked_until > ? AND price_locked_until IS NOT NULL AND lock_broken_at IS NULL
+        AND status IN ('awaiting_deposit', 'deposit_detected') LIMIT ?
+"""
+_SELECT_LOCKED_BEYOND: Final = {
+    Direction.XMR_TO_USDC: _LOCKED_BEYOND.format(beyond=">"),
+    Direction.USDC_TO_XMR: _LOCKED_BEYOND.format(beyond="<"),
+}
 # A transfer whose bytes are committed goes before any new one: it holds its wallet's inputs.
 _SELECT_EFFECTS: Final = """
     SELECT e.order_id, e.kind, e.transfer_id FROM effects e
@@ -151,6 +161,11 @@ class SqliteOrderStore(SqliteRelays):
         found = self._db.read(
             _SELECT_OVERDUE, (now, but and but.value, orjson.dumps(dict(known)).decode(), limit)
         )
+        return [order_id for (order_id,) in found]
+
+    def locked_beyond(self, direction: Direction, rate: int, now: int, limit: int) -> list[str]:
+        """Ids of unpaid orders whose price lock the rate breaks (domain/price_lock.py)."""
+        found = self._db.read(_SELECT_LOCKED_BEYOND[direction], (direction.value, rate, now, limit))
         return [order_id for (order_id,) in found]
 
     def pending_effects(self) -> list[PendingEffect]:

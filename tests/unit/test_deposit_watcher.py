@@ -14,7 +14,7 @@ from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
-from rpcsvc.orders.ports import DepositSighting, Observation
+from rpcsvc.orders.ports import DepositSighting, Observation, Rate
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import HOUR, NOW, key, terms
 
@@ -50,6 +50,9 @@ class Book:
         self.applied.append(type(event))
         return self.order_now
 
+    def rate(self) -> Rate:
+        return Rate(1, NOW, "the book")
+
     async def observe(self) -> Observation:
         return Observation(self.shown, dict.fromkeys(self.networks, NOW) if self.whole else {})
 
@@ -75,7 +78,7 @@ def test_a_deposit_that_is_seen_and_not_confirmed_yet_is_an_event_alone() -> Non
 def watcher_of(book: Book, aside: OrdersAside, now: int = NOW) -> DepositWatcher:
     anything, clock = cast("Any", book), ManualClock()
     clock.now = now
-    return DepositWatcher(anything, anything, anything, aside, clock)
+    return DepositWatcher(anything, anything, anything, anything, aside, clock)
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 2])

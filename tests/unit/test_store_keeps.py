@@ -28,7 +28,7 @@ CHANGES = {
     "orders": {
         "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
         "action_required", "error_message", "completed_at", "view", "view_valid_until", "view_key",
-        "leftover",
+        "leftover", "lock_broken_at",
     },
     "deposits": {"state", "transfer_id", "is_dust"},
     "transfers": {"state", "txid", "raw", "reason", "receipt"},
