@@ -15,20 +15,25 @@ from rpcsvc.backend import Backend
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.ids import system_random
 from rpcsvc.orders.promises import Promises
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.side import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.store.journal_replay import open_journal
+from rpcsvc.store.journaled import (
+    JournaledEvmDepositLedger,
+    JournaledEvmPaymentLedger,
+    JournaledMoneroLedger,
+)
 from rpcsvc.store.onchain_books import OnchainBooks
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from rpcsvc.store.unserved_orders import UnservedOrders
 
@@ -43,20 +48,25 @@ async def onchain_backend(
     networks = {MONERO, *(chain.name for chain in served.all())}
     # One for all: a pause that can't be written holds in this object alone.
     switch = PauseSwitch(settings.data_dir)
+    journal = PaymentJournal(
+        wiring.journal_options(settings.onchain, settings.data_dir), clock, system_random
+    )
+    await open_journal(journal, database, clock, switch)
     parts = wiring.Parts(
         data_dir=settings.data_dir,
         switch=switch,
         chains=chains,
         clock=clock,
-        monero_ledger=SqliteMoneroLedger(database),
+        monero_ledger=JournaledMoneroLedger(database, journal),
         evm_ledgers=Ledgers(
-            SqliteEvmDepositLedger(database),
-            SqliteEvmPaymentLedger(database),
+            JournaledEvmDepositLedger(database, journal),
+            JournaledEvmPaymentLedger(database, journal),
             SqliteForeignLedger(database),
             SqliteOpeningLedger(database),
         ),
         signed=OnchainBooks(database),
         unserved=UnservedOrders(database, networks).problem,
+        journal=journal,
     )
     name = settings.onchain.monero_network
     # Addresses of a regtest chain are those of mainnet.

@@ -6,6 +6,7 @@ values (settlement/onchain/wiring.py).
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BeforeValidator, SecretStr
@@ -16,6 +17,7 @@ from rpcsvc.settings_sources import (
     Flag,
     Group,
     decimal,
+    folders,
     line,
     pairs,
     whole,
@@ -35,6 +37,7 @@ UsdcOrNone = Annotated[str, decimal(6, positive=False)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Nodes = Annotated[tuple[str, ...], pairs(r"https?://[!-~]{1,290}", "arbitrum=http://10.0.0.5:8545")]
 CoinPrices = Annotated[tuple[str, ...], pairs(_DECIMAL, "ETH=2500")]
+Places = Annotated[tuple[Path, ...], BeforeValidator(folders)]
 Thresholds = Annotated[tuple[str, ...], BeforeValidator(words)]
 
 
@@ -46,7 +49,8 @@ class OnchainSettings(Group):
     in. ``finalized``: the chains whose deposits count once the node calls their block finalized.
     ``xmr_confirmations``: amount=confirmations, from 0 up. ``*_addresses``: so many deposit
     addresses are made ahead, so that orders do not wait for the wallet. ``*_floor``: below it the
-    service is degraded, and takes no order that would be paid in that asset.
+    service is degraded, and takes no order that would be paid in that asset. ``journal_places``:
+    folders that hold the payment journal too; ``journal_command`` takes its lines on stdin.
     """
 
     monero_network: Literal["mainnet", "stagenet", "testnet", "regtest"] = "mainnet"
@@ -77,6 +81,8 @@ class OnchainSettings(Group):
     usdc_per_day: Usdc = "1000000"
     xmr_floor: XmrOrNone = "0"
     usdc_floor: UsdcOrNone = "0"
+    journal_places: Places = ()
+    journal_command: Annotated[str, line(0, 300)] = ""
     audit_seconds: Annotated[int, whole(0, DAY)] = 600
     pause_on_difference: Flag = True
 

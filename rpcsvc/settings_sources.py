@@ -272,6 +272,14 @@ def words(value: object) -> tuple[str, ...]:
     return tuple(str(part) for part in _parts(value))
 
 
+def folders(value: object) -> tuple[Path, ...]:
+    """Absolute paths, of a list or a comma separated string. Raises ValueError."""
+    found = tuple(Path(part) for part in words(value))
+    if any(not path.is_absolute() for path in found):
+        raise ValueError("absolute paths of folders")
+    return found
+
+
 def parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """The IP address that ``host`` is, or None if it is a name."""
     try:

@@ -154,7 +154,14 @@ class _Work:
         """A payment for an order's transfer that no order has."""
         known = {t.transfer_id for order in self.books.orders for t in order.transfers}
         for payment in payments.values():
-            if payment.is_transfer and payment.payment_id not in known:
+            if not payment.is_transfer or payment.payment_id in known:
+                continue
+            if not self.books.from_journal.isdisjoint(payment.txids):
+                self.notes.append(
+                    f"{payment.txids[0]} paid {payment.payment_id}, which no order has: the order"
+                    " is lost, or has not planned it yet; the payment journal knows it"
+                )
+            else:
                 unit = "XMR" if payment.network == MONERO else "USDC"
                 yield Difference(
                     "payment_without_order", payment.payment_id, "0", str(payment.units), unit

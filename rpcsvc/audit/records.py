@@ -174,7 +174,10 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the database says at one moment. ``evm_addresses``: all that deposits may come to."""
+    """What the database says at one moment. ``evm_addresses``: all that deposits may come to.
+
+    ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
+    """
 
     orders: tuple[OrderEntry, ...] = ()
     payments: tuple[PaymentEntry, ...] = ()
@@ -185,6 +188,7 @@ class Books:
     monero_primary: str | None = None
     explanations: tuple[Explanation, ...] = ()
     openings: Mapping[str, Opening] = field(default_factory=dict)
+    from_journal: frozenset[str] = frozenset()
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""

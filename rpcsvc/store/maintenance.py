@@ -98,6 +98,17 @@ _BOOKS: tuple[tuple[str, str], ...] = (
 )
 
 
+def damage_of(path: Path) -> str | None:
+    """Why a file can't serve as a database; None when it can. Its schema may be older."""
+    if not path.is_file():
+        return "there is no such file"
+    try:
+        with closing(_open(path)) as reader:
+            return next(_file_problems(reader), None)
+    except sqlite3.Error as error:
+        return f"the file can't be read: {error}"
+
+
 def check_database(data_dir: Path) -> list[str]:
     """Everything that is wrong with the database file or the books; empty when all is well."""
     return list(_problems(data_dir / DATABASE_NAME))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.refunds import order_of
 from rpcsvc.store.sqlite import Tables
 
 # What can never be made any more is not counted: nor is what its order took back before it was
@@ -32,6 +34,20 @@ _SIGNED: Final = {
     "  WHERE e.payment_id = own.payment_id AND t.state = 'cancelled')",
     "USDC": "SELECT 1 FROM evm_payments WHERE payment_id = ?1",
 }
+# Payments that are out, of transfers whose ids lie between ?1 and ?2.
+_OUT: Final = (
+    "SELECT transfer_id, txid, address, units FROM monero_payments"
+    " WHERE state IN ('relaying', 'published', 'settled') AND transfer_id > ?1 AND transfer_id < ?2"
+    " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
+    " JOIN monero_payments AS p ON p.transfer_id = e.payment_id"
+    " WHERE p.state IN ('relaying', 'published', 'settled') AND e.live = 1"
+    " AND e.transfer_id > ?1 AND e.transfer_id < ?2"
+    " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
+    " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"
+    " WHERE p.state IN ('published', 'settled') AND p.payment_id > ?1 AND p.payment_id < ?2"
+)
+_KNOWN: Final = "SELECT transfer_id, state FROM transfers WHERE order_id = ?"
+_NOT_PAID: Final = ("planned", "failed", "cancelled")
 
 
 class OnchainBooks:
@@ -48,6 +64,27 @@ class OnchainBooks:
     def is_signed(self, asset: Asset, transfer_id: str) -> bool:
         """Whether a transfer has a payment on record: nothing is signed for it any more."""
         return self._db.read_one(_SIGNED[_side(asset)], (transfer_id,)) is not None
+
+    def unmatched(self, transfer: Transfer) -> str | None:
+        """A payment on record that the transfer's order does not know, in words; None: none is.
+
+        The payment journal may bring one to an order that a restored copy carries on otherwise:
+        what it pays next would be paid a second time.
+        """
+        order_id = order_of(transfer.transfer_id)
+        out = self._db.read(_OUT, (f"{order_id}/", f"{order_id}0"))
+        states = dict(self._db.read(_KNOWN, (order_id,))) if out else {}
+        for transfer_id, txid, address, units in out:
+            if transfer_id == transfer.transfer_id:
+                same = (address.lower(), units) == (transfer.address.lower(), transfer.units)
+            else:
+                same = states.get(transfer_id, "planned") not in _NOT_PAID
+            if not same:
+                return (
+                    f"{txid} paid {units} units for {transfer_id} of this order, which the database"
+                    f" has otherwise: settle it, then rpcsvc payouts close {transfer.transfer_id}"
+                )
+        return None
 
 
 def _side(asset: Asset) -> str:

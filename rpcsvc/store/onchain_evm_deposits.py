@@ -87,6 +87,15 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         )
         return [EvmAddress(*row) for row in self._db.read(sql, (index,))]
 
+    def unknown_addresses(self, to: int) -> list[int]:
+        """The indices from 1 up to ``to`` that have no address on record."""
+        sql = "SELECT count(*) FROM evm_addresses WHERE address_index <= ?"
+        if int(self._db.read_one(sql, (to,))[0]) == to:
+            return []
+        sql = "SELECT address_index FROM evm_addresses WHERE address_index <= ?"
+        known = {index for (index,) in self._db.read(sql, (to,))}
+        return [index for index in range(1, to + 1) if index not in known]
+
     def highest_address(self) -> EvmAddress | None:
         """The newest address."""
         sql = "SELECT address_index, address FROM evm_addresses ORDER BY address_index DESC LIMIT 1"
@@ -106,12 +115,20 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
 
         Raises StoreConflict when an index is there with another address.
         """
+        await self._db.write(self.adding(made))
+
+    def adding(self, made: Sequence[EvmAddress]) -> list[Statement]:
+        """The statements of ``add_addresses``."""
         statements = [Statement(_ADD_ADDRESS, (item.index, item.address)) for item in made]
-        await self._db.write([*statements, Statement(_RESERVE, (made[-1].index,))])
+        return [*statements, self.reserving(made[-1].index)]
 
     async def reserve_addresses(self, index: int) -> None:
         """Addresses up to this index may have been handed out; those above were not."""
-        await self._db.write([Statement(_RESERVE, (index,))])
+        await self._db.write([self.reserving(index)])
+
+    def reserving(self, index: int) -> Statement:
+        """The statement of ``reserve_addresses``."""
+        return Statement(_RESERVE, (index,))
 
     # --- deposits ------------------------------------------------------------------------------
 

@@ -103,16 +103,28 @@ class SqliteEvmPaymentLedger(TransferStates):
 
     async def add_payment(self, payment: EvmPayment, sweep: Sweep | None = None) -> None:
         """Commit a signed payment. Raises StoreConflict when its nonce is taken, or it is known."""
+        await self._db.write(self.adding(payment, sweep))
+
+    def adding(self, payment: EvmPayment, sweep: Sweep | None = None) -> list[Statement]:
+        """The statements of ``add_payment``."""
         statements = _payment_statements(payment)
         if sweep is not None:
             statements.append(Statement(_ADD_SWEEP, _sweep_row(sweep)))
-        await self._db.write(statements)
+        return statements
+
+    def has_transaction(self, txid: str) -> bool:
+        """Whether a payment with this transaction is on record."""
+        sql = "SELECT 1 FROM evm_attempts WHERE txid = ?"
+        return self._db.read_one(sql, (txid,)) is not None
 
     async def add_attempt(self, payment: EvmPayment, attempt: Attempt) -> None:
         """Commit one more attempt. Raises StoreConflict: it is over, or the fees do not rise."""
+        await self._db.write([self.raising(payment, attempt)])
+
+    def raising(self, payment: EvmPayment, attempt: Attempt) -> Statement:
+        """The statement of ``add_attempt``."""
         number = len(payment.attempts) + 1
-        row = _attempt_row(payment.payment_id, number, attempt)
-        await self._db.write([Statement(_ADD_ATTEMPT, row)])
+        return Statement(_ADD_ATTEMPT, _attempt_row(payment.payment_id, number, attempt))
 
     async def put_payment(self, payment: EvmPayment) -> None:
         """Change how far a payment is. Raises StoreConflict when it is over."""
@@ -121,9 +133,13 @@ class SqliteEvmPaymentLedger(TransferStates):
 
     async def withdraw(self, payment: EvmPayment, fill: EvmPayment) -> None:
         """Take back and fill, at once. Raises StoreConflict when it may have been published."""
+        await self._db.write(self.withdrawing(payment, fill))
+
+    def withdrawing(self, payment: EvmPayment, fill: EvmPayment) -> list[Statement]:
+        """The statements of ``withdraw``."""
         # The nonce has to be free before the filling payment takes it.
         freed = Statement(_WITHDRAW, (payment.payment_id,), first=True)
-        await self._db.write([freed, *_payment_statements(fill)])
+        return [freed, *_payment_statements(fill)]
 
     def _payments(self, where: str, *values: Any) -> list[EvmPayment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)

@@ -112,7 +112,11 @@ class SqliteMoneroLedger(TransferStates):
 
     async def reserve_addresses(self, minor: int) -> None:
         """Addresses up to this index may be handed out from now on."""
-        await self._db.write([Statement(_RESERVE, (minor,))])
+        await self._db.write([self.reserving(minor)])
+
+    def reserving(self, minor: int) -> Statement:
+        """The statement of ``reserve_addresses``."""
+        return Statement(_RESERVE, (minor,))
 
     def rescan_due(self) -> bool:
         """Whether the wallet has to scan the chain anew."""
@@ -202,6 +206,10 @@ class SqliteMoneroLedger(TransferStates):
         """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
         same, or pays one of its transfers.
         """
+        await self._db.write(self.adding(payment))
+
+    def adding(self, payment: Payment) -> list[Statement]:
+        """The statements of ``add_payment``."""
         name = payment.payment_id
         statements = [Statement(_ADD_PAYMENT, _payment_row(payment))]
         statements += [
@@ -209,7 +217,12 @@ class SqliteMoneroLedger(TransferStates):
             for item in payment.batch
         ]
         statements += [Statement(_ADD_IMAGE, (name, image)) for image in payment.key_images]
-        await self._db.write(statements)
+        return statements
+
+    def has_transaction(self, txid: str) -> bool:
+        """Whether a payment with this transaction is on record."""
+        sql = "SELECT 1 FROM monero_payments WHERE txid = ?"
+        return self._db.read_one(sql, (txid,)) is not None
 
     async def put_payment(self, payment: Payment) -> None:
         """Change how far a payment is. Raises StoreConflict when it is over."""

@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
+from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
 from tests.regtest.exchange import Exchange
 
 UP_SECONDS = 180
@@ -91,10 +93,23 @@ async def has_looked(stack: Exchange) -> bool:
         return all(database.execute(sql).fetchone())
 
 
-def restore(stack: Exchange, copy: Path) -> None:
-    """Put a copy in the place of the database, which is lost. No service runs."""
-    database = stack.data_dir / DATABASE_NAME
-    for suffix in ("", "-wal", "-shm"):
-        database.with_name(database.name + suffix).unlink(missing_ok=True)
-    database.write_bytes(copy.read_bytes())
-    database.chmod(0o600)
+async def restore(stack: Exchange, copy: Path) -> None:
+    """Put a copy in the place of the database; the payment journal is lost. No service runs."""
+    done = await command(stack, "db", "restore", str(copy), "--without-journal")
+    assert done.status == 0, done
+    switch = PauseSwitch(stack.data_dir)
+    assert "without a payment journal" in str(switch.reason())
+    switch.resume()
+
+
+async def restore_wallet_from_words(stack: Exchange) -> None:
+    """The wallet's file is lost, too: the keys and recipients of its payments are gone."""
+    async with stack.node as node:
+        from_height = max((await node.info()).height - 400, 0)
+    async with stack.wallet as own:
+        words = await own.seed()
+        await own.close()
+        for file in stack.wallet_rpc.directory.glob(f"{WALLET_NAME}*"):
+            file.unlink()
+        await own.restore(WALLET_NAME, WALLET_PASSWORD, words, from_height)
+        await own.refresh()

@@ -60,7 +60,7 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
     xmr_paid = await xmr_received(wallet, to)
     assert (len(usdc_paid), len(xmr_paid)) == (2, 1)  # what the user paid with came there, too
 
-    restore(stack, copy)
+    await restore(stack, copy)
     assert (await command(stack, "payouts", "pause", "--reason", "restored")).status == 0
     found = await differences(stack)
     payments = [item["hint"] for item in found if item["kind"] == "unrecorded_payment"]
@@ -113,7 +113,7 @@ async def test_a_key_from_elsewhere_proves_what_a_restored_wallet_has_forgotten(
         receipt = (await details(at, order["orderId"]))["receipt"]
         await stop(at)
     paid = await xmr_received(wallet, to)
-    restore(stack, copy)
+    await restore(stack, copy)
     await forget_keys(stack, start)
     await command(stack, "payouts", "pause", "--reason", "restored")
 
@@ -175,7 +175,7 @@ async def test_addresses_of_lost_orders_are_not_handed_out_again(
         await stop(at)
     await stack.pay_xmr(lost[0], XMR)
     await stack.pay_usdc(lost[1], 165 * USDC)
-    restore(stack, copy)
+    await restore(stack, copy)
 
     skipped = await command(stack, "onchain", "skip-addresses", "300")
     assert skipped.status == 0, skipped

@@ -74,7 +74,7 @@ async def test_what_the_copy_does_not_know_pauses_payouts_and_is_not_paid_again(
         await reaches(stack, at, second, "completed")
         await stop(at)
     paid = await received()
-    restore(stack, copy)
+    await restore(stack, copy)
 
     switch = PauseSwitch(stack.data_dir)
     async with started(stack) as at:

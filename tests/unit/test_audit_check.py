@@ -562,3 +562,13 @@ def test_deposits_that_belong_to_two_orders_are_found() -> None:
     order: OrderEntry = world.keep(world.order(X2U))
     world.keep(replace(order, order_id="ord_other"))
     assert kinds(audited(world)) == {"deposit_address"}
+
+
+def test_payment_from_the_journal_needs_no_order() -> None:
+    world = World()
+    world.pay_out(world.deposit(world.order(X2U), XMR))
+    known = frozenset(world.payments[0].txids)
+    books = replace(world.books(), from_journal=known)
+    found = check(books, world.monero(), [world.evm()])
+    assert "payment_without_order" not in kinds(found)
+    assert any("the payment journal knows it" in note for note in found.notes)

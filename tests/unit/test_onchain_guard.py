@@ -44,6 +44,9 @@ class Signed:
     def is_signed(self, _asset: Asset, _transfer_id: str) -> bool:
         return False
 
+    def unmatched(self, _transfer: Transfer) -> str | None:
+        return None
+
 
 def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
     return PayoutGuard(PauseSwitch(data_dir), CAPS, Signed(sent), Clock())

@@ -31,6 +31,7 @@ from rpcsvc.orders.ports import (
 )
 from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.guard import PayoutGuard
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.first_look import FirstLook
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.settlement.onchain.side_watch import SideWatch
@@ -44,7 +45,8 @@ class OnchainEngine:
     """Implements SettlementEngine with one side per asset.
 
     ``first_looks``: what has to be looked at once, by asset, before anything is signed for it.
-    ``unserved``: what is wrong with orders that neither side serves; None: nothing.
+    ``unserved``: what is wrong with orders that neither side serves; None: nothing. ``journal``:
+    where payments are recorded before anything else; nothing is signed while it takes none.
     """
 
     name = "onchain"
@@ -59,6 +61,7 @@ class OnchainEngine:
         poll_ms: int,
         first_looks: Mapping[Asset, FirstLook] | None = None,
         unserved: Callable[[], str | None] = lambda: None,
+        journal: PaymentJournal | None = None,
     ) -> None:
         self._sides = {side.asset: side for side in sides}
         self._watches = {side.asset: SideWatch(side) for side in sides}
@@ -67,6 +70,7 @@ class OnchainEngine:
         self._floors = floors
         self._first_looks = dict(first_looks or {})
         self._unserved = unserved
+        self._journal = journal
         self._faults: dict[Asset, str] = {}
         self.poll_ms = poll_ms
 
@@ -184,6 +188,8 @@ class OnchainEngine:
     ) -> PreparedTransfer:
         """Sign without publishing. Raises TransferRejected and errors.Unavailable."""
         self._guard.require_open()
+        if self._journal is not None:
+            await self._journal.require_ready()
         side = self._of(transfer.network)
         with self._guard.passing(transfer, companions) as together:
             if (look := self._first_looks.get(side.asset)) is not None:
@@ -211,6 +217,8 @@ class OnchainEngine:
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
         checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
         checks += [("orders", self._without_node())]
+        if self._journal is not None:
+            checks.append(("payouts", self._journal.health()))
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
         notes = [text for side in self._sides.values() for text in side.notes()]
         return Health(not wrong, "; ".join(wrong + notes) or None)

@@ -57,6 +57,10 @@ class Signed(Protocol):
         """Whether a transfer has been signed, and nothing more is signed for it."""
         ...
 
+    def unmatched(self, transfer: Transfer) -> str | None:
+        """A payment on record that the transfer's order does not know, in words; None: none is."""
+        ...
+
 
 class _Held(NamedTuple):
     """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
@@ -200,7 +204,7 @@ class PayoutGuard:
 
     def _require_within_caps(self, transfer: Transfer) -> None:
         self._held.pop(transfer.transfer_id, None)
-        problem = self._over(transfer)
+        problem = self._signed.unmatched(transfer) or self._over(transfer)
         if problem is not None:
             self._held[transfer.transfer_id] = _Held(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
@@ -210,7 +214,9 @@ class PayoutGuard:
         passed: list[Transfer] = []
         units = after.units
         for transfer in transfers:
-            if self._over(transfer, besides=units) is None:
+            if self._signed.unmatched(transfer) is None and (
+                self._over(transfer, besides=units) is None
+            ):
                 passed.append(transfer)
                 units += transfer.units
         return passed

@@ -6,6 +6,7 @@ What does not live here: anything that decides.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
+from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero.first_look import FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -57,6 +60,7 @@ class Parts:
     evm_ledgers: Ledgers
     signed: Signed
     unserved: Callable[[], str | None]
+    journal: PaymentJournal | None = None
 
 
 @asynccontextmanager
@@ -72,6 +76,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         poll_ms=settings.poll_ms,
         first_looks=_first_looks(settings, parts, clients),
         unserved=parts.unserved,
+        journal=parts.journal,
     )
     try:
         yield engine
@@ -101,6 +106,25 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
             ]
         )
     return ChainRegistry(known[name] for name in nodes)
+
+
+def journal_options(settings: OnchainSettings, data_dir: Path) -> Options:
+    """Where the payment journal is kept. Raises SettingsError."""
+    folder = data_dir / FOLDER
+    if folder in settings.journal_places:
+        raise SettingsError(
+            [
+                f"onchain.journal_places: received {folder}, where the journal is anyway; allowed:"
+                " folders on other disks"
+            ]
+        )
+    try:
+        command = tuple(shlex.split(settings.journal_command))
+    except ValueError as error:
+        raise SettingsError(
+            [f"onchain.journal_command: {error}; allowed: a program and its arguments, quoted"]
+        ) from error
+    return Options(folder, settings.journal_places, command)
 
 
 def key_path(settings: OnchainSettings, data_dir: Path) -> Path:

@@ -131,7 +131,22 @@ def _add_db(commands: Any) -> None:
     check = actions.add_parser("check", help="check the file and the books")
     backup = actions.add_parser("backup", help="copy the database while the service runs")
     backup.add_argument("destination", type=Path, metavar="DEST")
-    for action, command in ((check, _db_check), (backup, _db_backup)):
+    text = "put a copy in place, and adopt what the payment journal has besides"
+    restore = actions.add_parser("restore", help=text, description=text)
+    restore.add_argument("copy", type=Path, metavar="COPY")
+    restore.add_argument(
+        "--journal", type=Path, action="append", metavar="PATH",
+        help="a folder or file with a payment journal; may be given several times",
+    )  # fmt: skip
+    restore.add_argument(
+        "--without-journal", action="store_true",
+        help="none is left: begin a new one, with payouts paused",
+    )  # fmt: skip
+    for action, command in (
+        (check, _db_check),
+        (backup, _db_backup),
+        (restore, _db_restore),
+    ):
         add_common(action)
         action.set_defaults(command=command)
 
@@ -289,6 +304,12 @@ def _db_backup(context: Context) -> int:
     for problem in problems:
         sys.stderr.write(f"rpcsvc: the copy is made, but {problem}\n")
     return FAILED if problems else OK
+
+
+def _db_restore(context: Context) -> int:
+    from rpcsvc.transport.cli.restore import restore  # noqa: PLC0415
+
+    return restore(context)
 
 
 def _demo(context: Context) -> int:

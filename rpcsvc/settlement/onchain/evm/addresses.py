@@ -90,12 +90,22 @@ class EvmAddressPool:
                 await self._ledger.reserve_addresses(self._top - unused)
 
     async def _take_up(self, reserved_to: int) -> None:
+        await self._know_all(reserved_to)
         given_back = self._ledger.addresses_above(reserved_to)
         await self._require_ours(given_back or self._newest())
         self._top = max(reserved_to, self._top)
         if given_back:
             await self._ledger.add_addresses(given_back)
             self._add(given_back)
+
+    async def _know_all(self, reserved_to: int) -> None:
+        """Record what was handed out after the copy that the database is, if it is one: what comes
+        to those addresses has to be seen.
+        """
+        if missing := self._ledger.unknown_addresses(reserved_to):
+            log.warning("evm_addresses_recorded_anew", addresses=len(missing))
+            await self._ledger.add_addresses(await asyncio.to_thread(self._derive, missing))
+            await self._ledger.reserve_addresses(reserved_to)
 
     def _newest(self) -> list[EvmAddress]:
         newest = self._ledger.highest_address()

@@ -102,6 +102,10 @@ class EvmDepositLedger(Protocol):
         """The addresses with a higher index, in order."""
         ...
 
+    def unknown_addresses(self, to: int) -> list[int]:
+        """The indices from 1 up to ``to`` that have no address on record."""
+        ...
+
     def highest_address(self) -> EvmAddress | None:
         """The newest address."""
         ...

@@ -93,6 +93,8 @@ class AddressPool:
         highest = self._ledger.highest_address()
         if highest is not None:
             await self._bring_up(highest)
+        await self._record_reserved(highest.index.minor if highest else 0)
+        highest = self._ledger.highest_address()
         if not self._loaded:
             await self._load(highest.index.minor if highest else 0)
             self._loaded = True
@@ -135,6 +137,38 @@ class AddressPool:
             )
         if self._ledger.rescan_due():
             await self._scan()
+
+    async def _record_reserved(self, highest: int) -> None:
+        """Record addresses that were handed out after the copy that the database is, if it is one.
+
+        The payment journal tells how many. What comes to them has to be seen.
+        """
+        wallet = self._ledger.wallet()
+        missing = wallet.reserved_to - highest if wallet else 0
+        if missing <= 0:
+            return
+        log.warning("monero_addresses_recorded_anew", addresses=missing)
+        if not await self._has(highest + missing):
+            # The wallet is as old, or restored from its words: it has not looked at them.
+            await self._ledger.note_rescan_due()
+        for first in range(highest + 1, highest + missing + 1, self._options.addresses_per_call):
+            last = min(first + self._options.addresses_per_call - 1, highest + missing)
+            await self._ledger.add_addresses(await self._known_or_made(first, last))
+        if self._ledger.rescan_due():
+            await self._scan()
+
+    async def _known_or_made(self, first: int, last: int) -> list[Subaddress]:
+        """Addresses of the wallet; those that it lacks are made, the next ones in order."""
+        if await self._has(last):
+            return await self._wallet.addresses(range(first, last + 1))
+        known: list[Subaddress] = []
+        for minor in range(first, last + 1):
+            if not await self._has(minor):
+                made = await self._wallet.create_addresses(last - minor + 1)
+                await self._wallet.store()
+                return known + list(made)
+            known += await self._wallet.addresses([minor])
+        return known
 
     async def _scan(self) -> None:
         """Have the wallet scan the chain anew, or wait for the scan that is under way."""

@@ -101,6 +101,9 @@ class MoneroPayments:
             if known.state.is_over:
                 raise TransferRejected(f"its payment {known.txid} is {known.state}")
             paid = tuple(item.transfer_id for item in known.payees)
+            if known.state is not PaymentState.PREPARED:
+                # It is out: the others it pays are told when their own turn comes, or are lost.
+                paid = (transfer.transfer_id,)
             return PreparedTransfer(known.txid, known.raw, paid)
 
     async def prepare_upkeep(self, order: PaymentOrder) -> Payment:
@@ -206,6 +209,10 @@ class MoneroPayments:
         """Whether it was never handed to anyone, nor will be before its orders have committed."""
         is_ready = payment.state is PaymentState.PREPARED and payment.purpose is Purpose.TRANSFER
         return is_ready and self._states(payment) <= _NOT_COMMITTED
+
+    def _is_nobodys(self, payment: Payment) -> bool:
+        """Whether it is out and no order knows of it."""
+        return payment.state is PaymentState.PUBLISHED and self._states(payment) == {None}
 
     def _states(self, payment: Payment) -> set[TransferState | None]:
         return {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
@@ -333,7 +340,8 @@ class MoneroPayments:
     async def finish_upkeep(self) -> bool:
         """Bring the wallet's payments to itself to their end; whether one is still under way.
 
-        What its order took back is withdrawn: it would keep others waiting.
+        And those of orders that do not know of them: the payment journal brought them back. What
+        its order took back is withdrawn: it would keep others waiting.
         """
         live = (*_UNPUBLISHED, PaymentState.PUBLISHED)
         async with self._writer:
@@ -343,7 +351,7 @@ class MoneroPayments:
             outcomes = [
                 (await self.advance(item.payment_id)).outcome
                 for item in self._ledger.payments_in(*live)
-                if item.purpose is Purpose.UPKEEP
+                if item.purpose is Purpose.UPKEEP or self._is_nobodys(item)
             ]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 

@@ -1,0 +1,1 @@
+"""The payment journal: every signed payment, on disk before it can reach a network."""

@@ -1,0 +1,168 @@
+"""The payment journal's files: append durably, mirror, rotate, read.
+
+A place is a folder of files ``payments-NNNNNNNNNN.journal``, named by their first line's number.
+Files only grow. A further place holds the same bytes as the first one, or fewer. Everything blocks
+and may raise OSError.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rpcsvc.durable_files import sync_directory
+from rpcsvc.settlement.onchain.journal.lines import Line, Position, Reading, of_journal, read
+
+FOLDER: Final = "journal"
+_MODE: Final = 0o600
+_PREFIX: Final = "payments-"
+_SUFFIX: Final = ".journal"
+
+
+class JournalDamaged(Exception):
+    """A place does not hold what was written there. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A journal as read: ``name`` None when there is none. ``problem``: why it is not whole."""
+
+    name: str | None
+    lines: tuple[Line, ...]
+    problem: str | None
+    torn: int
+    files: int
+
+    @property
+    def end(self) -> Position:
+        """The last line that passed its check."""
+        return self.lines[-1].at if self.lines else Position()
+
+
+def segments(place: Path) -> list[Path]:
+    """The files of a place in order; the place itself when it is a file."""
+    if place.is_file():
+        return [place]
+    return sorted(place.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+
+def segment_name(first_line: int) -> str:
+    """What the file is called that begins with a line."""
+    return f"{_PREFIX}{first_line:010}{_SUFFIX}"
+
+
+def read_place(place: Path, since: int = 0) -> Found:
+    """Read a journal, from the file on that has the line after ``since``."""
+    files = segments(place)
+    first = max((i for i, file in enumerate(files) if _first_line(file) <= since + 1), default=0)
+    found: Reading = read(b"".join(file.read_bytes() for file in files[first:]))
+    name = next(of_journal(found.lines), None)
+    problem = found.problem
+    if files and name is None and problem is None:
+        problem = "no line of it can be read"
+    return Found(name, found.lines, problem, found.torn, len(files))
+
+
+def _first_line(file: Path) -> int:
+    digits = file.name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    return int(digits) if digits.isdecimal() else 0
+
+
+class PlaceWriter:
+    """Appends to one place. Not for two writers at once: the data directory's lock sees to it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._fd: int | None = None
+        self._file: Path | None = None
+
+    def open(self, name: str) -> None:
+        """Go on in a file of this name, which is made if it is not there."""
+        self.close()
+        make_place(self.place)
+        self._file = self.place / name
+        self._fd = _open_for_append(self._file)
+        sync_directory(self.place)
+
+    def append(self, data: bytes) -> None:
+        """Write, on disk when this returns. After a failure the file has to be opened again."""
+        if self._fd is None or self._file is None:
+            raise JournalDamaged(f"no file is open in {self.place}")
+        try:
+            _require_in_place(self._file, self._fd)
+            _write_all(self._fd, data)
+            os.fsync(self._fd)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """The name of the file that is written to."""
+        return "" if self._file is None else self._file.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file that is written to."""
+        return 0 if self._fd is None else os.fstat(self._fd).st_size
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be appended to."""
+        return self._fd is not None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = self._file = None
+
+
+def _require_in_place(path: Path, fd: int) -> None:
+    """Whoever removes the file or mounts over it takes the journal away. Raises JournalDamaged."""
+    if path.stat().st_ino != os.fstat(fd).st_ino:
+        raise JournalDamaged(f"{path} was replaced")
+
+
+def make_place(place: Path) -> None:
+    """Make the folder, which only its owner can read, if it is not there."""
+    if not place.is_dir():
+        place.mkdir(mode=0o700)
+        sync_directory(place.parent)
+
+
+def mirror(source: Path, target: Path) -> None:
+    """Bring ``target`` up to the bytes of ``source``. Raises JournalDamaged when it has others."""
+    make_place(target)
+    files = segments(source)
+    for file in files:
+        copy = target / (segment_name(1) if source.is_file() else file.name)
+        size = copy.stat().st_size if copy.is_file() else 0
+        if size == 0 or size != file.stat().st_size or file == files[-1]:
+            _mirror_file(file, copy, size)
+    sync_directory(target)
+
+
+def _mirror_file(file: Path, copy: Path, size: int) -> None:
+    data = file.read_bytes()
+    if size and copy.read_bytes() != data[:size]:
+        raise JournalDamaged(f"{copy} does not hold the same as {file}")
+    fd = _open_for_append(copy)
+    try:
+        _write_all(fd, data[size:])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _open_for_append(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, _MODE)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

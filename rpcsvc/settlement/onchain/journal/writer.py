@@ -1,0 +1,399 @@
+"""The payment journal: records each signed payment durably before its database commit.
+
+One line at a time: written and synced, then committed to the database together with the line's
+position. So no payment can reach a network whose line is not on disk, and every line up to the
+database's position is in the database. Without a journal that is whole nothing is recorded, and so
+nothing is signed, published or swept (docs/adr/0011-payment-journal.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.errors import Unavailable
+from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.ports import Health
+from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
+from rpcsvc.settlement.onchain.journal.files import (
+    Found,
+    JournalDamaged,
+    PlaceWriter,
+    mirror,
+    read_place,
+    segment_name,
+    segments,
+)
+from rpcsvc.settlement.onchain.journal.lines import RESUME, Line, Position, encode, header
+
+log = structlog.get_logger(__name__)
+
+SEGMENT_BYTES: Final = 16 * 1024 * 1024
+_RETRY_MS: Final = 30_000
+_PLACE_SECONDS: Final = 10.0
+_NAME_BYTES: Final = 8
+# What a failed attempt to write may have left on disk all the same: a header, and a line.
+_OWN_LINES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Up to which line of which journal the database has everything."""
+
+    journal: str
+    at: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Where the journal is kept. ``places``: further folders. ``command``: takes a line on stdin.
+
+    With either, one of them must take each line beside ``folder``.
+    """
+
+    folder: Path
+    places: tuple[Path, ...] = ()
+    command: tuple[str, ...] = ()
+    segment_bytes: int = SEGMENT_BYTES
+
+
+class PaymentJournal:
+    """Opened once, then written by one process. ``random`` names a new journal."""
+
+    def __init__(
+        self,
+        options: Options,
+        clock: Clock,
+        random: RandomBytes,
+        *,
+        steady: Callable[[], int] = steady_ms,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._random = random
+        self._steady = steady
+        self._first = PlaceWriter(options.folder)
+        self._further: list[_Further] = [_Folder(options.folder, each) for each in options.places]
+        if options.command:
+            self._further.append(_Command(options.command))
+        self._mark: Mark | None = None
+        self._unread: tuple[Line, ...] = ()
+        self._is_opened = False
+        self._end = Position()
+        self._name = ""
+        self._problem: str | None = "it is not open yet"
+        self._failed_at: int | None = None
+        self._unsettled: tuple[VoidEntry, Callable[[], bool]] | None = None
+        self._one = asyncio.Lock()
+
+    # --- opening -------------------------------------------------------------------------------
+
+    async def open(self, mark: Mark | None) -> tuple[Line, ...]:
+        """Open for writing; the lines that a database with this mark does not have yet.
+
+        A journal that is missing, damaged or another one is a matter of ``health``; nothing can be
+        recorded then.
+        """
+        self._mark = mark
+        await asyncio.to_thread(self._try_to_open)
+        self._is_opened = True
+        return () if self._problem else self._unread
+
+    def _try_to_open(self) -> None:
+        try:
+            self._open()
+            self._problem = None
+        except (OSError, JournalDamaged) as error:
+            self._failed(error)
+
+    def _open(self) -> None:
+        folder = self._options.folder
+        since = self._mark.at.line if self._mark else 0
+        best = max((*self._options.places, folder), key=lambda place: _end_of(place, since).line)
+        if _end_of(best, since).line > _end_of(folder, since).line:
+            mirror(best, folder)
+        found = read_place(folder, since)
+        self._require_whole(found)
+        self._name = found.name or self._random(_NAME_BYTES).hex()
+        self._end = found.end
+        self._unread = tuple(line for line in found.lines if line.at.line > since)
+        self._resume(found)
+
+    def _require_whole(self, found: Found) -> None:
+        """Raises JournalDamaged."""
+        mark, end = self._mark, found.end
+        if found.problem is not None:
+            raise JournalDamaged(found.problem)
+        known = max(self._end.line, mark.at.line if mark else 0)
+        if known and not found.lines:
+            raise JournalDamaged(f"it is missing; the database knows {known} lines of it")
+        if end.line < known:
+            raise JournalDamaged(f"it ends at line {end.line}; the database knows {known} lines")
+        if self._is_opened and end.line > known + _OWN_LINES:
+            raise JournalDamaged("it is ahead of the database: restart the service")
+        if mark is None:
+            return
+        same = any(line.at == mark.at for line in found.lines)
+        if found.name != mark.journal or not same:
+            raise JournalDamaged(
+                f"it is journal {found.name}, or another version of it; the database belongs to"
+                f" journal {mark.journal}"
+            )
+
+    def _resume(self, found: Found) -> None:
+        files = segments(self._options.folder)
+        self._first.open(files[-1].name if files else segment_name(1))
+        if found.torn:
+            self._write(RESUME)
+        if found.torn or not found.lines:
+            self._write_header()
+
+    def _write_header(self) -> None:
+        body = header(self._end, self._name, self._clock.now_ms())
+        data, at = encode(self._end, body)
+        self._write(data)
+        self._end = at
+
+    def _write(self, data: bytes) -> None:
+        self._first.append(data)
+
+    def _rotate(self) -> None:
+        if self._first.size >= self._options.segment_bytes:
+            self._first.open(segment_name(self._end.line + 1))
+            self._write_header()
+
+    # --- recording -----------------------------------------------------------------------------
+
+    async def record(
+        self,
+        entry: Entry,
+        commit: Callable[[Mark], Awaitable[None]],
+        undo: tuple[VoidEntry, Callable[[], bool]] | None = None,
+    ) -> None:
+        """Write the entry's line, then ``commit``. It goes on when the caller is cancelled.
+
+        ``undo``: what voids the line if the commit fails, and whether it went through after all.
+        Raises errors.Unavailable when the line is not on disk, and what ``commit`` raises.
+        """
+        recording = asyncio.create_task(self._record(entry, commit, undo), name="journal")
+        recording.add_done_callback(_retrieve)
+        await asyncio.shield(recording)
+
+    async def _record(
+        self,
+        entry: Entry,
+        commit: Callable[[Mark], Awaitable[None]],
+        undo: tuple[VoidEntry, Callable[[], bool]] | None,
+    ) -> None:
+        async with self._one:
+            await self._settle()
+            self._unsettled = undo
+            await self._append(entry)
+            mark = Mark(self._name, self._end)
+            await commit(mark)
+            self._mark, self._unsettled = mark, None
+
+    async def _settle(self) -> None:
+        """Void the line whose commit failed. It was not published: that needs the commit."""
+        if self._unsettled is None:
+            return
+        void, is_committed = self._unsettled
+        if not is_committed():
+            await self._append(void)
+        self._unsettled = None
+
+    async def _append(self, entry: Entry) -> None:
+        data = await asyncio.to_thread(self._append_to_first, to_body(entry))
+        if self._further:
+            await asyncio.gather(*(each.offer(data, self._steady()) for each in self._further))
+            if not any(each.problem is None for each in self._further):
+                raise Unavailable("No further place takes the payment journal. Try again later.")
+
+    def _append_to_first(self, body: dict[str, object]) -> bytes:
+        """Raises errors.Unavailable."""
+        if self._problem is not None:
+            self._try_to_open()
+        if self._problem is None:
+            try:
+                self._rotate()
+                data, at = encode(self._end, body)
+                self._write(data)
+            except (OSError, JournalDamaged) as error:
+                self._failed(error)
+            else:
+                self._end = at
+                return data
+        raise _unavailable()
+
+    def _failed(self, error: Exception) -> None:
+        self._first.close()
+        text = _words(error)
+        if self._problem != text:
+            log.warning("payment_journal_unusable", reason=text, folder=str(self._options.folder))
+        self._problem, self._failed_at = text, self._steady()
+
+    # --- how it is -----------------------------------------------------------------------------
+
+    async def require_ready(self) -> None:
+        """Raise errors.Unavailable while nothing can be recorded; every 30 s it tries again."""
+        if self._problem is None:
+            return
+        since = self._failed_at
+        if since is not None and self._steady() - since >= _RETRY_MS:
+            async with self._one:
+                await asyncio.to_thread(self._try_to_open)
+        if self._problem is not None:
+            raise _unavailable()
+
+    def health(self) -> Health:
+        """Whether every place takes lines; if not, which does not and what follows from it."""
+        if self._problem is not None:
+            return Health(
+                False,
+                f"the payment journal in {self._options.folder} can't be used ({self._problem}):"
+                " payouts wait. Put it back, or see docs/restore.md",
+            )
+        failing = [each for each in self._further if each.problem is not None]
+        if not failing:
+            return Health(True)
+        waits = "payouts wait" if len(failing) == len(self._further) else "payouts go on"
+        what = "; ".join(f"{each.name} ({each.problem})" for each in failing)
+        return Health(False, f"the payment journal does not reach {what}: {waits}")
+
+    @property
+    def mark(self) -> Mark:
+        """The last line."""
+        return Mark(self._name, self._end)
+
+    async def close(self) -> None:
+        """Let go of the files, after what is being recorded."""
+        async with self._one:
+            self._first.close()
+            for each in self._further:
+                each.close()
+
+
+def _words(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable("The payment journal can't be written. Payouts wait. Try again later.")
+
+
+def _end_of(place: Path, since: int) -> Position:
+    """Where a place ends; at the start when it can't be read."""
+    try:
+        return read_place(place, since).end
+    except OSError:
+        return Position()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Whoever began it may have been cancelled: its failure is his no more."""
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        log.info("journal_line_not_committed", reason=str(failure))
+
+
+# --- further places --------------------------------------------------------------------------
+
+
+class _Further:
+    """A further place. One that fails is left alone for 30 s; one that hangs until it answers."""
+
+    name = ""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self._failed_at = 0
+        self._busy: asyncio.Future[None] | None = None
+
+    async def offer(self, data: bytes, now: int) -> None:
+        """Have it take a line; ``problem`` says whether it did."""
+        is_busy = self._busy is not None and not self._busy.done()
+        if is_busy or (self.problem is not None and now - self._failed_at < _RETRY_MS):
+            self.missed(data)
+            return
+        self._busy = asyncio.ensure_future(asyncio.to_thread(self.take, data))
+        try:
+            async with asyncio.timeout(_PLACE_SECONDS):
+                await asyncio.shield(self._busy)
+            self.problem = None
+        except (OSError, JournalDamaged, TimeoutError) as error:
+            self.problem = _words(error) or f"no answer within {_PLACE_SECONDS:.0f} s"
+            self._failed_at = now
+            log.warning("payment_journal_place_failed", place=self.name, reason=self.problem)
+
+    def take(self, data: bytes) -> None:
+        """Write a line, and what was missed. Raises OSError and JournalDamaged."""
+        raise NotImplementedError
+
+    def missed(self, data: bytes) -> None:
+        """Note a line that it was not offered."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class _Folder(_Further):
+    """A folder on another disk: what it missed is copied from the first one."""
+
+    def __init__(self, source: Path, place: Path) -> None:
+        super().__init__()
+        self.name = str(place)
+        self._source = source
+        self._place = place
+        self._writer = PlaceWriter(place)
+        self._is_behind = True
+
+    def take(self, data: bytes) -> None:
+        newest = segments(self._source)[-1].name
+        is_next = self._writer.is_open and self._writer.name == newest
+        if is_next and not self._is_behind:
+            self._writer.append(data)
+            return
+        self._is_behind = False
+        self._writer.close()
+        mirror(self._source, self._place)  # with this line
+        self._writer.open(newest)
+
+    def missed(self, data: bytes) -> None:  # noqa: ARG002 - it is copied with all others
+        self._is_behind = True
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Command(_Further):
+    """A command that takes lines on stdin and exits with 0 when they are safe."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        super().__init__()
+        self.name = argv[0]
+        self._argv = list(argv)
+        self._waiting: list[bytes] = []
+
+    def take(self, data: bytes) -> None:
+        import subprocess  # noqa: PLC0415 - few services have one
+
+        self._waiting.append(data)
+        count = len(self._waiting)
+        try:
+            done = subprocess.run(  # noqa: S603 - the operator's own setting
+                self._argv, input=b"".join(self._waiting[:count]), capture_output=True,
+                timeout=_PLACE_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise JournalDamaged(f"no end within {_PLACE_SECONDS:.0f} s") from error
+        if done.returncode != 0:
+            raise JournalDamaged(f"exit status {done.returncode}")
+        del self._waiting[:count]
+
+    def missed(self, data: bytes) -> None:
+        self._waiting.append(data)

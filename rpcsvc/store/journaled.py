@@ -1,0 +1,167 @@
+"""The wallets' ledgers with the payment journal before them.
+
+What may lead to a publication, or hands out an address, is in the journal before it is committed;
+what ends one is in the journal after. A line that is missing then says too little has ended, never
+too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import structlog
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm import payment_ledger as evm
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.journal.entries import (
+    EVM_ADDRESSES,
+    AddressesEntry,
+    AttemptEntry,
+    Entry,
+    EvmEntry,
+    MoneroEntry,
+    SweptEntry,
+    VoidEntry,
+)
+from rpcsvc.settlement.onchain.journal.lines import Position
+from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
+from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Statement, Tables
+
+log = structlog.get_logger(__name__)
+
+_PUT_MARK: Final = (
+    "INSERT INTO payment_journal (id, journal, line, sum) VALUES (1, ?, ?, ?)"
+    " ON CONFLICT (id) DO UPDATE SET journal = excluded.journal, line = excluded.line,"
+    " sum = excluded.sum"
+)
+_MARK: Final = "SELECT journal, line, sum FROM payment_journal"
+
+
+def mark_of(database: Tables) -> Mark | None:
+    """Up to which line of which journal the database has everything; None: of none."""
+    row = database.read_one(_MARK)
+    return Mark(row[0], Position(row[1], row[2])) if row else None
+
+
+def put_mark(mark: Mark) -> Statement:
+    """The statement that records a mark."""
+    return Statement(_PUT_MARK, (mark.journal, mark.at.line, mark.at.sum))
+
+
+async def forget_mark(database: Tables) -> None:
+    """Have the database belong to no journal: the next one begins anew."""
+    await database.write([Statement("DELETE FROM payment_journal", ())])
+
+
+async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None:
+    """Record what is committed already. A line that is not written is no danger: see above."""
+    try:
+        await journal.record(entry, lambda mark: database.write([put_mark(mark)]))
+    except Unavailable as reason:
+        log.warning("journal_line_missing", entry=type(entry).__name__, reason=reason.message)
+
+
+class JournaledMoneroLedger(SqliteMoneroLedger):
+    """The MoneroLedger port over a Database and a journal."""
+
+    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
+        super().__init__(database)
+        self._journal = journal
+
+    async def add_payment(self, payment: monero.Payment) -> None:
+        """Record and commit a signed payment. Raises as the ledger without a journal does."""
+        wallet = self.wallet()
+        entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
+        void = VoidEntry(payment.payment_id, payment.txid)
+        await self._journal.record(
+            entry,
+            lambda mark: self._db.write([*self.adding(payment), put_mark(mark)]),
+            (void, lambda: self.has_transaction(payment.txid)),
+        )
+
+    async def put_payment(self, payment: monero.Payment) -> None:
+        """Change how far a payment is."""
+        await super().put_payment(payment)
+        if payment.state.is_over:
+            void = VoidEntry(payment.payment_id, payment.txid)
+            await _note(self._db, self._journal, void)
+
+    async def reserve_addresses(self, minor: int) -> None:
+        """Addresses up to this index may be handed out from now on."""
+        await self._journal.record(
+            AddressesEntry(monero.NETWORK, minor),
+            lambda mark: self._db.write([self.reserving(minor), put_mark(mark)]),
+        )
+
+
+class JournaledEvmDepositLedger(SqliteEvmDepositLedger):
+    """The EvmDepositLedger port over a Database and a journal."""
+
+    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
+        super().__init__(database)
+        self._journal = journal
+
+    async def add_addresses(self, made: Sequence[EvmAddress]) -> None:
+        """Record addresses, and that all up to the last may be handed out from now on."""
+        await self._journal.record(
+            AddressesEntry(EVM_ADDRESSES, made[-1].index),
+            lambda mark: self._db.write([*self.adding(made), put_mark(mark)]),
+        )
+
+    async def reserve_addresses(self, index: int) -> None:
+        """Addresses up to this index may have been handed out; those above were not."""
+        await self._journal.record(
+            AddressesEntry(EVM_ADDRESSES, index),
+            lambda mark: self._db.write([self.reserving(index), put_mark(mark)]),
+        )
+
+
+class JournaledEvmPaymentLedger(SqliteEvmPaymentLedger):
+    """The EvmPaymentLedger port over a Database and a journal."""
+
+    def __init__(self, database: Tables, journal: PaymentJournal) -> None:
+        super().__init__(database)
+        self._journal = journal
+
+    async def add_payment(self, payment: evm.EvmPayment, sweep: evm.Sweep | None = None) -> None:
+        """Record and commit a signed payment. Raises as the ledger without a journal does."""
+        await self._journal.record(
+            EvmEntry(payment, sweep),
+            lambda mark: self._db.write([*self.adding(payment, sweep), put_mark(mark)]),
+            self._undo(payment),
+        )
+
+    async def add_attempt(self, payment: evm.EvmPayment, attempt: evm.Attempt) -> None:
+        """Record and commit one more attempt. It has the payment's nonce: nothing voids it."""
+        await self._journal.record(
+            AttemptEntry(payment.payment_id, attempt),
+            lambda mark: self._db.write([self.raising(payment, attempt), put_mark(mark)]),
+        )
+
+    async def withdraw(self, payment: evm.EvmPayment, fill: evm.EvmPayment) -> None:
+        """Take back and fill, at once."""
+        await self._journal.record(
+            EvmEntry(fill, fills=payment.payment_id),
+            lambda mark: self._db.write([*self.withdrawing(payment, fill), put_mark(mark)]),
+            self._undo(fill),
+        )
+        void = VoidEntry(payment.payment_id, payment.attempts[0].txid)
+        await _note(self._db, self._journal, void)
+
+    async def put_sweep(self, sweep: evm.Sweep) -> None:
+        """Record how a sweep ended."""
+        await super().put_sweep(sweep)
+        ended = SweptEntry(
+            sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken
+        )
+        await _note(self._db, self._journal, ended)
+
+    def _undo(self, payment: evm.EvmPayment) -> tuple[VoidEntry, Callable[[], bool]]:
+        txid = payment.attempts[0].txid
+        return VoidEntry(payment.payment_id, txid), lambda: self.has_transaction(txid)

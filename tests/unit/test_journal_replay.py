@@ -1,0 +1,276 @@
+"""An older copy of the database and its payment journal: what was signed since is adopted."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import Direction, TransferState
+from rpcsvc.domain.transition import open_order
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settlement.onchain.evm import payment_ledger as evm
+from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.journal.files import FOLDER
+from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
+from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.journal_replay import Adopted, open_journal
+from rpcsvc.store.journaled import (
+    JournaledEvmDepositLedger,
+    JournaledEvmPaymentLedger,
+    JournaledMoneroLedger,
+)
+from rpcsvc.store.onchain_books import OnchainBooks
+from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.sqlite import DATABASE_NAME, Database
+from tests.sandbox import ManualClock
+from tests.unit.test_transition import NOW, key, terms
+
+HOT = "0x" + "ab" * 20
+WALLET = monero.WalletRecord("mainnet", "4primary", 0)
+
+
+class Books:
+    """A database with its journal, both open."""
+
+    def __init__(self, data_dir: Path, database: Database, journal: PaymentJournal) -> None:
+        self.data_dir = data_dir
+        self.db = database
+        self.monero = JournaledMoneroLedger(database, journal)
+        self.evm = JournaledEvmPaymentLedger(database, journal)
+        self.addresses = JournaledEvmDepositLedger(database, journal)
+        self.store = SqliteOrderStore(database, lambda: "")
+        self.clock = ManualClock()
+        self.clock.now = NOW
+        self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)
+        self.adopted = Adopted()
+
+    async def ordered(self, direction: Direction) -> Order:
+        order = open_order(terms(direction))
+        await self.processor.open(order, None, None)
+        return order
+
+    async def funded(self, order: Order) -> Order:
+        amount = order.terms.deposit_amount
+        await self.processor.apply(order.order_id, ev.DepositSeen(key(1), amount, "sender", NOW))
+        return await self.processor.apply(order.order_id, ev.DepositConfirmed(key(1)))
+
+    def copy(self, to: Path) -> Path:
+        with (
+            closing(sqlite3.connect(self.data_dir / DATABASE_NAME)) as source,
+            closing(sqlite3.connect(to)) as target,
+        ):
+            source.backup(target)
+        return to
+
+
+@asynccontextmanager
+async def opened(data_dir: Path) -> AsyncIterator[Books]:
+    database = await Database.open(data_dir)
+    options = Options(data_dir / FOLDER)
+    journal = PaymentJournal(options, ManualClock(), lambda n: b"\x0a" * n)
+    books = Books(data_dir, database, journal)
+    try:
+        books.adopted = await open_journal(journal, database, books.clock, PauseSwitch(data_dir))
+        yield books
+    finally:
+        await journal.close()
+        await database.close()
+
+
+def put_back(data_dir: Path, copy: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        (data_dir / (DATABASE_NAME + suffix)).unlink(missing_ok=True)
+    shutil.copyfile(copy, data_dir / DATABASE_NAME)
+
+
+def xmr_payment(order: Order, txid: str, *others: monero.Payee) -> monero.Payment:
+    planned = order.transfers[0]
+    mine = monero.Payee(planned.transfer_id, planned.address, planned.units)
+    batch = (mine, *others) if others else ()
+    return monero.Payment(
+        f"batch_{txid}" if batch else planned.transfer_id, monero.Purpose.TRANSFER,
+        planned.address, planned.units + sum(item.units for item in others), 5, txid, "02ff",
+        "metadata", "key", (f"image-{txid}",), NOW, batch=batch,
+    )  # fmt: skip
+
+
+def evm_payment(name: str, units: int, to: str, nonce: int, **more: evm.Purpose) -> evm.EvmPayment:
+    purpose = more.get("purpose", evm.Purpose.TRANSFER)
+    order = evm.PaymentOrder(name, purpose, to, units, HOT, b"\x01", 60_000)
+    attempt = evm.Attempt(f"0x{nonce:064x}", "02", 100, 1, NOW)
+    return evm.EvmPayment("arbitrum", HOT, nonce, order, (attempt,), NOW)
+
+
+async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+        copy = books.copy(tmp_path / "copy.db")
+        lost = monero.Payee("ord_lost/payout/1", "4lost", 7)
+        await books.monero.add_payment(xmr_payment(order, "aa", lost))
+    for _ in range(2):
+        put_back(tmp_path, copy)
+        async with opened(tmp_path) as books:
+            name = order.transfers[0].transfer_id
+            assert books.adopted.payments == ["batch_aa"]
+            assert (books.adopted.orders, books.adopted.lost) == ([name], [lost.transfer_id])
+            transfer = books.store.order(order.order_id).transfer(name)  # type: ignore[union-attr]
+            assert transfer is not None
+            assert (transfer.state, transfer.txid) == (TransferState.PUBLISHED, "aa")
+            paid = books.monero.payment(lost.transfer_id)
+            assert paid is not None
+            assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
+    async with opened(tmp_path) as books:
+        assert books.adopted == Adopted()
+
+
+async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.ordered(Direction.USDC_TO_XMR)
+        copy = books.copy(tmp_path / "copy.db")
+        order = await books.funded(order)
+        await books.monero.add_payment(xmr_payment(order, "aa"))
+    put_back(tmp_path, copy)
+    async with opened(tmp_path) as books:
+        assert books.adopted.orders == books.adopted.lost == []
+        planned = (await books.funded(order)).transfers[0]
+        signed = OnchainBooks(books.db)
+        assert signed.is_signed(planned.asset, planned.transfer_id)
+        assert signed.unmatched(planned) is None
+        other = replace(planned, units=planned.units - 1)
+        assert "aa paid" in str(signed.unmatched(other))
+        refund = replace(planned, transfer_id=f"{order.order_id}/refund/1")
+        assert "aa paid" in str(signed.unmatched(refund)), "the copy's order does not know of it"
+
+
+async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+        before = books.copy(tmp_path / "copy.db")
+        await books.monero.add_payment(xmr_payment(order, "aa"))
+    put_back(tmp_path, before)  # as if the commit had not come
+    async with opened(tmp_path) as books:
+        paid = books.monero.payment(order.transfers[0].transfer_id)
+        assert paid is not None
+        assert paid.state is monero.PaymentState.PUBLISHED, "it is looked for, and published"
+
+
+async def test_withdrawn_payment_is_not_brought_back(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+        before = books.copy(tmp_path / "before.db")
+        first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
+        await books.monero.add_payment(first)
+        prepared = books.copy(tmp_path / "prepared.db")
+        await books.monero.put_payment(replace(first, state=monero.PaymentState.WITHDRAWN))
+        await books.monero.add_payment(xmr_payment(order, "bb"))
+    for copy in (before, prepared):
+        put_back(tmp_path, copy)
+        async with opened(tmp_path) as books:
+            paid = books.monero.payment(order.transfers[0].transfer_id)
+            assert paid is not None
+            assert paid.txid == "bb"
+            assert books.adopted.payments == [paid.payment_id]
+
+
+async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        order = await books.funded(await books.ordered(Direction.XMR_TO_USDC))
+        planned = order.transfers[0]
+        before = books.copy(tmp_path / "before.db")
+        payment = evm_payment(planned.transfer_id, planned.units, planned.address, 4)
+        await books.evm.add_payment(payment)
+        signed = books.copy(tmp_path / "signed.db")
+        await books.evm.add_attempt(payment, evm.Attempt("0xraised", "03", 200, 2, NOW))
+    for copy in (before, signed):
+        put_back(tmp_path, copy)
+        async with opened(tmp_path) as books:
+            found = books.evm.payment(planned.transfer_id)
+            assert found is not None
+            assert [item.txid for item in found.attempts][1:] == ["0xraised"]
+            assert found.state is evm.PaymentState.PUBLISHED
+            assert books.evm.next_nonce("arbitrum", HOT) == 5
+
+
+async def test_filled_nonce_stays_filled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        before = books.copy(tmp_path / "before.db")
+        payment = evm_payment("ord_1/payout/1", 7, HOT, 4)
+        await books.evm.add_payment(payment)
+        signed = books.copy(tmp_path / "signed.db")
+        fill = evm_payment("fill-arbitrum-4", 0, HOT, 4, purpose=evm.Purpose.FILL)
+        fill = replace(fill, attempts=(replace(fill.attempts[0], txid="0xfill"),))
+        await books.evm.withdraw(payment, fill)
+    for copy in (before, signed):
+        put_back(tmp_path, copy)
+        async with opened(tmp_path) as books:
+            assert books.adopted.payments == ["fill-arbitrum-4"]
+            (live,) = books.evm.payments_in("arbitrum", evm.PaymentState.PUBLISHED)
+            assert live.payment_id == "fill-arbitrum-4"
+
+
+async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.addresses.adopt_wallet(HOT)
+        before = books.copy(tmp_path / "before.db")
+        await books.addresses.add_addresses([EvmAddress(1, "0x01"), EvmAddress(2, "0x02")])
+        for serial in (1, 2):
+            name = f"sweep-arbitrum-2-{serial}"
+            payment = evm_payment(name, 9, HOT, serial, purpose=evm.Purpose.SWEEP)
+            sweep = evm.Sweep("arbitrum", 2, serial, "0x02", evm.SweepMethod.RECEIVE, 9, "aa", name)
+            await books.evm.add_payment(payment, sweep)
+            if serial == 1:
+                done = replace(sweep, state=evm.SweepState.DONE, taken=9)
+                await books.evm.put_sweep(done)
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        assert books.adopted.refused == []
+        assert [item.serial for item in books.evm.sweeps_under_way("arbitrum")] == [2]
+        assert books.addresses.unknown_addresses(2) == [1]
+        wallet = books.addresses.wallet()
+        assert wallet is not None
+        assert wallet.reserved_to == 2
+
+
+async def test_addresses_handed_out_since_are_left_out(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        await books.addresses.adopt_wallet(HOT)
+        copy = books.copy(tmp_path / "copy.db")
+        await books.monero.reserve_addresses(300)
+        await books.addresses.add_addresses([EvmAddress(i, f"0x{i}") for i in range(1, 65)])
+        await books.addresses.reserve_addresses(40)
+    put_back(tmp_path, copy)
+    async with opened(tmp_path) as books:
+        xmr, usdc = books.monero.wallet(), books.addresses.wallet()
+        assert xmr is not None
+        assert usdc is not None
+        assert (xmr.reserved_to, usdc.reserved_to) == (300, 64)
+
+
+async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        copy = books.copy(tmp_path / "copy.db")
+        await books.evm.add_payment(evm_payment("ord_1/payout/1", 7, HOT, 4))
+    put_back(tmp_path, copy)
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as other:
+        other.execute(
+            "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient,"
+            " units, contract, data, gas, prepared_at, state) VALUES"
+            " ('ord_2/payout/1', 'arbitrum', ?, 4, 'transfer', ?, 7, ?, '', 1, 1, 'prepared')",
+            (HOT, HOT, HOT),
+        )
+        other.commit()
+    async with opened(tmp_path) as books:
+        assert len(books.adopted.refused) == 1
+    assert "the payment journal can't be adopted" in str(PauseSwitch(tmp_path).reason())

@@ -1,0 +1,272 @@
+"""The payment journal on disk: durable before the commit, mirrored, and payouts wait without it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
+from rpcsvc.settlement.onchain.journal.files import read_place, segments
+from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
+
+
+class FakeClock:
+    """Wall and steady time that the test moves."""
+
+    def __init__(self) -> None:
+        self.at = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.at
+
+
+CLOCK = FakeClock()
+
+
+def journal(options: Options, clock: FakeClock = CLOCK) -> PaymentJournal:
+    return PaymentJournal(options, clock, lambda n: b"\x0a" * n, steady=clock.now_ms)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Options:
+    return Options(tmp_path / "journal")
+
+
+async def nothing(_mark: Mark) -> None:
+    """A commit that goes through."""
+
+
+async def write(to: PaymentJournal, count: int, start: int = 1) -> None:
+    for number in range(start, start + count):
+        await to.record(AddressesEntry("evm", number), nothing)
+
+
+def numbers(place: Path) -> list[int]:
+    entries = [from_body(line.body) for line in read_place(place).lines]
+    return [entry.to for entry in entries if isinstance(entry, AddressesEntry)]
+
+
+async def test_line_is_on_disk_before_the_commit(options: Options) -> None:
+    made = journal(options)
+    await made.open(None)
+    seen: list[list[int]] = []
+
+    async def commit(mark: Mark) -> None:
+        seen.append(numbers(options.folder))
+        assert read_place(options.folder).end == mark.at
+
+    await made.record(AddressesEntry("evm", 7), commit)
+    assert seen == [[7]]
+    (file,) = segments(options.folder)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+async def test_reopened_it_gives_what_the_database_lacks(options: Options) -> None:
+    first = journal(options)
+    await first.open(None)
+    await write(first, 3)
+    mark = first.mark
+    await write(first, 2, 4)
+    await first.close()
+    again = journal(options)
+    lines = await again.open(mark)
+    assert [line.body["to"] for line in lines] == [4, 5]
+    assert again.health().ok
+    await write(again, 1, 6)
+    assert numbers(options.folder) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_killed_in_a_line_it_goes_on_after_it(options: Options) -> None:
+    first = journal(options)
+    await first.open(None)
+    await write(first, 3)
+    mark = first.mark
+    await first.close()
+    (file,) = segments(options.folder)
+    whole = file.read_bytes()
+    for cut in (1, 5, len(whole.splitlines()[-1])):
+        file.write_bytes(whole[:-cut])
+        earlier = read_place(options.folder)
+        again = journal(options)
+        await again.open(Mark(mark.journal, earlier.end))
+        await write(again, 1, 9)
+        await again.close()
+        assert numbers(options.folder) == [1, 2, 9]
+        assert read_place(options.folder).problem is None
+
+
+async def test_files_are_rotated_and_all_kept(options: Options) -> None:
+    made = journal(replace(options, segment_bytes=300))
+    await made.open(None)
+    await write(made, 9)
+    assert len(segments(options.folder)) == 3
+    assert numbers(options.folder) == list(range(1, 10))
+    mark = made.mark
+    await made.close()
+    again = journal(options)
+    assert await again.open(mark) == ()
+    assert again.health().ok
+
+
+async def refused(options: Options, mark: Mark, why: str) -> PaymentJournal:
+    made = journal(options)
+    assert await made.open(mark) == ()
+    assert why in str(made.health().detail)
+    with pytest.raises(Unavailable):
+        await made.require_ready()
+    with pytest.raises(Unavailable):
+        await write(made, 1)
+    return made
+
+
+async def test_missing_or_shorter_or_other_journal_stops_payouts(options: Options) -> None:
+    made = journal(options)
+    await made.open(None)
+    await write(made, 3)
+    mark = made.mark
+    await made.close()
+    (file,) = segments(options.folder)
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    await refused(options, mark, "it ends at line 3; the database knows 4 lines")
+    file.write_bytes(whole[:150] + b"\x00" + whole[151:])
+    await refused(options, mark, "")
+    file.write_bytes(whole)
+    await refused(options, Mark("other", mark.at), "belongs to journal other")
+    os.rename(file, options.folder / "away")  # noqa: PTH104
+    gone = await refused(options, mark, "it is missing; the database knows 4 lines")
+    os.rename(options.folder / "away", file)  # noqa: PTH104
+    CLOCK.at += 60_000
+    await gone.require_ready()
+    assert gone.health().ok
+
+
+async def test_removed_while_it_runs_it_takes_nothing(options: Options) -> None:
+    made = journal(options)
+    await made.open(None)
+    await write(made, 2)
+    (file,) = segments(options.folder)
+    file.unlink()
+    with pytest.raises(Unavailable):
+        await write(made, 1, 3)
+    assert "payouts wait" in str(made.health().detail)
+
+
+async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
+    made = journal(options)
+    await made.open(None)
+
+    async def fails(_mark: Mark) -> None:
+        raise Unavailable("The disk is full.")
+
+    def undo(committed: bool) -> tuple[VoidEntry, Callable[[], bool]]:
+        return VoidEntry("ord_1/payout/1", "aa"), lambda: committed
+
+    for committed in (True, False):
+        with pytest.raises(Unavailable):
+            await made.record(AddressesEntry("evm", 1), fails, undo(committed))
+        await write(made, 1, 2)
+    kinds = [line.kind for line in read_place(options.folder).lines]
+    assert kinds == ["journal", *["addresses"] * 3, "void", "addresses"]
+
+
+async def test_cancelled_caller_leaves_no_line_without_its_commit(options: Options) -> None:
+    made = journal(options)
+    await made.open(None)
+    begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(_mark: Mark) -> None:
+        begun.set()
+        await go_on.wait()
+        done.set()
+
+    caller = asyncio.create_task(_record(made, slow))
+    await begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go_on.set()
+    await write(made, 1, 2)
+    assert done.is_set()
+
+
+async def _record(made: PaymentJournal, commit: Callable[[Mark], Awaitable[None]]) -> None:
+    await made.record(AddressesEntry("evm", 1), commit)
+
+
+# --- further places --------------------------------------------------------------------------
+
+
+async def test_further_place_holds_the_same_and_catches_up(
+    options: Options, tmp_path: Path
+) -> None:
+    place, clock = tmp_path / "mount" / "journal", FakeClock()
+    both = replace(options, places=(place, tmp_path / "other"), segment_bytes=300)
+    made = journal(both, clock)
+    await made.open(None)
+    await write(made, 2)  # one place is enough: the folder of the other is not mounted
+    assert "payouts go on" in str(made.health().detail)
+    place.parent.mkdir()
+    clock.at += 60_000
+    await write(made, 4, 3)
+    assert made.health().ok
+    assert numbers(place) == numbers(options.folder) == [1, 2, 3, 4, 5, 6]
+    assert [each.read_bytes() for each in segments(place)] == [
+        each.read_bytes() for each in segments(options.folder)
+    ]
+
+
+async def test_lost_journal_comes_back_from_a_further_place(
+    options: Options, tmp_path: Path
+) -> None:
+    both = replace(options, places=(tmp_path / "place",))
+    made = journal(both)
+    await made.open(None)
+    await write(made, 3)
+    mark = made.mark
+    await made.close()
+    (file,) = segments(options.folder)
+    file.unlink()
+    again = journal(both)
+    await again.open(mark)
+    assert again.health().ok
+    await write(again, 1, 4)
+    assert numbers(options.folder) == numbers(tmp_path / "place") == [1, 2, 3, 4]
+
+
+async def test_without_any_further_place_payouts_wait(options: Options, tmp_path: Path) -> None:
+    made = journal(replace(options, places=(tmp_path / "none" / "journal",)))
+    await made.open(None)
+    with pytest.raises(Unavailable):
+        await write(made, 1)
+    assert "payouts wait" in str(made.health().detail)
+
+
+async def test_command_gets_each_line_and_what_it_missed(options: Options, tmp_path: Path) -> None:
+    kept, fails, clock = tmp_path / "kept", tmp_path / "fails", FakeClock()
+    script = (
+        "import sys, pathlib; sys.exit(1) if pathlib.Path(sys.argv[2]).exists() else None;"
+        " open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
+    )
+    command = (sys.executable, "-c", script, str(kept), str(fails))
+    made = journal(replace(options, command=command), clock)
+    await made.open(None)
+    await write(made, 1)
+    fails.touch()
+    for number in (2, 3):
+        with pytest.raises(Unavailable):
+            await write(made, 1, number)
+    fails.unlink()
+    clock.at += 60_000
+    await write(made, 1, 4)
+    assert kept.read_bytes() == b"".join(
+        line + b"\n" for line in segments(options.folder)[0].read_bytes().splitlines()[1:]
+    )
