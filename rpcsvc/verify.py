@@ -1,10 +1,10 @@
-"""Checking what the service signed: a response, or the terms of an order.
+"""Checks what the service signed: a response, or the terms of an order that somebody passed on.
 
-Needs the standard library and PyNaCl only, so that a client can use it, or copy it, without the
-rest. The whole format is written here once; signing/ signs what these functions build. What does
-not live here: keys and signing (signing/), files and addresses of a JWKS (the CLI).
+Needs the standard library and PyNaCl only, so that a client can copy this one file. The whole
+format is written here once; signing/ signs what these functions build. It is also a script, with
+the options of ``rpcsvc verify attestation``: ``python verify.py attestation TOKEN --direction ...``
 
-Both checks raise a VerificationError for whatever does not hold, and nothing else:
+All checks raise a VerificationError for whatever does not hold, and nothing else:
 
     VerificationError
     +-- BadInput               what the verifier itself gave can't be right
@@ -21,6 +21,10 @@ Both checks raise a VerificationError for whatever does not hold, and nothing el
     +-- TooOld, FromTheFuture  signed outside the time that the verifier accepts
     +-- MalformedAttestation   not a compact JWS over order terms, to the letter
     +-- TermsMismatch          a real attestation, of another order than the verifier's
+    +-- ForeignRefunds         the verifier's terms, but somebody else decides where refunds go
+    +-- Expired                the attested time to pay is over
+    +-- NotPayable             the issuer says that the order should not be paid now
+    +-- Unreachable            the key set or the issuer can't be asked
 
 Sources: spec 5.3; design part 3 "Signing"; RFC 8032 (Ed25519), RFC 8037 (OKP keys), RFC 7638
 (thumbprints), RFC 7515 (JWS), RFC 8785 (canonical JSON), RFC 3339 (times). docs/signing.md says it
@@ -29,17 +33,22 @@ all in words.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
+import http.client
+import ipaddress
 import json
 import re
+import secrets
+import ssl
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn, cast
-
-from nacl.bindings import crypto_sign_open
-from nacl.exceptions import BadSignatureError
+from urllib.parse import SplitResult, urlsplit
 
 VERSION: Final = "1"
 ALGORITHM: Final = "ed25519"
@@ -53,6 +62,13 @@ DEFAULT_MAX_AGE: Final = timedelta(minutes=5)
 MAX_SKEW: Final = timedelta(seconds=60)
 """How far in the future a response may be: clocks differ."""
 
+DEFAULT_MIN_TIME: Final = timedelta(minutes=10)
+"""How long an order must still await its deposit to be worth paying."""
+
+JWKS_PATH: Final = "/.well-known/jwks.json"
+STATUS_PATH: Final = "/api/v1/agent/swap/status/"
+LARGEST_ANSWER: Final = 1024 * 1024
+TIMEOUT_SECONDS: Final = 10
 LONGEST_ATTESTATION: Final = 8192
 _LONGEST_SHOWN: Final = 80
 
@@ -68,6 +84,7 @@ _AMOUNT: Final = re.compile(r"(0|[1-9][0-9]{0,39})(?:\.([0-9]{1,40}))?")
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,256}")
 _EVM: Final = re.compile(r"0x[0-9a-fA-F]{40}")
 _MONERO: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{95}(?:[1-9A-HJ-NP-Za-km-z]{11})?")
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_CHAIN_ID: Final = 2**53 - 1
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
@@ -175,6 +192,37 @@ class TermsMismatch(VerificationError):
     def __init__(self, message: str, differing: tuple[str, ...]) -> None:
         super().__init__(message)
         self.fields = differing
+
+
+class ForeignRefunds(VerificationError):
+    """The terms are the verifier's, but it is somebody else who decides where refunds go.
+
+    ``terms`` are those that were attested; nothing of them is wrong but that.
+    """
+
+    code = "foreign_refunds"
+
+    def __init__(self, message: str, terms: OrderTerms) -> None:
+        super().__init__(message)
+        self.terms = terms
+
+
+class Expired(VerificationError):
+    """The attestation is genuine, and its time to pay is over."""
+
+    code = "expired"
+
+
+class NotPayable(VerificationError):
+    """The issuer says that the order should not be paid now."""
+
+    code = "not_payable"
+
+
+class Unreachable(VerificationError):
+    """The key set or the issuer can't be asked."""
+
+    code = "unreachable"
 
 
 # --- the signed response ---------------------------------------------------------------------
@@ -478,6 +526,10 @@ def _retired_at(key: Mapping[str, Any], kid: str) -> datetime | None:
 
 
 def _check_signature(key: _Key, text: bytes, signature: bytes) -> None:
+    # Loaded here: the command line knows this module's options, and mostly does something else.
+    from nacl.bindings import crypto_sign_open  # noqa: PLC0415
+    from nacl.exceptions import BadSignatureError  # noqa: PLC0415
+
     try:
         crypto_sign_open(signature + text, key.public)
     except BadSignatureError:
@@ -499,7 +551,9 @@ class OrderTerms:
     10**-6), ``expected_output`` and ``min_received`` of what is paid out. ``chain_id`` and
     ``token`` (contract address) are the USDC side, whichever way the order swaps. Times are RFC
     3339 in UTC. ``network`` is ``sandbox`` for simulated money. ``issuer`` is the service's site
-    address.
+    address. ``refund_control`` says who decides where refunds go: ``address``, all of them go to
+    ``refund_address``; ``session``, the holder of the session whose id (lower case) has the SHA-256
+    ``session_sha256``.
     """
 
     order_id: str
@@ -515,16 +569,21 @@ class OrderTerms:
     issued_at: str
     network: str
     issuer: str
+    refund_control: str
+    refund_address: str | None
+    session_sha256: str
 
     def __post_init__(self) -> None:
         for name, value in self._members():
             if not _ALLOWED[name](value):
                 raise BadInput(f"{_WIRE[name]} can't be {_show(value)}.")
+        if (self.refund_control == BY_ADDRESS) != (self.refund_address is not None):
+            raise BadInput("refundControl is address if there is a refundAddress, else session.")
 
     def _members(self) -> list[tuple[str, Any]]:
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
-    def as_json(self) -> dict[str, str | int]:
+    def as_json(self) -> dict[str, str | int | None]:
         """The terms under their names on the wire; amounts are strings of atomic units."""
         return {
             _WIRE[name]: str(value) if name in _AMOUNTS else value
@@ -544,6 +603,15 @@ class OrderTerms:
         for name in _AMOUNTS:
             members[name] = _units(members[name], _WIRE[name])
         return cls(**members)
+
+
+BY_ADDRESS: Final = "address"
+BY_SESSION: Final = "session"
+
+
+def session_sha256(session_id: str) -> str:
+    """The SHA-256 of a session id in lower case, hex, as an attestation has it."""
+    return hashlib.sha256(session_id.lower().encode()).hexdigest()
 
 
 def _camel(name: str) -> str:
@@ -582,6 +650,9 @@ _ALLOWED: Final = dict.fromkeys(_WIRE, _is_text) | {
     "expires_at": lambda value: parse_time(value) is not None,
     "issued_at": lambda value: parse_time(value) is not None,
     "issuer": lambda value: _is_text(value) and not value.endswith("/"),
+    "refund_control": lambda value: isinstance(value, str) and value in (BY_ADDRESS, BY_SESSION),
+    "refund_address": lambda value: value is None or _is_text(value),
+    "session_sha256": lambda value: isinstance(value, str) and _SHA256.fullmatch(value) is not None,
 }
 
 
@@ -591,8 +662,10 @@ class Expected:
 
     ``amount`` is what was ordered, as a decimal string ("0.8"): XMR for ``x2u``, USDC for ``u2x``.
     ``chain_id`` is the USDC chain's number; ``to`` is where the payout must go; ``issuer`` the
-    service's site address. What else is known may be given: ``deposit_address`` is the one that
-    the money is about to be sent to. Raises BadInput.
+    service's site address. ``refund_to`` is the refund address that the order must have been made
+    with, ``session`` the id of the session that it must have been made in: without one of them
+    nothing is verified, as a refund would go to whoever made the order. What else is known may be
+    given: ``deposit_address`` is the one that the money is about to be sent to. Raises BadInput.
     """
 
     direction: str
@@ -600,6 +673,8 @@ class Expected:
     amount: str
     to: str
     issuer: str
+    refund_to: str | None = None
+    session: str | None = None
     deposit_address: str | None = None
     token: str | None = None
     order_id: str | None = None
@@ -619,6 +694,10 @@ class Expected:
                 "issuer must be the service's site address, such as https://swap.example, not"
                 f" {_show(self.issuer)}."
             )
+        if self.session is not None and not (
+            isinstance(self.session, str) and _UUID.fullmatch(self.session)
+        ):
+            raise BadInput("session must be the sessionId of the order, a UUID.")
         for name in ("token", "order_id", "network"):
             if getattr(self, name) is not None and not _is_text(getattr(self, name)):
                 raise BadInput(f"{name} can't be {_show(getattr(self, name))}.")
@@ -627,7 +706,12 @@ class Expected:
     def _check_addresses(self) -> None:
         evm, monero = (_EVM, "an EVM address"), (_MONERO, "a Monero address")
         to, deposit = (evm, monero) if self.direction == "x2u" else (monero, evm)
-        rows = (("to", self.to, to), ("deposit_address", self.deposit_address, deposit))
+        # A refund goes back on the network of the deposit.
+        rows = (
+            ("to", self.to, to),
+            ("deposit_address", self.deposit_address, deposit),
+            ("refund_to", self.refund_to, deposit),
+        )
         for name, value, (form, words) in rows:
             if value is None and name != "to":
                 continue
@@ -659,6 +743,8 @@ class Expected:
             "depositAmount": str(self.deposit_units),
             "toAddress": self.to,
             "issuer": self.issuer.rstrip("/"),
+            "refundAddress": self.refund_to,
+            "sessionSha256": None if self.session is None else session_sha256(self.session),
             "depositAddress": self.deposit_address,
             "token": self.token,
             "orderId": self.order_id,
@@ -697,8 +783,9 @@ def verify_attestation(
 
     ``token`` is ``data.order.attestation``, a compact JWS. A swapped address, amount, chain,
     direction or destination is caught, because it is compared with the verifier's own inputs; EVM
-    addresses compare without case, Monero ones exactly. ``now`` (a datetime with its time zone)
-    only fills ``expired``. ``pinned_kid``: accept this key only.
+    addresses compare without case, Monero ones exactly. ForeignRefunds is raised where somebody
+    else decides where refunds go. ``now`` (a datetime with its time zone) only fills ``expired``.
+    ``pinned_kid``: accept this key only. What became of the order since, ``verify_payable`` tells.
 
     Raises VerificationError, one subclass for each cause.
     """
@@ -712,6 +799,7 @@ def verify_attestation(
     terms = _read_terms(payload)
     key.vouches_for(_known_time(terms.issued_at))
     _compare(expected, terms)
+    _require_own_refunds(expected, terms)
     expired = None if now is None else now >= _known_time(terms.expires_at)
     return Attestation(terms, kid, key.retired_at, expired)
 
@@ -779,7 +867,26 @@ def _compare(expected: Expected, terms: OrderTerms) -> None:
         )
 
 
-def _folded(value: str | int) -> str | int:
+def _require_own_refunds(expected: Expected, terms: OrderTerms) -> None:
+    """Raise ForeignRefunds unless the verifier has named what decides over refunds."""
+    if terms.refund_control == BY_ADDRESS:
+        if expected.refund_to is None:
+            raise ForeignRefunds(
+                "The attestation is genuine, but refunds of this order go to"
+                f" {terms.refund_address}, and you have not said that this address is yours. If"
+                " it is, say so (--refund-to). If not, send nothing: make an order of your own.",
+                terms,
+            )
+    elif expected.session is None:
+        raise ForeignRefunds(
+            "The attestation is genuine, but this order has no refund address: whoever holds its"
+            " session decides where a refund of your money goes. If the session is yours, give"
+            " its id (--session). If not, send nothing: make an order with a refund address.",
+            terms,
+        )
+
+
+def _folded(value: object) -> object:
     """EVM addresses without case (EIP-55 is a checksum only); the rest as it is."""
     return value.lower() if isinstance(value, str) and _EVM.fullmatch(value) else value
 
@@ -788,6 +895,340 @@ def _malformed(reason: str) -> NoReturn:
     raise MalformedAttestation(
         f"This is not an attestation: {reason}. Take data.order.attestation of the answer whole."
     )
+
+
+# --- what became of the order ----------------------------------------------------------------
+
+
+def verify_payable(
+    terms: OrderTerms,
+    exchange: Exchange,
+    jwks: Mapping[str, Any],
+    *,
+    now: datetime,
+    request_id: str,
+    min_time: timedelta = DEFAULT_MIN_TIME,
+    slug: str = "service",
+    pinned_kid: str | None = None,
+) -> timedelta:
+    """How long the order of these attested ``terms`` may still be paid, by its issuer's answer.
+
+    ``exchange`` is your ``GET /api/v1/agent/swap/status/{orderId}`` with the fresh ``request_id``
+    as its ``x-request-id``, and the signed answer. Raises NotPayable when the order awaits no
+    deposit, has one already, or ends in less than ``min_time``; other VerificationErrors when the
+    answer is not the issuer's to this request.
+    """
+    verify_response(exchange, jwks, slug=slug, now=now, pinned_kid=pinned_kid)
+    answer = _answered(exchange.body)
+    if answer.get("requestId") != request_id:
+        raise TooOld("The answer is not to this request: its requestId is another one.")
+    if exchange.status != 200:
+        _not_payable(f"the issuer answers HTTP {exchange.status} {_show(_error_code(answer))}")
+    data = _member(answer, "data")
+    order = _member(data, "order")
+    for name, attested in (
+        ("orderId", terms.order_id),
+        ("depositAddress", terms.deposit_address),
+        ("refundAddress", terms.refund_address),
+    ):
+        if order.get(name) != attested:
+            _not_payable(f"its {name} is {_show(order.get(name))} at the issuer")
+    if order.get("status") != "awaiting_deposit":
+        _not_payable(f"it is {_show(order.get('status'))}, not awaiting_deposit")
+    if data.get("deposits") != [] or order.get("depositTxHash") is not None:
+        _not_payable("somebody has paid something to it already")
+    left = _known_time(terms.expires_at) - now
+    if left < min_time:
+        minutes = max(0, int(left.total_seconds()) // 60)
+        _not_payable(f"it awaits its deposit for {minutes} more minutes only")
+    return left
+
+
+def _answered(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _member(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _error_code(answer: Mapping[str, Any]) -> object:
+    return _member(answer, "error").get("code")
+
+
+def _not_payable(reason: str) -> NoReturn:
+    raise NotPayable(
+        f"The attestation is genuine, but don't pay this order: {reason}. Make one of your own."
+    )
+
+
+# --- asking the issuer -----------------------------------------------------------------------
+
+
+def load_jwks(source: str) -> dict[str, Any]:
+    """The key set in a file or at an address. Raises BadInput, Unreachable, BadJwks."""
+    if source.lower().startswith(("http://", "https://")):
+        raw = _fetched_keys(source)
+    else:
+        try:
+            raw = Path(source).read_bytes()
+        except OSError as error:
+            raise BadInput(f"{source} can't be read: {error.strerror or error}.") from error
+    try:
+        value = json.loads(raw, object_pairs_hook=_each_once)
+    except (ValueError, RecursionError) as error:
+        raise BadJwks(f"{source} is not a JWKS: {error}.") from error
+    if not isinstance(value, dict):
+        raise BadJwks(f"{source} is not a JWKS: it must be a JSON object.")
+    return value
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _fetched_keys(url: str) -> bytes:
+    status, _, raw = _get(url, {}, f"No key set at {url}")
+    if status != 200:
+        raise Unreachable(f"No key set at {url}: it answers with HTTP status {status}.")
+    if len(raw) > LARGEST_ANSWER:
+        raise Unreachable(f"What is at {url} is no key set: it has over {LARGEST_ANSWER} bytes.")
+    return raw
+
+
+def ask_status(issuer: str, order_id: str, request_id: str) -> Exchange:
+    """The issuer's signed answer about an order. Raises BadInput and Unreachable.
+
+    ``issuer`` is the address that the verifier knows, never one that came with the token.
+    """
+    url = f"{issuer.rstrip('/')}{STATUS_PATH}{order_id}"
+    trouble = f"The order's status can't be asked at {url}"
+    status, headers, body = _get(url, {"x-request-id": request_id}, trouble)
+    if len(body) > LARGEST_ANSWER:
+        raise Unreachable(f"{trouble}: the answer has over {LARGEST_ANSWER} bytes.")
+    return Exchange(
+        method="GET",
+        target=_target(urlsplit(url)),
+        request_body=b"",
+        status=status,
+        headers=headers,
+        body=body,
+    )
+
+
+def _get(
+    url: str, headers: Mapping[str, str], trouble: str
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """What is at ``url``. Redirects are not followed: they would lead to somebody else."""
+    connection, target = _connection_to(url)
+    try:
+        connection.request("GET", target, headers={"accept": "application/json", **headers})
+        response = connection.getresponse()
+        raw = response.read(LARGEST_ANSWER + 1)
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
+        raise Unreachable(f"{trouble}: {error or type(error).__name__}.") from error
+    finally:
+        connection.close()
+    return response.status, response.getheaders(), raw
+
+
+def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:
+    try:
+        parts = urlsplit(url)
+        target = _target(parts)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            made: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=TIMEOUT_SECONDS, context=context
+            )
+        else:
+            _require_this_machine(host)
+            made = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise BadInput(f"{url!r} can't be fetched: {error}.") from error
+    return made, target
+
+
+def _target(parts: SplitResult) -> str:
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if not parts.hostname or parts.username is not None or parts.fragment:
+        raise ValueError("it must have a host, and no user name or #")
+    if not re.fullmatch(r"[\x21-\x7e]+", target):
+        raise ValueError("its path must be percent-encoded")
+    return target
+
+
+def _require_this_machine(host: str) -> None:
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
+        raise ValueError(
+            "over plain HTTP it could be anybody's, except from this machine; use https://"
+        )
+
+
+# --- the command -----------------------------------------------------------------------------
+
+VERIFIED, NOT_VERIFIED, WRONG_USE, NOT_REACHED = 0, 1, 2, 3
+"""Exit statuses."""
+
+_OPTIONS: Final = (
+    ("--direction", "x2u|u2x", "which way you swap", True),
+    ("--chain-id", "N", "number of the USDC chain", True),
+    ("--amount", "AMOUNT", "what you send, such as 0.8, as ordered", True),
+    ("--to", "ADDRESS", "where the payout must go", True),
+    ("--issuer", "URL", "the service's site, such as https://swap.example", True),
+    ("--refund-to", "ADDRESS", "your address, which the order must refund to", False),
+    ("--session", "ID", "your sessionId, if the order has no refund address", False),
+    ("--min-time", "SECONDS", "how long it must still await the deposit; 600 if left out", False),
+    ("--jwks", "FILE|URL", f"the public keys; the issuer's {JWKS_PATH} if left out", False),
+    ("--deposit-address", "ADDRESS", "where you are about to send the money", False),
+    ("--token", "ADDRESS", "the USDC contract", False),
+    ("--order-id", "ID", "the order", False),
+    ("--network", "NETWORK", "the network; sandbox is simulated money", False),
+    ("--kid", "KID", "trust this key only; write --kid=KID, as one may begin with a dash", False),
+    ("--slug", "WORD", "the word in x-service-signature, if it is another one", False),
+)
+
+
+def add_attestation_options(parser: argparse.ArgumentParser, text: Any = "store") -> None:
+    """Give a parser the inputs of ``check_attestation``; ``text``: the argparse action of texts."""
+    shown = "data.order.attestation, or - for stdin"
+    parser.add_argument("attestation", action=text, metavar="ATTESTATION|-", help=shown)
+    for flag, metavar, help_text, required in _OPTIONS:
+        kind = whole_number if flag in ("--chain-id", "--min-time") else str
+        parser.add_argument(
+            flag, action=text, metavar=metavar, help=help_text, required=required, type=kind
+        )
+    offline = "don't ask the issuer what became of the order; fetch no more than its keys"
+    parser.add_argument("--offline", action="store_true", help=offline)
+    expired = "check an order whose time to pay is over; its status is not asked then"
+    parser.add_argument("--allow-expired", action="store_true", help=expired)
+
+
+def whole_number(text: str) -> int:
+    """A number of an option. Raises argparse.ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]{1,12}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")
+    return int(text)
+
+
+def check_attestation(options: argparse.Namespace) -> tuple[int, dict[str, Any]]:
+    """Exit status and answer for these options. Raises BadInput when they can't be right."""
+    text = sys.stdin.read() if options.attestation == "-" else options.attestation
+    expected = Expected(
+        direction=options.direction,
+        chain_id=options.chain_id,
+        amount=options.amount,
+        to=options.to,
+        issuer=options.issuer,
+        refund_to=options.refund_to,
+        session=options.session,
+        deposit_address=options.deposit_address,
+        token=options.token,
+        order_id=options.order_id,
+        network=options.network,
+    )
+    described: dict[str, Any] = {}
+    try:
+        _check(text.strip(), expected, options, described)
+    except BadInput:
+        raise
+    except VerificationError as error:
+        status = NOT_REACHED if isinstance(error, Unreachable) else NOT_VERIFIED
+        failure = {"verified": False, "kind": "attestation", "error": described_error(error)}
+        return status, failure | described
+    return VERIFIED, {"verified": True, "kind": "attestation", **described}
+
+
+def _check(
+    token: str, expected: Expected, options: argparse.Namespace, described: dict[str, Any]
+) -> None:
+    """Fill ``described`` with what is found. Raises VerificationError where something is wrong."""
+    now = datetime.now(UTC)
+    jwks = load_jwks(options.jwks or options.issuer.rstrip("/") + JWKS_PATH)
+    try:
+        found = verify_attestation(token, jwks, expected, now=now, pinned_kid=options.kid)
+    except ForeignRefunds as error:
+        described["terms"] = error.terms.as_json()
+        raise
+    described |= {
+        "kid": found.kid,
+        "keyRetiredAt": rfc3339(found.key_retired_at),
+        "expired": found.expired,
+        "terms": found.terms.as_json(),
+    }
+    if found.expired and not options.allow_expired:
+        raise Expired(
+            "The attestation is genuine, but its order was to be paid before"
+            f" {found.terms.expires_at}. Send nothing any more; ask for a new order. To check an"
+            " old one, add --allow-expired."
+        )
+    if options.offline or found.expired:
+        described["status"] = "not asked: somebody may have paid to it, or ended it, meanwhile"
+        return
+    request_id = f"verify-{secrets.token_hex(16)}"
+    least = DEFAULT_MIN_TIME
+    if options.min_time is not None:
+        least = timedelta(seconds=options.min_time)
+    left = verify_payable(
+        found.terms,
+        ask_status(options.issuer, found.terms.order_id, request_id),
+        jwks,
+        now=now,
+        request_id=request_id,
+        min_time=least,
+        slug=options.slug or "service",
+        pinned_kid=options.kid,
+    )
+    described["status"] = "awaiting_deposit"
+    described["secondsLeft"] = int(left.total_seconds())
+
+
+def described_error(error: VerificationError) -> dict[str, Any]:
+    """A failed check for programs."""
+    described: dict[str, Any] = {"code": error.code, "message": error.message}
+    if isinstance(error, TermsMismatch):
+        described["fields"] = list(error.fields)
+    if isinstance(error, ForeignRefunds):
+        described["refundControl"] = error.terms.refund_control
+        described["refundAddress"] = error.terms.refund_address
+    return described
+
+
+def rfc3339(moment: datetime | None) -> str | None:
+    """A moment in UTC as text."""
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+
+
+def main() -> int:
+    """This module as a script; one JSON object on stdout. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Check what a service signed.", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="WHAT")
+    text = "check order terms that were passed on, against what you ordered yourself"
+    attestation = commands.add_parser(
+        "attestation", help=text, description=text, allow_abbrev=False
+    )
+    add_attestation_options(attestation)
+    options = parser.parse_args()
+    try:
+        status, answer = check_attestation(options)
+    except BadInput as error:
+        status = WRONG_USE
+        answer = {"verified": False, "kind": "attestation", "error": described_error(error)}
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    return status
 
 
 # --- encodings -------------------------------------------------------------------------------
@@ -807,8 +1248,8 @@ def unb64url(text: str) -> bytes | None:
     return data if b64url(data) == text else None
 
 
-def _canonical(value: Mapping[str, str | int]) -> bytes:
-    """RFC 8785, for what occurs here: printable ASCII and integers of at most 53 bits."""
+def _canonical(value: Mapping[str, str | int | None]) -> bytes:
+    """RFC 8785, for what occurs here: printable ASCII, integers of at most 53 bits, null."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -854,3 +1295,7 @@ def _show(value: object) -> str:
     if isinstance(value, int) and value.bit_length() <= 256:
         return repr(value)
     return f"a value of type {type(value).__name__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

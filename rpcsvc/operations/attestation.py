@@ -1,6 +1,6 @@
-"""Which terms of an order are attested (issue of funding terms: docs/signing.md).
+"""Which terms of an order are attested (docs/signing.md).
 
-What does not live here: the signing (signing/) and the form of an attestation (verify.py).
+The signing is in signing/, the form of an attestation in verify.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import Terms
 from rpcsvc.operations.service import Attest
-from rpcsvc.verify import OrderTerms
+from rpcsvc.verify import BY_ADDRESS, BY_SESSION, OrderTerms, session_sha256
 
 
 def attester(
@@ -41,4 +41,7 @@ def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer:
         issued_at=iso8601(terms.created_at),
         network=network,
         issuer=issuer,
+        refund_control=BY_SESSION if terms.refund_address is None else BY_ADDRESS,
+        refund_address=terms.refund_address,
+        session_sha256=session_sha256(terms.session_id),
     )

@@ -163,7 +163,8 @@ def _ready_actions(intent: Intent, *, has_funds: bool | None) -> list[Json]:
         action("quote", "See the price before deciding.", "swap.quote", base),
         action(
             "execute",
-            "Create the order; add an idempotency key so that a retry is safe.",
+            "Create the order; add an idempotency key so that a retry is safe, and the user's own"
+            f" {deposit_asset(direction).symbol} address as refundAddress, where refunds go.",
             "swap.execute",
             {**base, "to": intent.to},
         ),

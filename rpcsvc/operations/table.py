@@ -165,6 +165,7 @@ OPERATIONS: tuple[Operation, ...] = (
         examples=(
             Example("XMR to USDC", {**_X2U, "to": _EVM}),
             Example("USDC to XMR", {**_U2X, "to": _MONERO}),
+            Example("with a refund address", {**_X2U, "to": _EVM, "refundAddress": _MONERO}),
         ),
         errors=_ORDER_ERRORS,
         idempotent=True,

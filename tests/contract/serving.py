@@ -36,10 +36,10 @@ class Answer(NamedTuple):
 
 
 class EdgeServer(BaseTestServer):
-    """Serves an edge on a free port of loopback."""
+    """Serves an edge on loopback, on a free port unless one is named."""
 
-    def __init__(self, edge: Edge) -> None:
-        super().__init__()
+    def __init__(self, edge: Edge, port: int | None = None) -> None:
+        super().__init__(port=port)
         self.app = edge.routes
         self._edge = edge
 
@@ -94,7 +94,11 @@ async def _answer(response: ClientResponse) -> Answer:
 
 @asynccontextmanager
 async def serving(
-    data_dir: Path, environ: dict[str, str] | None = None, **flags: Any
+    data_dir: Path,
+    environ: dict[str, str] | None = None,
+    *,
+    port: int | None = None,
+    **flags: Any,
 ) -> AsyncIterator[Served]:
     """A service on ``data_dir``; rate limits are off unless ``flags`` say otherwise."""
     given = {
@@ -106,7 +110,7 @@ async def serving(
     }
     settings = load_settings(config_file=None, environ=environ or {}, flags=given).settings
     async with running(settings) as up:
-        client: TestClient[Any, Any] = TestClient(EdgeServer(web_app(up)))
+        client: TestClient[Any, Any] = TestClient(EdgeServer(web_app(up), port))
         await client.start_server()
         beat = asyncio.create_task(up.worker.run())
         try:

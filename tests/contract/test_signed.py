@@ -222,6 +222,7 @@ async def test_the_attestation_of_an_order_holds_for_what_was_ordered_only(serve
         "deposit_address": order["depositAddress"],
         "order_id": order["orderId"],
         "network": "sandbox",
+        "session": made["data"]["sessionId"],
     }
 
     found = verify_attestation(order["attestation"], keys, Expected(**mine), now=datetime.now(UTC))
@@ -270,7 +271,8 @@ async def test_a_rotation_goes_unnoticed_by_clients_that_ask_for_the_keys_again(
 
 
 async def test_status_answers_are_attested_anew_after_a_rotation(served: Served) -> None:
-    order = (await served.post("/agent/swap/create", SWAP)).body["data"]["order"]
+    made = (await served.post("/agent/swap/create", SWAP)).body["data"]
+    order = made["order"]
     signer = served.up.signer
     assert signer is not None
     ring = signer._ring
@@ -283,7 +285,7 @@ async def test_status_answers_are_attested_anew_after_a_rotation(served: Served)
     assert again != order["attestation"]
     expected = Expected(
         direction=SWAP["direction"], chain_id=42161, amount=SWAP["amount"], to=SWAP["to"],
-        issuer=served.up.settings.effective_site_url,
+        issuer=served.up.settings.effective_site_url, session=made["sessionId"],
     )  # fmt: skip
     assert verify_attestation(again, ring.jwks(), expected).kid == signer.kid
     assert verify_attestation(order["attestation"], ring.jwks(), expected).kid != signer.kid

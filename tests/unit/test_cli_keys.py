@@ -20,7 +20,7 @@ from rpcsvc.settings import Settings
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cli.main import run
-from rpcsvc.verify import OrderTerms
+from rpcsvc.verify import OrderTerms, session_sha256
 
 Json = dict[str, Any]
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -30,6 +30,8 @@ MONERO = (
 )
 ISSUER = "https://swap.example"
 ORDER = ["--direction", "x2u", "--chain-id", "42161", "--amount", "0.8", "--to", EVM]
+HOME = ["--refund-to", MONERO]
+SESSION = "0c7e9d52-6f3a-4b1e-8d2c-5a9f7b3e1d64"
 
 
 class FixedClock:
@@ -393,7 +395,13 @@ def test_keys_come_over_tls_or_from_this_machine(cli: Cli, saved: Saved, url: st
 # --- verify attestation ----------------------------------------------------------------------
 
 
-def attested(ring: KeyRing, *, issuer: str = ISSUER, expires: str = "2999-01-01T00:00:00Z") -> str:
+def attested(
+    ring: KeyRing,
+    *,
+    issuer: str = ISSUER,
+    expires: str = "2999-01-01T00:00:00Z",
+    refund_to: str | None = MONERO,
+) -> str:
     terms = OrderTerms(
         order_id="ord_00000000000000000000000000",
         direction="x2u",
@@ -408,18 +416,22 @@ def attested(ring: KeyRing, *, issuer: str = ISSUER, expires: str = "2999-01-01T
         issued_at="2026-01-02T03:04:05.000Z",
         network="sandbox",
         issuer=issuer,
+        refund_control="session" if refund_to is None else "address",
+        refund_address=refund_to,
+        session_sha256=session_sha256(SESSION),
     )
     return ResponseSigner(ring, SystemClock()).attest(terms)
 
 
 @pytest.fixture
 def check(cli: Cli, ring: KeyRing, tmp_path: Path) -> Callable[..., int]:
-    """Checks an attestation against the keys in a file."""
+    """Checks an attestation against the keys in a file, without asking its issuer."""
     jwks = tmp_path / "jwks.json"
     jwks.write_text(json.dumps(ring.jwks()))
 
     def call(token: str, *more: str) -> int:
-        return cli("verify", "attestation", token, *more, "--issuer", ISSUER, "--jwks", str(jwks))
+        known = ["--issuer", ISSUER, "--jwks", str(jwks), "--offline"]
+        return cli("verify", "attestation", token, *more, *known)
 
     return call
 
@@ -428,18 +440,66 @@ Check = Callable[..., int]
 
 
 def test_an_attestation_is_verified(cli: Cli, ring: KeyRing, check: Check) -> None:
-    assert check(attested(ring), *ORDER, "--deposit-address", MONERO, "--network", "sandbox") == 0
+    more = ["--deposit-address", MONERO, "--network", "sandbox"]
+    assert check(attested(ring), *ORDER, *HOME, *more) == 0
     answer = cli.answer
     assert answer["terms"]["depositAddress"] == MONERO
     assert answer["expired"] is False
-    assert list(answer) == ["verified", "kind", "kid", "keyRetiredAt", "expired", "terms"]
+    assert answer["status"].startswith("not asked")
+    assert list(answer) == ["verified", "kind", "kid", "keyRetiredAt", "expired", "terms", "status"]
+
+
+def test_an_order_of_the_verifiers_session_is_verified(ring: KeyRing, check: Check) -> None:
+    assert check(attested(ring, refund_to=None), *ORDER, "--session", SESSION) == 0
+
+
+@pytest.mark.parametrize(
+    ("refund_to", "more", "code"),
+    [
+        (MONERO, [], "foreign_refunds"),
+        (MONERO, ["--session", SESSION], "foreign_refunds"),
+        (None, [], "foreign_refunds"),
+        (None, HOME, "terms_mismatch"),
+        (None, ["--session", SESSION[:-1] + "5"], "terms_mismatch"),
+    ],
+)
+def test_an_order_whose_refunds_are_somebody_elses_is_not_verified(
+    cli: Cli, ring: KeyRing, check: Check, refund_to: str | None, more: list[str], code: str
+) -> None:
+    assert check(attested(ring, refund_to=refund_to), *ORDER, *more) == 1
+    assert cli.error == code
+    if code == "foreign_refunds":
+        error = cli.answer["error"]
+        assert error["refundControl"] == ("session" if refund_to is None else "address")
+        assert error["refundAddress"] == refund_to
+
+
+def test_an_issuer_that_can_not_be_asked_ends_in_3(
+    cli: Cli, ring: KeyRing, site: Site, tmp_path: Path
+) -> None:
+    jwks = tmp_path / "jwks.json"
+    jwks.write_text(json.dumps(ring.jwks()))
+    nobody = "http://127.0.0.1:1"
+    known = [attested(ring, issuer=nobody), *ORDER, *HOME, "--issuer", nobody, "--jwks", str(jwks)]
+    assert cli("verify", "attestation", *known) == 3
+    assert cli.error == "unreachable"
+    assert cli("verify", "attestation", *known, "--offline") == 0
+
+
+def test_an_answer_that_the_issuer_did_not_sign_tells_nothing(
+    cli: Cli, ring: KeyRing, site: Site
+) -> None:
+    issuer = site(200, None)
+    known = [attested(ring, issuer=issuer), *ORDER, *HOME, "--issuer", issuer]
+    assert cli("verify", "attestation", *known) == 1
+    assert cli.error == "missing_header"
 
 
 def test_an_attestation_is_read_from_stdin(
     ring: KeyRing, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(attested(ring) + "\n"))
-    assert check("-", *ORDER) == 0
+    assert check("-", *ORDER, *HOME) == 0
 
 
 @pytest.mark.parametrize(
@@ -474,10 +534,10 @@ def test_an_order_that_can_not_be_paid_any_more_is_not_verified_unless_allowed(
     cli: Cli, ring: KeyRing, check: Check
 ) -> None:
     token = attested(ring, expires="2026-01-02T04:04:05Z")
-    assert check(token, *ORDER) == 1
+    assert check(token, *ORDER, *HOME) == 1
     assert cli.error == "expired"
     assert cli.answer["terms"]["orderId"]
-    assert check(token, *ORDER, "--allow-expired") == 0
+    assert check(token, *ORDER, *HOME, "--allow-expired") == 0
     assert cli.answer["expired"] is True
 
 
@@ -505,5 +565,6 @@ def test_an_order_that_can_not_be_is_a_usage_error(cli: Cli, ring: KeyRing, chec
 def test_the_issuers_own_keys_are_the_default(cli: Cli, ring: KeyRing, site: Site) -> None:
     issuer = site(200, None)
     token = attested(ring, issuer=issuer)
-    assert cli("verify", "attestation", token, *ORDER, "--issuer", issuer + "/") == 0
-    assert cli("verify", "attestation", token, *ORDER, "--issuer", "http://swap.example") == 2
+    known = ["verify", "attestation", token, *ORDER, *HOME, "--offline"]
+    assert cli(*known, "--issuer", issuer + "/") == 0
+    assert cli(*known, "--issuer", "http://swap.example") == 2

@@ -89,6 +89,9 @@ def order_terms(**changes: Any) -> OrderTerms:
         "issued_at": "2026-01-02T03:04:05.678Z",
         "network": "sandbox",
         "issuer": "https://swap.example",
+        "refund_control": "address",
+        "refund_address": "8" * 95,
+        "session_sha256": "0" * 64,
     }
     return OrderTerms(**(values | changes))
 
@@ -99,6 +102,7 @@ EXPECTED = Expected(
     amount="0.8",
     to="0x52908400098527886E0F7030069857D2E4169EE7",
     issuer="https://swap.example",
+    refund_to="8" * 95,
 )
 
 

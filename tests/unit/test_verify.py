@@ -48,6 +48,9 @@ MONERO = (
 )
 
 
+SESSION = "0c7e9d52-6f3a-4b1e-8d2c-5a9f7b3e1d64"
+
+
 def b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
@@ -366,6 +369,9 @@ def terms(**changes: Any) -> Json:
         "issuedAt": "2026-01-02T03:04:05.000Z",
         "network": "sandbox",
         "issuer": "https://swap.example",
+        "refundControl": "session",
+        "refundAddress": None,
+        "sessionSha256": hashlib.sha256(SESSION.encode()).hexdigest(),
     } | changes
 
 
@@ -376,6 +382,7 @@ def expected(**changes: Any) -> Expected:
         "amount": "0.8",
         "to": EVM,
         "issuer": "https://swap.example",
+        "session": SESSION,
     }
     return Expected(**(values | changes))
 
@@ -434,11 +441,52 @@ def test_a_genuine_attestation_of_another_order_is_refused(signed: Json, field: 
     assert caught.value.fields == (field,)
 
 
+def fixed(**changes: Any) -> Json:
+    return terms(refundControl="address", refundAddress=MONERO, **changes)
+
+
+def test_a_verifier_of_its_own_refund_address_or_session_is_content() -> None:
+    assert verify_attestation(KEY.attest(terms()), JWKS, expected(session=SESSION.upper()))
+    home = expected(session=None, refund_to=MONERO)
+    assert verify_attestation(KEY.attest(fixed()), JWKS, home)
+    assert verify_attestation(KEY.attest(fixed()), JWKS, expected(refund_to=MONERO))
+
+
+@pytest.mark.parametrize(
+    ("signed", "mine", "field"),
+    [
+        (terms(), {"refund_to": MONERO}, "refundAddress"),
+        (fixed(), {"refund_to": MONERO.replace("N", "n", 1)}, "refundAddress"),
+        (terms(), {"session": SESSION[:-1] + "5"}, "sessionSha256"),
+    ],
+)
+def test_an_order_that_refunds_to_somebody_else_is_not_ours(
+    signed: Json, mine: Json, field: str
+) -> None:
+    with pytest.raises(verify.TermsMismatch) as caught:
+        verify_attestation(KEY.attest(signed), JWKS, expected(**mine))
+    assert caught.value.fields == (field,)
+
+
+@pytest.mark.parametrize(
+    ("signed", "session", "control"),
+    [(terms(), None, "session"), (fixed(), None, "address"), (fixed(), SESSION, "address")],
+)
+def test_who_decides_over_refunds_must_be_the_verifier(
+    signed: Json, session: str | None, control: str
+) -> None:
+    with pytest.raises(verify.ForeignRefunds) as caught:
+        verify_attestation(KEY.attest(signed), JWKS, expected(session=session))
+    assert caught.value.terms.refund_control == control
+
+
 def test_evm_addresses_are_compared_without_case_and_monero_ones_exactly() -> None:
     token = KEY.attest(terms(toAddress=EVM.lower()))
     assert verify_attestation(token, JWKS, expected(to="0x" + EVM[2:].upper()))
     back = terms(direction="u2x", depositAmount="150000000", depositAddress=EVM, toAddress=MONERO)
     mine = expected(direction="u2x", amount="150", to=MONERO, deposit_address=EVM.lower())
+    back |= {"refundControl": "address", "refundAddress": OTHER_EVM.lower()}
+    mine = replace(mine, refund_to=OTHER_EVM)
     assert verify_attestation(KEY.attest(back), JWKS, mine)
     swapped = MONERO.replace("N", "n", 1)
     with pytest.raises(verify.TermsMismatch) as caught:
@@ -466,7 +514,9 @@ def test_an_amount_is_read_in_atomic_units(direction: str, amount: str, units: i
         {"amount": "1e3"}, {"amount": "-1"}, {"amount": " 1"}, {"amount": "٣"}, {"amount": "01"},
         {"amount": "9" * 5000}, {"to": MONERO}, {"to": "0x" + "1" * 39}, {"to": None},
         {"issuer": ""}, {"issuer": None}, {"deposit_address": EVM}, {"token": ""},
-        {"network": 5}, {"order_id": "a b"}, {"direction": "u2x", "amount": "0.0000001"},
+        {"network": 5}, {"order_id": "a b"},
+        {"refund_to": EVM}, {"session": "s"}, {"session": 5},
+        {"direction": "u2x", "amount": "0.0000001"},
     ],
     ids=lambda change: str(change)[:40],
 )  # fmt: skip
@@ -521,6 +571,11 @@ TWICE = canonical(terms())[:-1] + b',"toAddress":"' + OTHER_EVM.encode() + b'"}'
         KEY.attest(terms(direction="sideways")),
         KEY.attest(terms(expiresAt="tomorrow")),
         KEY.attest(terms(issuer="https://swap.example/")),
+        KEY.attest(terms(refundControl="address")),
+        KEY.attest(terms(refundAddress=MONERO)),
+        KEY.attest(terms(refundControl="operator")),
+        KEY.attest(terms(sessionSha256="0")),
+        KEY.attest(_without("refundAddress")),
         KEY.attest(terms(toAddress=EVM + "\u200b")),
         KEY.attest(terms()) + "=",
         KEY.attest(terms()) + "\n",
@@ -563,6 +618,88 @@ def test_a_response_signature_can_not_be_passed_off_as_an_attestation() -> None:
     text = verify.attestation_input(KEY.kid, OrderTerms.from_json(terms()))
     assert b"\n" not in text
     assert verify.signed_head(KEY.kid, SIGNED_AT).startswith(b"service-response-signature\n")
+
+
+# --- what became of the order ----------------------------------------------------------------
+
+
+def status(**changes: Any) -> Json:
+    """The issuer's answer about the order of ``terms``; ``order`` and ``deposits`` may differ."""
+    order = {
+        "orderId": terms()["orderId"],
+        "status": "awaiting_deposit",
+        "depositAddress": MONERO,
+        "depositTxHash": None,
+        "refundAddress": None,
+    }
+    answer = {
+        "ok": True,
+        "requestId": "r-1",
+        "data": {
+            "order": order | changes.pop("order", {}),
+            "deposits": changes.pop("deposits", []),
+        },
+    }
+    return answer | changes
+
+
+def payable(answer: Json, *, http: int = 200, now: datetime = NOW, **more: Any) -> timedelta:
+    target = f"/api/v1/agent/swap/status/{terms()['orderId']}"
+    body = json.dumps(answer).encode()
+    empty, content = (hashlib.sha256(b).hexdigest() for b in (b"", body))
+    signed_at = now.isoformat().replace("+00:00", "Z")
+    said = {"method": "GET", "target": target, "status": http, "request": empty}
+    headers = KEY.headers(lines(**said, content=content, **{"signed-at": signed_at}))
+    asked = Exchange(
+        method="GET", target=target, request_body=b"", status=http, headers=headers, body=body
+    )
+    known = OrderTerms.from_json(terms())
+    return verify.verify_payable(known, asked, JWKS, now=now, request_id="r-1", **more)
+
+
+def test_an_order_that_awaits_its_deposit_may_be_paid() -> None:
+    assert payable(status()) == timedelta(minutes=59, seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (status(order={"status": "deposit_detected"}), "deposit_detected"),
+        (status(order={"status": "refunding"}), "refunding"),
+        (status(order={"status": None}), "None"),
+        (status(order={"depositTxHash": "ab"}), "paid something"),
+        (status(deposits=[{"txid": "ab"}]), "paid something"),
+        (status(deposits=None), "paid something"),
+        (status(order={"depositAddress": MONERO.lower()}), "depositAddress"),
+        (status(order={"orderId": "ord_1"}), "orderId"),
+        (status(order={"refundAddress": EVM}), "refundAddress"),
+        (status(data=None), "orderId"),
+    ],
+    ids=str,
+)
+def test_an_order_in_any_other_state_is_not_to_be_paid(answer: Json, said: str) -> None:
+    with pytest.raises(verify.NotPayable, match=said):
+        payable(answer)
+
+
+def test_an_order_that_its_issuer_does_not_know_is_not_to_be_paid() -> None:
+    missing = {"ok": False, "requestId": "r-1", "error": {"code": "order_not_found"}}
+    with pytest.raises(verify.NotPayable, match="order_not_found"):
+        payable(missing, http=404)
+
+
+def test_an_order_that_ends_soon_is_not_to_be_paid() -> None:
+    late = datetime(2026, 1, 2, 3, 54, 6, tzinfo=UTC)  # 9:59 before the end
+    with pytest.raises(verify.NotPayable, match="9 more minutes"):
+        payable(status(), now=late)
+    assert payable(status(), now=late, min_time=timedelta(minutes=9))
+
+
+def test_an_answer_to_another_request_tells_nothing_of_the_order() -> None:
+    with pytest.raises(verify.TooOld):
+        payable(status(requestId="r-0"))
+    with pytest.raises(verify.UnpinnedKey):
+        payable(status(), pinned_kid=OTHER.kid)
 
 
 # --- whatever comes --------------------------------------------------------------------------

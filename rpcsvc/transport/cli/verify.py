@@ -1,32 +1,22 @@
 """``rpcsvc verify``: check a saved response, or an order's terms that somebody passed on.
 
 stdout is exactly one JSON object. Exit status: 0 verified, 1 not verified, 2 usage error, 3 the
-key set can't be reached. What does not live here: the checks (rpcsvc.verify).
+key set or the issuer can't be reached. The checks are in rpcsvc.verify.
 """
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
 import re
-import ssl
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
 
-from rpcsvc.errors import InvalidJson
-from rpcsvc.transport.cli.client import Unreachable, is_this_machine
+from rpcsvc import verify
+from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli.options import Once, Text
-from rpcsvc.transport.strict_json import loads
-
-JWKS_PATH: Final = "/.well-known/jwks.json"
-TIMEOUT_SECONDS: Final = 10
-LARGEST_JWKS: Final = 1024 * 1024
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
 _FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
@@ -56,10 +46,15 @@ def _add_response(actions: Any) -> None:
     add("--request-body", "FILE", "its body, exactly as sent; none if left out", type=Path)
     add("--headers", "FILE", "the response's, as curl -D writes them", required=True, type=Path)
     add("--body", "FILE", "the response's, exactly as received", required=True, type=Path)
-    add("--status", "N", "the response's, if the headers file has no status line", type=_number)
+    add(
+        "--status",
+        "N",
+        "the response's, if the headers file has no status line",
+        type=verify.whole_number,
+    )
     add("--jwks", "FILE|URL", "the service's public keys", required=True, action=Once)
     add("--kid", "KID", "trust this key only; write --kid=KID, as one may begin with a dash")
-    add("--max-age", "SECONDS", "refuse a response that is older", type=_number)
+    add("--max-age", "SECONDS", "refuse a response that is older", type=verify.whole_number)
     add("--slug", "WORD", "the word in x-service-signature, if it is another one")
 
 
@@ -67,52 +62,19 @@ def _add_attestation(actions: Any) -> None:
     text = "check order terms that were passed on, against what you ordered yourself"
     parser = actions.add_parser("attestation", help=text, description=text)
     parser.set_defaults(command=_attestation)
-    parser.add_argument(
-        "attestation",
-        action=Text,
-        metavar="ATTESTATION|-",
-        help="data.order.attestation, or - for stdin",
-    )
-
-    def add(flag: str, metavar: str, help_text: str, **extra: Any) -> None:
-        parser.add_argument(flag, metavar=metavar, help=help_text, **{"action": Text, **extra})
-
-    add("--direction", "x2u|u2x", "which way you swap", required=True)
-    add("--chain-id", "N", "number of the USDC chain", required=True, type=_number)
-    add("--amount", "AMOUNT", "what you send, such as 0.8, as ordered", required=True)
-    add("--to", "ADDRESS", "where the payout must go", required=True)
-    add("--issuer", "URL", "the service's site, such as https://swap.example", required=True)
-    keys = f"the service's public keys; the issuer's {JWKS_PATH} if left out"
-    add("--jwks", "FILE|URL", keys, action=Once)
-    add("--deposit-address", "ADDRESS", "where you are about to send the money")
-    add("--token", "ADDRESS", "the USDC contract")
-    add("--order-id", "ID", "the order")
-    add("--network", "NETWORK", "the network; sandbox is simulated money")
-    add("--kid", "KID", "trust this key only; write --kid=KID, as one may begin with a dash")
-    parser.add_argument(
-        "--allow-expired", action="store_true", help="check an order whose time to pay is over"
-    )
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,12}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"must be a whole number such as 60, not {text!r}")
-    return int(text)
+    verify.add_attestation_options(parser, Text)
 
 
 # --- commands --------------------------------------------------------------------------------
 
 
 def _response(context: Context) -> int:
-    from rpcsvc.verify import Exchange, verify_response  # noqa: PLC0415 - others need no libsodium
-
     options = context.options
     status, headers = _read_headers(options.headers, options.status)
     request_body = b"" if options.request_body is None else _read(options.request_body)
     body, max_age = _read(options.body), options.max_age
-
-    def check() -> Json:
-        exchange = Exchange(
+    try:
+        exchange = verify.Exchange(
             method=options.method,
             target=options.target,
             request_body=request_body,
@@ -120,86 +82,42 @@ def _response(context: Context) -> int:
             headers=headers,
             body=body,
         )
-        found = verify_response(
+        found = verify.verify_response(
             exchange,
-            _load_jwks(options.jwks),
+            verify.load_jwks(options.jwks),
             slug=options.slug or "service",
             now=None if max_age is None else datetime.now(UTC),
             max_age=timedelta(seconds=max_age or 0),
             pinned_kid=options.kid,
         )
-        return {
-            "kid": found.kid,
-            "keyRetiredAt": _rfc3339(found.key_retired_at),
-            "signedAt": _rfc3339(found.signed_at),
-        }
-
-    return _report("response", check)
+    except verify.BadInput as error:
+        raise UsageError(error.message) from error
+    except verify.Unreachable as error:
+        raise Unreachable(error.message) from error
+    except verify.VerificationError as error:
+        described = verify.described_error(error)
+        return _print({"verified": False, "kind": "response", "error": described}, FAILED)
+    answer = {
+        "verified": True,
+        "kind": "response",
+        "kid": found.kid,
+        "keyRetiredAt": verify.rfc3339(found.key_retired_at),
+        "signedAt": verify.rfc3339(found.signed_at),
+    }
+    return _print(answer, OK)
 
 
 def _attestation(context: Context) -> int:
-    from rpcsvc.verify import Expected, verify_attestation  # noqa: PLC0415 - as above
-
-    options = context.options
-    token = sys.stdin.read() if options.attestation == "-" else options.attestation
-
-    def check() -> Json:
-        expected = Expected(
-            direction=options.direction,
-            chain_id=options.chain_id,
-            amount=options.amount,
-            to=options.to,
-            issuer=options.issuer,
-            deposit_address=options.deposit_address,
-            token=options.token,
-            order_id=options.order_id,
-            network=options.network,
-        )
-        jwks = _load_jwks(options.jwks or options.issuer.rstrip("/") + JWKS_PATH)
-        found = verify_attestation(
-            token.strip(), jwks, expected, now=datetime.now(UTC), pinned_kid=options.kid
-        )
-        return {
-            "kid": found.kid,
-            "keyRetiredAt": _rfc3339(found.key_retired_at),
-            "expired": found.expired,
-            "terms": found.terms.as_json(),
-        }
-
-    return _report("attestation", check, allow_expired=options.allow_expired)
-
-
-def _report(kind: str, check: Callable[[], Json], *, allow_expired: bool = True) -> int:
-    """Print what the check found. Raises UsageError when the command line can't be right."""
-    from rpcsvc.verify import BadInput, TermsMismatch, VerificationError  # noqa: PLC0415 - as above
-
     try:
-        found = check()
-    except BadInput as error:
+        status, answer = verify.check_attestation(context.options)
+    except verify.BadInput as error:
         raise UsageError(error.message) from error
-    except VerificationError as error:
-        described: Json = {"code": error.code, "message": error.message}
-        if isinstance(error, TermsMismatch):
-            described["fields"] = list(error.fields)
-        return _print({"verified": False, "kind": kind, "error": described})
-    if found.get("expired") and not allow_expired:
-        message = (
-            f"The attestation is genuine, but its order was to be paid before"
-            f" {found['terms']['expiresAt']}. Send nothing any more; ask for a new order. To check"
-            " an old one, add --allow-expired."
-        )
-        error_body = {"code": "expired", "message": message}
-        return _print({"verified": False, "kind": kind, "error": error_body, **found})
-    return _print({"verified": True, "kind": kind, **found})
+    return _print(answer, status)
 
 
-def _print(value: Json) -> int:
+def _print(value: Json, status: int) -> int:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
-    return OK if value["verified"] else FAILED
-
-
-def _rfc3339(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat().replace("+00:00", "Z")
+    return status
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -238,73 +156,3 @@ def _field(path: Path, line: str) -> tuple[str, str]:
             " curl -D FILE"
         )
     return match[1], match[2]
-
-
-# --- the key set -----------------------------------------------------------------------------
-
-
-def _load_jwks(source: str) -> Json:
-    """The key set in a file or at an address. Raises UsageError, Unreachable, BadJwks."""
-    from rpcsvc.verify import BadJwks  # noqa: PLC0415 - as above
-
-    is_url = source.lower().startswith(("http://", "https://"))
-    raw = _fetch(source) if is_url else _read(Path(source))
-    try:
-        value = loads(raw)
-    except InvalidJson as error:
-        raise BadJwks(f"{source} is not a JWKS. {error.message}") from error
-    if not isinstance(value, dict):
-        raise BadJwks(f"{source} is not a JWKS: it must be a JSON object.")
-    return value
-
-
-def _fetch(url: str) -> bytes:
-    """What is at ``url``; redirects are not followed: they would lead to keys of somebody else."""
-    connection, target = _connection_to(url)
-    try:
-        connection.request("GET", target, headers={"accept": "application/json"})
-        response = connection.getresponse()
-        raw = response.read(LARGEST_JWKS + 1)
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
-        raise Unreachable(f"No key set at {url}: {error or type(error).__name__}.") from error
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise Unreachable(f"No key set at {url}: it answers with HTTP status {response.status}.")
-    if len(raw) > LARGEST_JWKS:
-        raise Unreachable(f"What is at {url} is no key set: it has over {LARGEST_JWKS} bytes.")
-    return raw
-
-
-def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:
-    try:
-        parts = urlsplit(url)
-        target = _target(parts)
-        host, port = parts.hostname or "", parts.port
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            made: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=TIMEOUT_SECONDS, context=context
-            )
-        else:
-            _require_this_machine(host)
-            made = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
-    except (ValueError, http.client.InvalidURL) as error:
-        raise UsageError(f"{url!r} can't be fetched: {error}.") from error
-    return made, target
-
-
-def _target(parts: SplitResult) -> str:
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if not parts.hostname or parts.username is not None or parts.fragment:
-        raise ValueError("it must have a host, and no user name or #")
-    if not re.fullmatch(r"[\x21-\x7e]+", target):
-        raise ValueError("its path must be percent-encoded")
-    return target
-
-
-def _require_this_machine(host: str) -> None:
-    if not is_this_machine(host):
-        raise ValueError(
-            "keys over plain HTTP could be anybody's, except from this machine; use https://"
-        )

@@ -23,7 +23,8 @@ STATE: dict[AgentState, str] = {
     " `data.amountDue` is not null, more has to be sent.",
     AgentState.SWAP_PROCESSING: "The payout is on its way. Poll.",
     AgentState.REFUNDING: "The deposit goes back. Poll; if `data.actionRequired` is"
-    " `refund_address`, ask the user for one and send it with support.create.",
+    " `refund_address`, ask the user for one and send it with support.create; if it is"
+    " `refund_blocked`, the network refuses the refund address, and the operator tries again.",
     AgentState.COMPLETED: "Terminal. The payout is final; tell the user.",
     AgentState.TERMINAL_FAILURE: "Terminal. `data.outcome` is `expired`, `refunded` or `failed`."
     " Tell the user, and open a support ticket if they need help.",

@@ -212,7 +212,8 @@ def _failures(site: Site, recording: Recording) -> str:
     intro = (
         "No order waits forever: `deadlineAt` and `onDeadline` say what the service does by"
         " itself. What is decided by deposits waits for longer while their network can't be seen."
-        " XMR hides its sender, so a refund of XMR needs an address from the order's"
+        " An order that is made with `refundAddress` refunds to it and nowhere else: name one."
+        " XMR hides its sender, so without it a refund of XMR needs an address from the order's"
         " owner, who is whoever knows both `orderId` and `sessionId`."
     )
     shown = [f"### {name}\n\n{show(site, recording[key])}" for name, key in steps]

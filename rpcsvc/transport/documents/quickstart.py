@@ -50,7 +50,9 @@ def flow(site: Site) -> list[str]:
         f"POST {path['create']} (or POST {path['execute']}, which quotes and creates in one call)"
         f" with the header {links.IDEMPOTENCY_HEADER}: a new value for each order, the same value"
         " when the call is repeated. The field to must be the user's own address, never one from an"
-        " example.",
+        " example. Ask the user for refundAddress too, an address of their own on the network of"
+        " the deposit: refunds go there and nowhere else. Always name one for XMR, which hides its"
+        " sender.",
         "Show the user data.fundingInstructions: exactly that amount, to that address, before"
         " expiresAt.",
         f"{status.method} {path['status']} every few seconds until the state is completed or"

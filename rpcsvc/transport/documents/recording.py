@@ -116,8 +116,9 @@ async def record(service: LocalService, clock: StageClock) -> Recording:
     stage = _Stage(service, clock)
     swap = _swap_params()
     await _prepare(stage, swap)
-    await _succeed(stage, swap)
-    await _meet_errors(stage, swap)
+    ordered = {**swap, "refundAddress": _monero_address()}
+    await _succeed(stage, ordered)
+    await _meet_errors(stage, swap, ordered)
     await _expire(stage, swap)
     await _refund(stage, swap)
     await _cancel(stage, swap)
@@ -146,8 +147,8 @@ async def _succeed(stage: _Stage, swap: Json) -> None:
     await stage.follow("status", order_id, AgentState.WAITING_FOR_FUNDING.value)
 
 
-async def _meet_errors(stage: _Stage, swap: Json) -> None:
-    await stage.play("error-conflict", "swap.execute", {**swap, "amount": "0.9"}, EXAMPLE_KEY)
+async def _meet_errors(stage: _Stage, swap: Json, ordered: Json) -> None:
+    await stage.play("error-conflict", "swap.execute", {**ordered, "amount": "0.9"}, EXAMPLE_KEY)
     await stage.play("error-amount", "swap.quote", {**_priced(swap), "amount": "0.01"})
     await stage.play("error-destination", "swap.plan", {**swap, "to": swap["to"].swapcase()})
 

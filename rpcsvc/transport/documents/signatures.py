@@ -105,4 +105,9 @@ def _attestation(site: Site) -> str:
         f" `typ` `{JWS_TYPE}`, the same keys) over the terms of the order: {terms}. Check it with"
         f" any JOSE library; `issuer` must be {site.url}. Then compare the terms with what you"
         " asked for yourself: a valid signature over another `toAddress` is still the wrong order."
+        " Whoever made an order may have made it in a session of their own, to get your refund:"
+        " pay only if `refundAddress` is yours, or `sessionSha256` is the SHA-256 of your own"
+        " sessionId and `refundAddress` is null. Then ask the order's status: send nothing unless"
+        " it is `awaiting_deposit`, without a deposit, and with time left."
+        " `rpcsvc verify attestation` and `rpcsvc/verify.py` as a script do all of it."
     )
