@@ -20,13 +20,16 @@ from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submissi
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState, Purpose
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
+    ETHER,
     GWEI,
     HOT,
     KEYS,
     MINUTE_MS,
+    NETWORK,
     OTHERS,
     USDC,
     Till,
+    side_on,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -117,6 +120,116 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
+
+
+async def without_funding(payer: Till, *, settled: bool) -> Transfer:
+    """A payout off the chain, with the USDC that paid it: what brought that is away, too."""
+    before = await payer.controls.snapshot()
+    await payer.token.mint(HOT, 1000 * USDC)
+    transfer = await payer.prepared(payer.transfer(USER, 1500 * USDC))
+    await payer.pay(transfer)
+    await mined(payer.token.client, transfer.txid or "")
+    outcome = (await payer.settle(transfer) if settled else await payer.pay(transfer)).outcome
+    assert outcome is (Outcome.SETTLED if settled else Outcome.PENDING)
+    await payer.controls.revert(before)
+    await payer.controls.mine(4 * payer.network.failed_after)
+    return transfer
+
+
+async def test_a_payout_reorganised_away_with_its_usdc_fails_and_moves_nothing(
+    payer: Till,
+) -> None:
+    """Then its order refunds. The next payout has the next nonce."""
+    transfer = await without_funding(payer, settled=False)
+    await payer.payments.maintain()
+    assert not (await mined(payer.token.client, transfer.txid or "")).ok
+    await payer.controls.mine(payer.network.failed_after)
+    failed = await payer.payments.look_up(transfer)
+    assert (failed.outcome, "the token refused it" in failed.reason) == (Outcome.FAILED, True)
+    other = await payer.paid(payer.transfer(FRIEND))
+    assert (await payer.settle(other)).outcome is Outcome.SETTLED
+    assert (await payer.token.balance(USER), await payer.token.balance(FRIEND)) == (0, USDC)
+    assert payer.payments.conditions() == []
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_payout_whose_usdc_is_back_first_pays_by_the_same_bytes(
+    payer: Till, settled: bool
+) -> None:
+    transfer = await without_funding(payer, settled=settled)
+    await payer.token.mint(HOT, 1000 * USDC)
+    await payer.payments.maintain()
+    await mined(payer.token.client, transfer.txid or "")
+    assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.payments.maintain()
+    assert payer.payments.conditions() == []
+    assert await payer.token.balance(USER) == 1500 * USDC
+
+
+async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer: Till) -> None:
+    """Its nonce is spent: only the operator can pay."""
+    transfer = await without_funding(payer, settled=True)
+    await payer.payments.maintain()
+    assert not (await mined(payer.token.client, transfer.txid or "")).ok
+    await payer.token.mint(HOT, 1000 * USDC)
+    await payer.controls.mine(4 * payer.network.failed_after)
+    await payer.payments.maintain()
+    assert "was settled" in payer.payments.conditions()[0]
+    assert payer.payment(transfer).state is PaymentState.SETTLED
+    assert await payer.token.balance(USER) == 0
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_payout_waits_for_ether_that_was_reorganised_away(
+    payer: Till, settled: bool
+) -> None:
+    """The operator's funding of gas is off the chain with it: health asks for some."""
+    transfer = await payer.paid(payer.transfer(USER))
+    if settled:
+        assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    await payer.controls.reorganise(1 + settled * payer.network.settled_after)
+    await payer.controls.set_ether(HOT, 0)
+    for _ in range(3):
+        payer.clock.now += MINUTE_MS
+        await payer.payments.maintain()
+    assert await payer.token.client.receipt(transfer.txid or "") is None
+    async with side_on(payer, payer.network) as side:
+        await side.maintain()
+        assert "short of ether" in (side.health().detail or "")
+    await payer.controls.set_ether(HOT, ETHER)
+    payer.clock.now += MINUTE_MS
+    await payer.payments.maintain()
+    await payer.controls.mine(payer.network.settled_after)
+    assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
+    await payer.payments.maintain()
+    assert payer.payments.conditions() == []
+    assert await payer.token.balance(USER) == USDC
+
+
+@pytest.mark.parametrize("by", ["nothing", "another transaction"])
+async def test_a_settled_fill_of_a_nonce_comes_back_or_is_needed_no_more(
+    payer: Till, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """It moves nothing: whatever spends its nonce does as well."""
+    await payer.prepared(payer.transfer(USER))
+    with monkeypatch.context() as patched:
+        patched.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
+        await payer.payments.maintain()
+    await payer.controls.mine(payer.network.settled_after)
+    await payer.payments.maintain()
+    fill = payer.ledger.payment(f"fill-{NETWORK}-0")
+    assert fill is not None
+    assert fill.state is PaymentState.SETTLED
+    await payer.controls.reorganise(payer.network.settled_after + 1)
+    if by == "another transaction":
+        await mined(payer.token.client, await spend_nonce(payer, 0))
+    await payer.payments.maintain()
+    await payer.controls.mine(payer.network.failed_after)
+    await payer.payments.maintain()
+    assert payer.payments.conditions() == []
+    other = await payer.paid(payer.transfer(FRIEND))
+    assert payer.payment(other).nonce == 1
+    assert (await payer.settle(other)).outcome is Outcome.SETTLED
 
 
 async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(

@@ -738,3 +738,55 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
     assert own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
     assert not (own.live() or own.sweeps.conditions())
+
+
+@pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone for good"])
+async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
+    own: Till, comes_back: bool
+) -> None:
+    """It was mined and not settled yet. Refused once, it is made anew after an hour."""
+    before = await own.controls.snapshot()
+    await own.give(2, 5 * USDC)
+    await own.sweeps.maintain()
+    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    await own.payments.maintain()
+    await own.controls.revert(before)
+    await acknowledge(own, "removed")
+    await refused_again(own, sweep)
+    if comes_back:
+        await own.token.mint(KEYS.address(2), 5 * USDC)
+        await acknowledge(own, "confirmed")
+    await settle_all(own)
+    assert own.ledger.sweeps_under_way(NETWORK) == []
+    own.clock.now += HOUR_MS
+    await own.sweeps.maintain()
+    await finish(own)
+    assert await own.token.balance(HOT) == (5 * USDC if comes_back else 0)
+    assert not (all_left(own) or own.live())
+    assert not (own.sweeps.conditions() or own.payments.conditions())
+
+
+async def test_a_permit_and_what_it_let_take_are_made_anew(
+    anvil: Anvil, evm: EvmClient, tmp_path: Path
+) -> None:
+    """Both settled, both gone with the deposit: the permit holds again, the other fails."""
+    token = await deploy(evm, without_receive(tmp_path))
+    await token.controls.set_ether(HOT, ETHER)
+    async with till(anvil, token, tmp_path) as own:
+        before = await own.controls.snapshot()
+        await own.give(2, 5 * USDC)
+        await own.sweeps.maintain()
+        await finish(own)
+        await finish(own)
+        assert await token.balance(HOT) == 5 * USDC
+        await own.controls.revert(before)
+        await own.controls.mine(4 * own.network.failed_after)
+        await acknowledge(own, "removed")
+        await own.payments.maintain()
+        await own.controls.mine()
+        await token.mint(KEYS.address(2), 5 * USDC)
+        await acknowledge(own, "confirmed")
+        await settle_all(own)
+        await finish(own)
+        assert await token.balance(HOT) == 5 * USDC
+        assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())

@@ -34,7 +34,7 @@ from rpcsvc.store.sqlite import Database
 from tests.logs import captured
 
 XMR = 10**12
-OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8)
+OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
 MODULE = "rpcsvc.settlement.onchain.monero.rescue"
 
 
@@ -123,10 +123,16 @@ class Desk:
             NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
         )
 
-    async def put(self, name: str, state: PaymentState, height: int | None) -> Payment:
+    async def put(
+        self,
+        name: str,
+        state: PaymentState,
+        height: int | None,
+        purpose: Purpose = Purpose.TRANSFER,
+    ) -> Payment:
         """A payment that has come so far."""
         made = Payment(
-            name, Purpose.TRANSFER, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
+            name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
             "key", (f"image of {name}",), 1000,
         )  # fmt: skip
         await self.ledger.add_payment(made)
@@ -137,9 +143,12 @@ class Desk:
         return done
 
     def height(self, name: str) -> int | None:
+        return self.known(name).height
+
+    def known(self, name: str) -> Payment:
         found = self.ledger.payment(name)
         assert found is not None
-        return found.height
+        return found
 
 
 @pytest.fixture
@@ -307,3 +316,38 @@ async def test_a_node_that_does_not_relay_names_the_command(desk: Desk) -> None:
     desk.node.is_restricted = False
     await desk.look(blocks=1)
     assert desk.rescue.problem is None
+
+
+# --- gone for good -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [PaymentState.SETTLED, PaymentState.PUBLISHED])
+async def test_a_split_that_can_not_be_mined_again_is_given_up(
+    desk: Desk, state: PaymentState
+) -> None:
+    """A payment of the wallet to itself whose input is gone. One of an order is never given up."""
+    await desk.put("upkeep", state, None, Purpose.UPKEEP)
+    await desk.put("tr_1", state, None)
+    desk.node.known.clear()
+    desk.node.says = Submission.INVALID
+    await desk.look()
+    for _ in range(OPTIONS.failed_after - 1):
+        await desk.look(blocks=1)
+    assert desk.known("upkeep").state is state
+    await desk.look(blocks=1)
+    assert desk.known("upkeep").state is PaymentState.FAILED
+    assert desk.known("tr_1").state is state
+    assert desk.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {"image of tr_1"}
+
+
+async def test_a_split_that_comes_back_in_time_is_kept(desk: Desk) -> None:
+    made = await desk.put("upkeep", PaymentState.SETTLED, None, Purpose.UPKEEP)
+    desk.node.says = Submission.INVALID
+    for _ in range(3):
+        desk.node.known.clear()
+        for _ in range(OPTIONS.failed_after - 1):
+            await desk.look(blocks=1)
+        desk.node.known[made.txid] = desk.node.top
+        await desk.look(blocks=1)
+    assert desk.known("upkeep").state is PaymentState.SETTLED
+    assert desk.rescue.gone is None

@@ -197,6 +197,7 @@ class EvmUpkeep:
     async def _compare(self, payment: EvmPayment) -> None:
         mined, key = payment.inclusion, f"settled-{payment.payment_id}"
         if mined is not None and await self._link.has(mined.block):
+            self._conditions.set(key, None)
             return
         verdict = await self._publisher.verdict(payment)
         if verdict.outcome is Outcome.FAILED:

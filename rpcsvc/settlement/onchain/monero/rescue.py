@@ -21,6 +21,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
     PaymentState,
+    Purpose,
 )
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, PoolTransaction
@@ -46,8 +47,10 @@ class MoneroRescue:
         self._ledger = ledger
         self._options = options
         self._looked_at = ""
-        # Height of the chain when a payment was first found waiting, by its transaction id.
+        # Height of the chain when a payment was first found waiting in the pool, and when one of
+        # the wallet to itself was first found missing, by their transaction ids.
         self._waiting_since: dict[str, int] = {}
+        self._missing_since: dict[str, int] = {}
         self.problem: str | None = None
         self.waiting: str | None = None
         self.late: str | None = None
@@ -62,6 +65,7 @@ class MoneroRescue:
             item for item in self._ledger.payments_in(PaymentState.PUBLISHED) if item.height is None
         ]
         await self._offer_anew({item.txid: item for item in waiting}, info.height)
+        await self._abandon_upkeep(info)
         await self._let_go()
         self._looked_at = info.top_hash
 
@@ -102,7 +106,7 @@ class MoneroRescue:
         self.problem = None
         pool = await self._link.node.pool() if waiting else []
         found = [seen for seen in pool if seen.txid in waiting]
-        self._count_blocks({seen.txid for seen in found}, height)
+        self._waiting_since = _since(self._waiting_since, [seen.txid for seen in found], height)
         for seen in found:
             payment, blocks = waiting[seen.txid], height - self._waiting_since[seen.txid]
             if seen.given_up:
@@ -110,11 +114,6 @@ class MoneroRescue:
             elif not seen.relayed or blocks >= _RELAY_AFTER:
                 await self._relay(payment, seen)
         self._report([waiting[seen.txid] for seen in found], height)
-
-    def _count_blocks(self, txids: Collection[str], height: int) -> None:
-        """Note since which height each of the payments in the pool waits; forget the others."""
-        since = self._waiting_since
-        self._waiting_since = {txid: min(since.get(txid, height), height) for txid in txids}
 
     def _report(self, in_pool: Sequence[Payment], height: int) -> None:
         """For the operator: the payment that has waited for the most blocks."""
@@ -169,6 +168,26 @@ class MoneroRescue:
             return
         await self._link.node.submit(payment.raw)
 
+    async def _abandon_upkeep(self, info: NodeInfo) -> None:
+        """Give up payments of the wallet to itself that the node has refused for many blocks.
+
+        What such a one spends, or hides among, may be gone for good. Nobody is owed it, and if it
+        is mined all the same, nothing has left the wallet.
+        """
+        published = self._ledger.payments_in(PaymentState.PUBLISHED)
+        settled = self._ledger.settled_above(info.height)
+        away = {
+            item.txid: item
+            for item in (*published, *settled)
+            if item.purpose is Purpose.UPKEEP and item.height is None
+        }
+        found = await self._link.node.transactions(list(away))
+        self._missing_since = _since(self._missing_since, away.keys() - found.keys(), info.height)
+        for txid, since in self._missing_since.items():
+            if info.height - since >= self._options.failed_after:
+                log.warning("monero_upkeep_abandoned", payment_id=away[txid].payment_id)
+                await self._ledger.put_payment(replace(away[txid], state=PaymentState.FAILED))
+
     async def _let_go(self) -> None:
         """Money held back in the wallet for a payment that can never be made is free again."""
         free = self._ledger.free_key_images()
@@ -179,3 +198,8 @@ class MoneroRescue:
             if output.frozen and output.key_image in free:
                 log.info("monero_output_let_go", amount=output.amount)
                 await self._link.wallet.thaw(output.key_image)
+
+
+def _since(known: dict[str, int], txids: Collection[str], height: int) -> dict[str, int]:
+    """The height at which each was first found in its state; the others are forgotten."""
+    return {txid: min(known.get(txid, height), height) for txid in txids}
