@@ -22,7 +22,10 @@ RPC_PATH = "/rpc"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The public face of one installation. ``url`` is the site root without a trailing slash."""
+    """The public face of one installation. ``url`` is the site root without a trailing slash.
+
+    ``price_lock_seconds`` is None where an upstream decides how long a rate is locked.
+    """
 
     url: str
     domain: str
@@ -37,6 +40,7 @@ class Site:
     max_swap_usd: int
     deposit_window_seconds: int
     late_window_seconds: int
+    price_lock_seconds: int | None
     idempotency_days: int
     chains: tuple[Chain, ...]
     operations: tuple[Operation, ...]
@@ -77,6 +81,9 @@ def site_of(settings: Settings, service: Service) -> Site:
         max_swap_usd=settings.orders.max_swap_usd,
         deposit_window_seconds=settings.orders.deposit_window_seconds,
         late_window_seconds=settings.orders.effective_late_window_seconds,
+        price_lock_seconds=None
+        if service.relay is not None
+        else settings.orders.effective_price_lock_seconds,
         idempotency_days=settings.orders.idempotency_days,
         chains=tuple(service.chains.all()),
         operations=tuple(operations_for(service)),

@@ -135,6 +135,7 @@ def limits(site: Site) -> Json:
         "maxSwapUsd": site.max_swap_usd,
         "minSwapUsd": {chain.name: chain.min_swap_usd for chain in site.chains},
         "depositWindowSeconds": site.deposit_window_seconds,
+        "priceLockSeconds": site.price_lock_seconds,
         "idempotencyKeyDays": site.idempotency_days,
     }
 

@@ -183,6 +183,7 @@ def _funding(site: Site) -> str:
             "- `paymentUri` is what a wallet opens: `monero:` or `ethereum:` (EIP-681).",
             f"- The deposit is awaited for {minutes} minutes. When it is first seen counts, not"
             " when it is confirmed.",
+            *_lock(site),
             "- The amount must arrive in full: what a wallet or exchange takes comes on top.",
             "- `data.order` has amounts in atomic units (1 XMR is 10^12, 1 USDC is 10^6); all"
             " other amounts are decimal strings.",
@@ -190,6 +191,18 @@ def _funding(site: Site) -> str:
             " Later, `?verify=<address>` on status does it for you.",
         )
     )
+
+
+def _lock(site: Site) -> list[str]:
+    if site.price_lock_seconds is None:
+        return []
+    return [
+        f"- The rate is locked for {site.price_lock_seconds} seconds, until"
+        " `priceLockedUntil`, and for less when the market moves far: then `priceLockedUntil` moves"
+        " to an earlier time. A deposit that is first seen later is swapped at the rate of that"
+        " moment if it brings at least `minReceived` in proportion; each deposit on record has its"
+        " `rate`. So let the user pay soon."
+    ]
 
 
 def _deposits(site: Site) -> str:

@@ -54,12 +54,21 @@ def flow(site: Site) -> list[str]:
         " the deposit: refunds go there and nowhere else. Always name one for XMR, which hides its"
         " sender.",
         "Show the user data.fundingInstructions: exactly that amount, to that address, before"
-        " expiresAt.",
+        " expiresAt." + _lock(site),
         f"{status.method} {path['status']} every few seconds until the state is completed or"
         " terminal_failure.",
         f"POST {path['support']} on terminal_failure, or when data.actionRequired asks for a"
         " refund address.",
     ]
+
+
+def _lock(site: Site) -> str:
+    if site.price_lock_seconds is None:
+        return ""
+    return (
+        " The rate is locked until priceLockedUntil; what comes later is swapped at the rate of its"
+        " moment, or refunded below minReceived."
+    )
 
 
 def examples(site: Site, generated_at: int) -> Json:
