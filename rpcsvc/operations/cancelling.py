@@ -13,15 +13,16 @@ from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_session
 from rpcsvc.operations.params import CancelParams
 from rpcsvc.operations.projection import status_answer
+from rpcsvc.operations.results import session_source
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_any_order, find_order
 
 
-async def cancel(service: Service, params: CancelParams, _call: Call) -> Answer:
+async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
     """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
     order = await cancel_order(service, params.order_id, params.session_id)
     answer = status_answer(service.venue, order, service.clock.now_ms())
-    session = {"sessionId": order.terms.session_id, "sessionSource": "request"}
+    session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
     return answer._replace(data={**answer.data, **session})
 
 

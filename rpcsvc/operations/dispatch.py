@@ -13,10 +13,10 @@ import orjson
 import structlog
 
 from rpcsvc.errors import InternalError, ServiceError
-from rpcsvc.operations.envelope import Reply, code_of, failure, finish, flat_failure, head
-from rpcsvc.operations.inputs import parse_call
+from rpcsvc.operations.envelope import Json, Reply, code_of, failure, finish, flat_failure, head
+from rpcsvc.operations.inputs import is_session_id, parse_call
 from rpcsvc.operations.params import Params
-from rpcsvc.operations.results import NO_SESSION, Flat, Stored, with_session
+from rpcsvc.operations.results import NO_SESSION, Flat, Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.table import Effect
 
@@ -56,23 +56,26 @@ class Dispatcher:
     async def run(self, operation: Row, params: dict[str, Any], call: Call) -> Reply:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
+        params, call = _with_local_session(operation, params, call)
         try:
             parsed = parse_call(operation.params, params, call.idempotency_key, self._service)
             reply = self._reply(
                 operation, await operation.handler(self._service, parsed, call), call
             )
         except ServiceError as error:
-            reply = self.refuse(operation.name, error, call)
+            reply = self.refuse(operation.name, error, call, params)
         except Exception:
             log.exception("operation_failed", operation=operation.name, request_id=call.request_id)
-            reply = self.refuse(operation.name, InternalError(call.request_id), call)
+            reply = self.refuse(operation.name, InternalError(call.request_id), call, params)
         if reply.error is not None or operation.effect is not Effect.READ:
             _log(operation, reply, call, started)
         return reply
 
-    def refuse(self, operation: str, error: ServiceError, call: Call) -> Reply:
-        """The reply that says why a call failed."""
-        data = with_session(self._service.venue, {}, NO_SESSION)
+    def refuse(
+        self, operation: str, error: ServiceError, call: Call, params: Json | None = None
+    ) -> Reply:
+        """The reply that says why a call failed; ``params`` as far as they were read."""
+        data = with_session(self._service.venue, {}, _given_session(params or {}, call))
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -88,7 +91,13 @@ class Dispatcher:
 class FlatDispatcher(Dispatcher):
     """Runs the BFF's operations; their answers have no envelope, and errors one key (spec 2.3)."""
 
-    def refuse(self, operation: str, error: ServiceError, call: Call) -> Reply:  # noqa: ARG002 - as in the envelope's
+    def refuse(
+        self,
+        operation: str,  # noqa: ARG002 - as in the envelope's
+        error: ServiceError,
+        call: Call,  # noqa: ARG002 - as above
+        params: Json | None = None,  # noqa: ARG002 - as above
+    ) -> Reply:
         """The reply that says why a call failed."""
         return Reply(flat_failure(error), error.http_status, error=error)
 
@@ -98,6 +107,22 @@ class FlatDispatcher(Dispatcher):
         if isinstance(result, Flat):
             return Reply(orjson.dumps(result.body))
         raise TypeError(f"a {type(result).__name__} has no place in the BFF")
+
+
+def _with_local_session(operation: Row, params: Json, call: Call) -> tuple[Json, Call]:
+    """The params with the local session where none was sent; else the call without it."""
+    takes_session = "session_id" in operation.params.model_fields
+    if call.local_session is None or not takes_session or params.get("sessionId") is not None:
+        return params, call._replace(local_session=None)
+    return {**params, "sessionId": call.local_session}, call
+
+
+def _given_session(params: Json, call: Call) -> tuple[str | None, str]:
+    """The session of a call that failed, and where it came from; one that is none is left out."""
+    session = params.get("sessionId")
+    if not isinstance(session, str) or not is_session_id(session):
+        return NO_SESSION
+    return session.lower(), session_source(call)
 
 
 def _log(operation: Row, reply: Reply, call: Call, started: int) -> None:

@@ -130,13 +130,18 @@ def read_session(session_id: str | None, *, field: str = "sessionId") -> str | N
     """
     if session_id is None:
         return None
-    if not _UUID.fullmatch(session_id):
+    if not is_session_id(session_id):
         raise InvalidInput(
             f"{field} must be a random UUID (version 4). {HINTS[field]}",
             field=field,
             received=session_id,
         )
     return session_id.lower()
+
+
+def is_session_id(text: str) -> bool:
+    """Whether ``text`` has the form of a session id, a UUID of version 4."""
+    return _UUID.fullmatch(text) is not None
 
 
 def read_order_id(order_id: str) -> str:

@@ -32,7 +32,12 @@ class LocalService:
         self._follower = follower
 
     async def call(
-        self, operation: Operation, params: dict[str, Any], request_id: str, key: str | None
+        self,
+        operation: Operation,
+        params: dict[str, Any],
+        request_id: str,
+        key: str | None,
+        local_session: str | None = None,
     ) -> bytes:
         """The envelope of one call, with whatever was due before and after it carried out.
 
@@ -42,7 +47,7 @@ class LocalService:
         if self._follower is not None:
             # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
             await self._follower.ask_now(str(params.get("orderId")))
-        call = Call(request_id, idempotency_key=bare_key(key))
+        call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
         reply = await self._dispatcher.run(operation, params, call)
         await self.catch_up()
         return reply.body

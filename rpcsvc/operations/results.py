@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.service import Venue
+from rpcsvc.operations.service import Call, Venue
 
 NO_SESSION = (None, "none")
 
@@ -21,6 +21,11 @@ class Stored(NamedTuple):
 
     head: bytes
     replayed: bool = False
+
+
+def session_source(call: Call) -> str:
+    """Where the session of a call that has one came from."""
+    return "local" if call.local_session else "request"
 
 
 def with_session(venue: Venue, data: Json, session: tuple[str | None, str]) -> Json:

@@ -95,9 +95,14 @@ class Service:
 
 
 class Call(NamedTuple):
-    """One call: who asks, under which idempotency key, and which integrator brings it."""
+    """One call: who asks, under which idempotency key, and which integrator brings it.
+
+    ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
+    caller did not send, and is no part of what an idempotency key stands for.
+    """
 
     request_id: str
     namespace: str = "public"
     idempotency_key: str | None = None
     integrator: Integrator | None = None
+    local_session: str | None = None

@@ -19,7 +19,7 @@ from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
 from rpcsvc.operations.lessons import combined
 from rpcsvc.operations.params import SupportParams
-from rpcsvc.operations.results import with_session
+from rpcsvc.operations.results import NO_SESSION, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
@@ -28,7 +28,7 @@ from rpcsvc.orders.ports import Change, Ticket
 log = structlog.get_logger(__name__)
 
 
-async def create_ticket(service: Service, params: SupportParams, _call: Call) -> Answer:
+async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
     """Record a ticket; set the order's refund address when its owner asks for it."""
     session, order_id = _read_ids(params)
     named = None if order_id is None else service.store.order(order_id)
@@ -47,7 +47,7 @@ async def create_ticket(service: Service, params: SupportParams, _call: Call) ->
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
     accepted = await _give(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}
-    session_fields = (session, "request" if session else "none")
+    session_fields = (session, session_source(call)) if session else NO_SESSION
     actions = [_next(params.order_id, named)]
     return Answer(
         AgentState.TICKET_CREATED, with_session(service.venue, data, session_fields), actions

@@ -25,7 +25,7 @@ from rpcsvc.operations.ordering import Placed, Wish, place
 from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
-from rpcsvc.operations.results import Stored, with_session
+from rpcsvc.operations.results import Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.upstream_port import Asked
@@ -200,9 +200,10 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     wish = Wish(*_swap_of(intent), intent.to or "", session, refund_address=refund_to)
     claim = None
     if call.idempotency_key is not None:
-        shown = _fingerprint(intent, session)
+        shown = _fingerprint(intent, None if call.local_session else session)
         claim = Claim(call.namespace, call.idempotency_key, operation, shown)
-    write = partial(_order_answer, service, wish, operation)
+    source = session_source(call) if session else "generated"
+    write = partial(_order_answer, service, source, operation)
     return await place(service, lambda: wish, claim, write)
 
 
@@ -218,7 +219,7 @@ def _fingerprint(intent: Intent, session: str | None) -> Json:
     }
 
 
-def _order_answer(service: Service, wish: Wish, operation: str, placed: Placed) -> bytes:
+def _order_answer(service: Service, source: str, operation: str, placed: Placed) -> bytes:
     """The envelope of a new order, without its request id."""
     status = placed.status
     if status is None:
@@ -228,6 +229,5 @@ def _order_answer(service: Service, wish: Wish, operation: str, placed: Placed) 
         "fundingInstructions": status.data["fundingInstructions"],
         "quote": quote_view(service, placed.quote),
     }
-    source = "request" if wish.session_id else "generated"
     data = with_session(service.venue, data, (placed.order.terms.session_id, source))
     return head(operation, status._replace(data=data))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from aiohttp import web
@@ -40,6 +40,9 @@ from rpcsvc.transport.misplaced import (
     require_no_key_header,
     require_no_query_of_rpc,
 )
+
+# The session that the CLI remembers (operations/service.py, Call).
+LOCAL_SESSION: Final = "x-agent-local-session"
 
 
 @dataclass(slots=True)
@@ -148,12 +151,16 @@ class RpcHttp:
     def _method(self, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
-            call = Call(caller.request_id_for(hint), caller.namespace)
+            call = Call(
+                caller.request_id_for(hint),
+                caller.namespace,
+                local_session=caller.headers.get(LOCAL_SESSION),
+            )
             try:
                 if operation.idempotent:
                     call = call._replace(idempotency_key=_take_key(caller, params))
             except InvalidInput as error:
-                reply = self._dispatcher.refuse(operation.name, error, call)
+                reply = self._dispatcher.refuse(operation.name, error, call, params)
             else:
                 reply = await self._dispatcher.run(operation, params, call)
             if isinstance(reply.error, InternalError):

@@ -326,3 +326,12 @@ async def test_the_deposit_window_that_is_told_is_the_one_that_an_order_gets(
     )
     assert told == data["quote"]["depositWindowSeconds"] == (expires - created).total_seconds()
     assert told == 3_600
+
+
+async def test_an_error_says_that_the_caller_gave_a_session(served: Served) -> None:
+    wrong = {**SWAP, "amount": "0", "sessionId": SESSION}
+    for answer in await over_both(served, "swap.execute", wrong):
+        told = answer["data"]
+        assert (told["sessionId"], told["sessionSource"]) == (SESSION.lower(), "request")
+    for answer in await over_both(served, "swap.execute", {**wrong, "sessionId": "none"}):
+        assert (answer["data"]["sessionId"], answer["data"]["sessionSource"]) == (None, "none")

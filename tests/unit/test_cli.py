@@ -29,7 +29,7 @@ from rpcsvc.store.sqlite import DataDirInUse
 from rpcsvc.transport.cli.call import read_params
 from rpcsvc.transport.cli.client import endpoint_of
 from rpcsvc.transport.cli.main import build_parser, run
-from rpcsvc.transport.cli.state import KEPT_KEYS, KEPT_SERVICES, CliState, load_state, save_state
+from rpcsvc.transport.cli.state import KEPT_SERVICES, CliState, load_state, save_state
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -48,13 +48,20 @@ class FakeService(LocalService):
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Json, str, str | None]] = []
+        self.sessions: list[str | None] = []
         self.failure: Exception | None = None
         self.ok = True
         self.note = ""
 
     async def call(
-        self, operation: Operation, params: Json, request_id: str, key: str | None
+        self,
+        operation: Operation,
+        params: Json,
+        request_id: str,
+        key: str | None,
+        local_session: str | None = None,
     ) -> bytes:
+        self.sessions.append(local_session)
         self.calls.append((operation.name, params, request_id, key))
         if self.failure is not None:
             raise self.failure
@@ -105,6 +112,14 @@ class Cli:
         if self.opening is not None:
             raise self.opening
         yield self.service
+
+    @property
+    def refusal(self) -> Json:
+        """The envelope of a call that got no answer, held against the schema of envelopes."""
+        error = self.answer["error"]
+        assert list(self.answer)[-2:] == ["requestId", "error"]
+        assert error["message"] in str(self.err).replace("\n", " ")
+        return self.answer
 
     @property
     def answer(self) -> Json:
@@ -223,9 +238,21 @@ def test_the_order_to_fund_may_be_named_by_place(cli: Cli) -> None:
 
 def test_a_command_is_needed(cli: Cli) -> None:
     assert cli() == 2
+    assert cli.refusal["operation"] == "unknown"
     assert cli("agent:swap:nothing") == 2
+    assert cli.refusal["operation"] == "unknown"
     assert cli("db") == 2
     assert cli.out == b""
+
+
+def test_an_unknown_command_is_told_the_nearest_and_no_list(cli: Cli) -> None:
+    assert cli("agent:swap:plam", "--request-id", "mine", "--session-id", SESSION) == 2
+    assert cli.refusal["error"]["code"] == "invalid_request"
+    assert "Did you mean agent:swap:plan" in cli.err
+    assert "agent:capabilities" not in cli.err
+    assert (cli.answer["requestId"], cli.answer["data"]["sessionId"]) == ("mine", SESSION)
+    assert cli("db", "chek") == 2
+    assert "Did you mean check?" in cli.err
 
 
 # --- inputs as one object --------------------------------------------------------------------
@@ -243,7 +270,7 @@ def test_single_options_win_over_params(cli: Cli) -> None:
 )
 def test_params_that_are_not_one_sound_json_object_are_a_usage_error(cli: Cli, text: str) -> None:
     assert cli("agent:swap:plan", "--params", text) == 2
-    assert cli.out == b""
+    assert cli.refusal["ok"] is False
     assert "--params" in cli.err
 
 
@@ -261,7 +288,7 @@ def test_params_can_come_from_standard_input_and_have_to_be_utf_8(tmp_path: Path
     assert done.returncode == 1
     assert json.loads(done.stdout.decode())["validationErrors"][0]["received"] == "x2é"
     refused = plan(b'{"direction": "x2\xe9"}')
-    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert (refused.returncode, json.loads(refused.stdout)["ok"]) == (2, False)
     assert b"not UTF-8" in refused.stderr
 
 
@@ -285,17 +312,17 @@ def test_a_key_that_is_null_in_params_is_not_left_out_in_silence(cli: Cli) -> No
 def test_a_created_order_is_remembered_in_a_private_file(cli: Cli) -> None:
     assert cli("agent:swap:create", *SWAP) == 0
     assert cli.answer["data"]["sessionSource"] == "generated"
-    assert cli.state == {"session_id": SESSION, "order_id": ORDER, "keys": {}}
+    assert cli.state == {"session_id": SESSION, "order_id": ORDER}
     assert stat.S_IMODE((cli.data_dir / "cli-state.json").stat().st_mode) == 0o600
     assert [path.name for path in cli.data_dir.iterdir()] == ["cli-state.json"]
 
 
 @pytest.mark.parametrize("command", ["agent:swap:create", "agent:swap:execute"])
-def test_the_remembered_session_is_sent_and_said_to_be_local(cli: Cli, command: str) -> None:
+def test_the_remembered_session_goes_beside_the_params(cli: Cli, command: str) -> None:
     save_state(cli.data_dir, CliState(OTHER, "ord_before"))
     assert cli(command, *SWAP) == 0
-    assert cli.sent["sessionId"] == OTHER
-    assert cli.answer["data"]["sessionSource"] == "local"
+    assert "sessionId" not in cli.sent
+    assert cli.service.sessions == [OTHER]
 
 
 def test_a_given_session_is_used_as_it_is_and_becomes_the_last_one(cli: Cli) -> None:
@@ -313,8 +340,8 @@ def test_the_last_order_is_meant_where_none_is_named(cli: Cli) -> None:
     cli("sandbox:fund")
     assert cli.sent == {"orderId": ORDER}
     cli("agent:support:create", "--message", "where is it?")
-    assert cli.sent == {"message": "where is it?", "orderId": ORDER, "sessionId": SESSION}
-    assert cli.answer["data"]["sessionSource"] == "local"
+    assert cli.sent == {"message": "where is it?", "orderId": ORDER}
+    assert cli.service.sessions[-1] == SESSION
     cli("agent:swap:status", "--order-id", "ord_named")
     assert cli.sent == {"orderId": "ord_named"}
     cli("agent:swap:plan")
@@ -325,52 +352,13 @@ def test_looking_at_another_order_does_not_change_which_is_the_last(cli: Cli) ->
     save_state(cli.data_dir, CliState(SESSION, ORDER))
     cli("agent:swap:status", "--order-id", "ord_named")
     cli("agent:support:create", "--message", "m", "--session-id", OTHER)
-    assert cli.state == {"session_id": SESSION, "order_id": ORDER, "keys": {}}
+    assert cli.state == {"session_id": SESSION, "order_id": ORDER}
 
 
 def test_a_failed_call_leaves_the_memory_alone(cli: Cli) -> None:
     cli.service.ok = False
     assert cli("agent:swap:create", *SWAP) == 1
     assert not (cli.data_dir / "cli-state.json").exists()
-
-
-def test_a_retry_with_its_key_is_the_same_call_although_a_session_is_known_by_then(
-    cli: Cli,
-) -> None:
-    arguments = ("agent:swap:create", *SWAP, "--idempotency-key", "first")
-    assert cli(*arguments) == 0
-    assert "sessionId" not in cli.sent
-    assert cli.state["session_id"] == SESSION
-    assert cli(*arguments) == 0
-    assert "sessionId" not in cli.sent
-
-
-def test_a_retry_sends_the_session_of_its_first_call_after_the_last_one_has_changed(
-    cli: Cli,
-) -> None:
-    save_state(cli.data_dir, CliState(SESSION, ORDER))
-    cli("agent:swap:create", *SWAP, "--idempotency-key", "first")
-    cli("agent:swap:create", *SWAP, "--session-id", OTHER)
-    assert cli.state["session_id"] == OTHER
-    cli("agent:swap:create", *SWAP, "--idempotency-key", "first")
-    assert cli.sent["sessionId"] == SESSION
-
-
-def test_a_key_is_noted_before_the_call_goes_out(cli: Cli) -> None:
-    cli.service.failure = RuntimeError("the process dies here")
-    with pytest.raises(RuntimeError):
-        cli("agent:swap:create", *SWAP, "--idempotency-key", "k")
-    assert cli.state == {"session_id": None, "order_id": None, "keys": {"k": None}}
-
-
-def test_old_keys_are_forgotten() -> None:
-    state = CliState()
-    for number in range(KEPT_KEYS + 5):
-        state = state.with_key(str(number), None)
-    state = state.with_key("10", SESSION)
-    assert len(state.keys) == KEPT_KEYS
-    assert next(iter(state.keys)) == "5"
-    assert list(state.keys)[-1] == "10"
 
 
 def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
@@ -393,8 +381,7 @@ def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
         "{}",
         "null",
         '{"session_id": 1, "order_id": null}',
-        '{"session_id": null, "order_id": null, "keys": []}',
-        '{"session_id": null, "order_id": null, "keys": {"k": 1}}',
+        '{"session_id": "line\\nbreak", "order_id": null}',
         '{"session_id": null, "order_id": null, "elsewhere": []}',
         '{"session_id": null, "order_id": null, "elsewhere": {"https://a.example": {}}}',
         "[" * 100_000,
@@ -406,7 +393,7 @@ def test_a_broken_state_file_is_a_usage_error_that_says_what_to_do(cli: Cli, tex
     cli.data_dir.mkdir()
     (cli.data_dir / "cli-state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert cli("agent:swap:status") == 2
-    assert cli.out == b""
+    assert cli.refusal["ok"] is False
     assert "cli-state.json" in cli.err
     assert "Delete it, or add --stateless" in cli.err
     assert cli.service.calls == []
@@ -425,7 +412,7 @@ def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: S
 
     assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k2") == 0
     assert "sessionId" not in cli.sent
-    save_state(cli.data_dir, CliState(OTHER, "ord_here", {"k": OTHER}))
+    save_state(cli.data_dir, CliState(OTHER, "ord_here"))
     for words in (["agent:swap:status"], ["agent:support:create", "--message", "m"]):
         cli(*words)
         assert cli.sent["orderId"] == "ord_here"
@@ -433,9 +420,10 @@ def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: S
         assert stub.requests[-1][2]["params"]["orderId"] == ORDER
         cli(*words, "--url", f"{stub.url}/another")
         assert "orderId" not in stub.requests[-1][2]["params"]
-        assert "sessionId" not in stub.requests[-1][2]["params"]
+        assert "x-agent-local-session" not in stub.requests[-1][1]
     assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k", "--url", stub.url) == 0
-    assert "sessionId" not in stub.requests[-1][2]["params"]  # as it was sent the first time
+    assert "sessionId" not in stub.requests[-1][2]["params"]
+    assert stub.requests[-1][1]["x-agent-local-session"] == SESSION
 
 
 def test_services_that_were_called_long_ago_are_forgotten(tmp_path: Path) -> None:
@@ -452,13 +440,6 @@ def test_an_answer_is_printed_even_if_it_cannot_be_remembered(cli: Cli) -> None:
     assert cli("agent:swap:create", *SWAP) == 0
     assert cli.answer["data"]["order"]["orderId"] == ORDER
     assert "not remembered" in cli.err
-
-
-def test_a_key_that_cannot_be_noted_keeps_the_call_from_going_out(cli: Cli) -> None:
-    cli.data_dir.write_text("a file where the data directory should be")
-    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k") == 2
-    assert cli.service.calls == []
-    assert "Nothing was sent" in cli.err
 
 
 # --- what comes out --------------------------------------------------------------------------
@@ -522,7 +503,7 @@ def test_a_data_directory_that_cannot_be_opened_is_told_in_one_line(
     cli.opening = error
     for command in (["agent:capabilities"], ["demo", "--data-dir", str(cli.data_dir)]):
         assert cli(*command) == status
-        assert cli.out == b""
+        assert (cli.out == b"") is (command[0] == "demo")
         assert text in cli.err
         assert cli.err.count("\n") == 1
 
@@ -702,7 +683,7 @@ def test_a_json_rpc_error_becomes_an_envelope(cli: Cli, stub: Stub, code: str, s
 def test_an_answer_that_is_not_the_services_exits_with_3(cli: Cli, stub: Stub, body: bytes) -> None:
     stub.status, stub.body = 404, body
     assert cli("agent:capabilities", "--url", stub.url) == 3
-    assert cli.out == b""
+    assert cli.refusal["ok"] is False
     assert "(HTTP 404) is not this service's /rpc" in cli.err
 
 
@@ -719,7 +700,7 @@ def test_a_server_that_hangs_up_exits_with_3_and_says_that_the_call_may_have_run
         port = listener.getsockname()[1]
         status = cli("agent:capabilities", "--url", f"http://127.0.0.1:{port}")
         thread.join()
-    assert (status, cli.out) == (3, b"")
+    assert (status, cli.refusal["state"]) == (3, "unavailable")
     assert "may have been carried out" in cli.err
 
 
@@ -728,7 +709,7 @@ def test_nobody_at_the_url_exits_with_3(cli: Cli) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         assert cli("agent:capabilities", "--url", f"http://127.0.0.1:{port}") == 3
-    assert (cli.out, cli.err.count("\n")) == (b"", 1)
+    assert (cli.refusal["ok"], cli.err.count("\n")) == (False, 1)
     assert "No service answers at" in cli.err
 
 
@@ -751,7 +732,7 @@ def test_nobody_at_the_url_exits_with_3(cli: Cli) -> None:
 )
 def test_a_url_that_cannot_be_one_is_a_usage_error(cli: Cli, url: str) -> None:
     assert cli("agent:capabilities", "--url", url) == 2
-    assert (cli.out, cli.err.count("\n")) == (b"", 1)
+    assert (cli.refusal["ok"], cli.err.count("\n")) == (False, 1)
     assert "root URL" in cli.err
 
 
@@ -762,7 +743,7 @@ def test_a_url_that_cannot_be_one_is_a_usage_error(cli: Cli, url: str) -> None:
 def test_plain_http_is_spoken_on_this_machine_only(cli: Cli, command: str, url: str) -> None:
     """Anybody on the way would learn the token, and could answer with a deposit address."""
     assert cli(command, "--url", url, "--token", "a-token-that-is-long-enough") == 2
-    assert (cli.out, cli.err.count("\n")) == (b"", 1)
+    assert (cli.out == b"", cli.err.count("\n")) == (command == "health", 1)
     assert "use https://" in cli.err
 
 

@@ -19,7 +19,7 @@ from rpcsvc.operations.envelope import failure
 from rpcsvc.transport.cli import call, client
 from rpcsvc.transport.cli.client import call_rpc, endpoint_of
 from rpcsvc.transport.cli.main import run
-from rpcsvc.transport.cli.state import CliState, load_state, save_state
+from rpcsvc.transport.cli.state import CliState, load_state
 
 SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0xabc"]
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
@@ -35,11 +35,13 @@ class Upstream:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
+        self.sessions: list[str | None] = []
         self.answers: list[tuple[int, bytes]] = []
         upstream = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                upstream.sessions.append(self.headers["x-agent-local-session"])
                 body = self.rfile.read(int(self.headers["content-length"]))
                 upstream.asked.append((self.path, body))
                 answers = upstream.answers
@@ -93,6 +95,14 @@ class Cli:
         return status
 
     @property
+    def refusal(self) -> Json:
+        """The envelope of a call that got no answer, held against the schema of envelopes."""
+        error = self.answer["error"]
+        assert list(self.answer)[-2:] == ["requestId", "error"]
+        assert error["message"] in str(self.err).replace("\n", " ")
+        return self.answer
+
+    @property
     def answer(self) -> Json:
         answer: Json = json.loads(self.out)
         return answer
@@ -141,7 +151,7 @@ def test_a_gateways_error_is_not_the_services_answer_and_the_order_may_be_made(
 ) -> None:
     upstream.answer(body, status=status)
     assert cli(*EXECUTE, "--url", upstream.url) == 3
-    assert (cli.out, cli.err.count("\n")) == ("", 1)
+    assert (cli.refusal["ok"], cli.err.count("\n")) == (False, 1)
     assert f"(HTTP {status}) is not this service's /rpc" in cli.err
     assert "may have been carried out: repeat it with the same idempotency key" in cli.err
     assert len(upstream.asked) == 1
@@ -259,106 +269,7 @@ def test_half_a_pair_goes_out_as_its_escape_for_the_service_to_refuse(upstream: 
     assert b'"\\ud83e"' in upstream.asked[0][1]
 
 
-# --- a key that was used without the session that the command line remembers -------------------
-
-
-def conflict(*fields: str) -> Json:
-    """The service's answer to a key that was used before, with others of these fields."""
-    error = {"code": "idempotency_conflict", "message": "m", "retryable": False}
-    answer = result({}, ok=False, state="idempotency_conflict")
-    answer["result"]["error"] = {**error, "details": {"fields": list(fields)}}
-    return answer
-
-
-def order(session: str, source: str) -> Json:
-    """The service's answer with an order."""
-    return result({"sessionId": session, "sessionSource": source, "order": {"orderId": ORDER}})
-
-
-def sessions(upstream: Upstream) -> list[str | None]:
-    """The session that each call was sent with."""
-    return [json.loads(body)["params"].get("sessionId") for _, body in upstream.asked]
-
-
-def test_a_key_that_was_used_without_a_session_finds_its_order(
-    cli: Cli, upstream: Upstream
-) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
-    upstream.answer(conflict("sessionId"), order(OTHER, "generated"))
-    assert cli(*EXECUTE, "--url", upstream.url) == 0
-    assert sessions(upstream) == [SESSION, None]
-    first, second = upstream.sent(0)["params"], upstream.sent(1)["params"]
-    assert first == {**second, "sessionId": SESSION}, "all else is the same call"
-    assert (cli.answer["data"]["sessionId"], cli.answer["data"]["sessionSource"]) == (
-        OTHER,
-        "generated",
-    )
-    assert load_state(cli.data_dir, upstream.url) == CliState(OTHER, ORDER, {"k": None})
-
-    upstream.answer(order(OTHER, "generated"))
-    assert cli(*EXECUTE, "--url", upstream.url) == 0
-    assert sessions(upstream)[2:] == [None], "from now on the retry is right at once"
-
-
-def test_a_retry_after_the_second_answer_was_lost_still_finds_its_order(
-    cli: Cli, upstream: Upstream
-) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
-    upstream.answer(conflict("sessionId"), "cut off")
-    assert cli(*EXECUTE, "--url", upstream.url) == 3
-    upstream.answer(conflict("sessionId"), order(OTHER, "generated"))
-    assert cli(*EXECUTE, "--url", upstream.url) == 0
-    assert sessions(upstream) == [SESSION, None, SESSION, None]
-
-
-def test_a_key_that_was_used_with_another_session_stays_a_conflict_and_keeps_its_note(
-    cli: Cli, upstream: Upstream
-) -> None:
-    save_state(cli.data_dir, CliState(OTHER, ORDER, {"k": SESSION}), upstream.url)
-    upstream.answer(conflict("sessionId"))
-    assert cli(*EXECUTE, "--url", upstream.url) == 1
-    assert cli.answer["state"] == "idempotency_conflict"
-    assert sessions(upstream) == [SESSION, None]
-    assert load_state(cli.data_dir, upstream.url) == CliState(OTHER, ORDER, {"k": SESSION})
-
-
-def test_of_several_differences_those_are_told_that_the_caller_made(
-    cli: Cli, upstream: Upstream
-) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
-    upstream.answer(conflict("amount", "sessionId"), conflict("amount"))
-    assert cli(*EXECUTE, "--url", upstream.url) == 1
-    assert cli.answer["error"]["details"]["fields"] == ["amount"]
-
-
-@pytest.mark.parametrize("words", [["--session-id", SESSION], []], ids=["given", "none"])
-def test_a_session_that_was_not_filled_in_is_never_left_out(
-    cli: Cli, upstream: Upstream, words: list[str]
-) -> None:
-    upstream.answer(conflict("sessionId"))
-    assert cli(*EXECUTE, *words, "--url", upstream.url) == 1
-    assert len(upstream.asked) == 1
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        conflict("amount"),
-        result({}, ok=False, state="invalid_input", error={"code": "invalid_input"}),
-        refusal("idempotency_conflict", retryable=False),
-        result({}, ok=False, error={"code": "idempotency_conflict", "details": {"fields": 1}}),
-        result({}, ok=False, error="idempotency_conflict"),
-        result({}, error={"code": "idempotency_conflict", "details": {"fields": ["sessionId"]}}),
-    ],
-    ids=lambda answer: json.dumps(answer)[:60],
-)
-def test_only_a_conflict_about_the_session_is_sent_once_more(
-    cli: Cli, upstream: Upstream, answer: Json
-) -> None:
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"), upstream.url)
-    upstream.answer(answer)
-    cli(*EXECUTE, "--url", upstream.url)
-    assert sessions(upstream) == [SESSION]
+# --- what is remembered ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,7 +288,7 @@ def test_an_answer_that_is_no_order_is_shown_and_not_remembered(
     upstream.answer(result(data))
     assert cli(*EXECUTE, "--url", upstream.url) == 0
     assert cli.answer["data"] == data
-    assert load_state(cli.data_dir, upstream.url) == CliState(keys={"k": None})
+    assert load_state(cli.data_dir, upstream.url) == CliState()
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
@@ -386,19 +297,7 @@ def test_an_answer_that_is_no_json_is_not_shown(
 ) -> None:
     upstream.answer(result({"amount": float(constant)}))
     assert cli(*EXECUTE, "--url", upstream.url) == 3
-    assert not cli.out
-
-
-def test_the_second_call_goes_where_the_first_one_went(
-    cli: Cli, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Books that do not know the key, such as those of this process, would make a second order."""
-    save_state(cli.data_dir, CliState(SESSION, "ord_before"))
-    upstream.answer(conflict("sessionId"))
-    running = iter([endpoint_of(upstream.url)])
-    monkeypatch.setattr(call, "find_endpoint", lambda *_: next(running, None))
-    assert cli(*EXECUTE) == 1
-    assert len(upstream.asked) == 2
+    assert cli.refusal["state"] == "unavailable"
 
 
 def test_an_answer_larger_than_any_of_the_service_is_not_read_to_its_end(

@@ -12,20 +12,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.errors import InvalidJson, ServiceError
+from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.operations.envelope import failure
-from rpcsvc.operations.table import Operation
+from rpcsvc.operations.inputs import is_session_id
+from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
 from rpcsvc.transport import strict_json
 from rpcsvc.transport.cli.client import (
     MAYBE_DONE,
-    Endpoint,
+    Unreachable,
     call_rpc,
     find_endpoint,
     service_at,
@@ -49,7 +50,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 def run_operation(context: Context) -> int:
     """Call the operation of this command line and print its envelope; the exit status.
 
-    Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable: stdout is empty then.
+    Raises UsageError, BadUrl, BrokenState, SettingsError and Unreachable, before it has printed.
     Raises AnswerUnwritten and BrokenPipeError after the call.
     """
     options, operation = context.options, context.options.operation
@@ -58,17 +59,44 @@ def run_operation(context: Context) -> int:
     key = _take_key(options, operation, params)
     memory = _Memory(settings.data_dir, _service(context))
     state = CliState() if options.stateless else memory.load()
-    is_local = _fill_in(operation, params, state, key)
-    if not options.stateless:
-        state = _note_key(memory, state, key, params)
-    envelope, is_bare = _ask(context, settings, params, key, is_local=is_local)
-    keys = state.with_key(key, None).keys if is_bare else state.keys
+    if "orderId" in wire_names(operation) and state.order_id:
+        params.setdefault("orderId", state.order_id)
+    envelope = _send(context, settings, params, key, state.session_id)
     try:
         _print(envelope, pretty=options.pretty)
     finally:
         if not options.stateless:
-            _remember(memory, state, keys, operation, envelope)
+            _remember(memory, state, operation, envelope)
     return OK if envelope["ok"] else FAILED
+
+
+def print_failure(
+    argv: Sequence[str], options: argparse.Namespace | None, error: BaseException
+) -> None:
+    """Print the envelope of a call that got no answer; ``options`` are None if it was not read.
+
+    Raises as ``run_operation`` does after the call.
+    """
+    names = {operation.command: operation.name for operation in OPERATIONS}
+    told = Unavailable(str(error)) if isinstance(error, Unreachable) else InvalidRequest(str(error))
+    given = _option(argv, "--request-id")
+    call_id = given if given and _REQUEST_ID.fullmatch(given) else request_id(system_random)
+    session = _option(argv, "--session-id")
+    data: Json = {"network": None, "sessionId": None, "sessionSource": "none"}
+    if session is not None and is_session_id(session):
+        data |= {"sessionId": session.lower(), "sessionSource": "request"}
+    body = failure(names.get("".join(argv[:1]), "unknown"), told, call_id, data)
+    _print(json.loads(body), pretty=getattr(options, "pretty", None))
+
+
+def _option(argv: Sequence[str], name: str) -> str | None:
+    """The value of an option on a command line that could not be read."""
+    for word, following in pairwise([*argv, ""]):
+        if word == name:
+            return following
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
 
 
 # --- inputs ----------------------------------------------------------------------------------
@@ -150,51 +178,13 @@ def _service(context: Context) -> str:
     return service_at(url) if url else HERE
 
 
-def _fill_in(operation: Operation, params: Json, state: CliState, key: Any) -> bool:
-    """Put what is remembered where nothing was given; True when that was the session."""
-    known = wire_names(operation)
-    if "orderId" in known and state.order_id:
-        params.setdefault("orderId", state.order_id)
-    session_id = state.session_for(key if isinstance(key, str) else None)
-    if "sessionId" not in known or "sessionId" in params or not session_id:
-        return False
-    params["sessionId"] = session_id
-    return True
-
-
-def _note_key(memory: _Memory, state: CliState, key: Any, params: Json) -> CliState:
-    """Write down what goes out with a key before it goes out: its retry must be the same call."""
-    session_id = params.get("sessionId")
-    if not isinstance(key, str) or not (session_id is None or isinstance(session_id, str)):
-        return state
-    noted = state.with_key(key, session_id)
-    try:
-        if noted != state:
-            memory.save(noted)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"The local state in {memory.data_dir} can't be written: {error}. Nothing was sent."
-            " Give another --data-dir, or add --stateless."
-        ) from error
-    return noted
-
-
-def _remember(
-    memory: _Memory,
-    before: CliState,
-    keys: Mapping[str, str | None],
-    operation: Operation,
-    envelope: Json,
-) -> None:
-    """Keep the order that was made, its session, and what went with which key.
-
-    The answer is out: only warn if that fails.
-    """
+def _remember(memory: _Memory, before: CliState, operation: Operation, envelope: Json) -> None:
+    """Keep the order that was made, and its session. The answer is out: only warn if that fails."""
     if not operation.creates:
         return
     match envelope:
         case {"ok": True, "data": {"order": {"orderId": str(order_id)}, "sessionId": str(session)}}:
-            after = CliState(session, order_id, keys)
+            after = CliState(session, order_id)
         case _:  # whatever else a service says here is not for the next command
             return
     try:
@@ -208,52 +198,30 @@ def _remember(
 # --- the call --------------------------------------------------------------------------------
 
 
-def _ask(
-    context: Context, settings: Settings, params: Json, key: Any, *, is_local: bool
-) -> tuple[Json, bool]:
-    """The envelope, and whether the remembered session was left out of the call after all.
-
-    ``is_local``: the session in ``params`` was filled in, not given.
-    """
-    endpoint = find_endpoint(context.url(), settings.data_dir)
-    send = partial(_send, context, settings, endpoint, key)
-    envelope = send(params)
-    if is_local and isinstance(key, str) and _has_key_with_another_session(envelope):
-        # The service there has an answer for this key: without the session it gives that one, or
-        # refuses again. It can't make a second order.
-        return send({name: value for name, value in params.items() if name != "sessionId"}), True
-    if is_local and envelope["data"].get("sessionSource") == "request":
-        envelope["data"]["sessionSource"] = "local"
-    return envelope, False
-
-
-def _has_key_with_another_session(envelope: Json) -> bool:
-    """Whether a key's first call had another session, or none: it came over another transport, or
-    without memory.
-    """
-    match envelope:
-        case {
-            "ok": False,
-            "error": {"code": "idempotency_conflict", "details": {"fields": [*fields]}},
-        }:
-            return "sessionId" in fields
-    return False
-
-
 def _send(
-    context: Context, settings: Settings, endpoint: Endpoint | None, key: Any, params: Json
+    context: Context, settings: Settings, params: Json, key: Any, session: str | None
 ) -> Json:
-    """The envelope of one call: to the endpoint, or in this process where there is none."""
+    """The envelope of one call: to the endpoint, or in this process where there is none.
+
+    ``session`` is the one remembered, for a call that names none.
+    """
     options, operation = context.options, context.options.operation
+    endpoint = find_endpoint(context.url(), settings.data_dir)
     token = context.token(settings)
     if endpoint is None:
-        return _call_in_process(context, settings, params, key)
+        return _call_in_process(context, settings, params, key, session)
     message = params if key is None else {**params, IDEMPOTENCY_KEY: key}
     method = f"{settings.brand.slug}.{operation.name}"
     # What a URL leads to may be configured otherwise than this command is.
     network = None if context.url() else _network_of(settings)
     return call_rpc(
-        endpoint, method, message, request_id=options.request_id, token=token, network=network
+        endpoint,
+        method,
+        message,
+        request_id=options.request_id,
+        token=token,
+        network=network,
+        local_session=session,
     )
 
 
@@ -265,7 +233,9 @@ def _network_of(settings: Settings) -> str:
     return side.monero_network
 
 
-def _call_in_process(context: Context, settings: Settings, params: Json, key: Any) -> Json:
+def _call_in_process(
+    context: Context, settings: Settings, params: Json, key: Any, session: str | None
+) -> Json:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415 - a server does its own logging
 
     configure_logging(settings.log.format, "warning")
@@ -276,7 +246,7 @@ def _call_in_process(context: Context, settings: Settings, params: Json, key: An
     async def call() -> bytes:
         async with context.local(settings) as service:
             try:
-                return await service.call(operation, params, call_id, key)
+                return await service.call(operation, params, call_id, key, session)
             except ServiceError as error:  # settling what was due before the call
                 network = _network_of(settings)
                 data = {"network": network, "sessionId": None, "sessionSource": "none"}

@@ -116,14 +116,15 @@ def call_rpc(
     request_id: str | None,
     token: str | None,
     network: str | None = None,
+    local_session: str | None = None,
 ) -> Json:
     """Send one JSON-RPC call; its envelope, also when it was refused as a message.
 
-    ``token`` must be printable ASCII; ``network`` is the service's, if it is known. Raises
-    Unreachable.
+    ``token`` and ``local_session`` must be printable ASCII; ``network`` is the service's, if it is
+    known. Raises Unreachable.
     """
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    status, body = _post(endpoint, _written(message), _headers(request_id, token))
+    status, body = _post(endpoint, _written(message), _headers(request_id, token, local_session))
     try:
         return read_answer(body, method.split(".", 1)[-1], request_id, network)
     except ForeignAnswer as error:
@@ -192,10 +193,14 @@ def _connected(path: str, seconds: int) -> socket.socket:
     return made
 
 
-def _headers(request_id: str | None, token: str | None) -> dict[str, str]:
+def _headers(
+    request_id: str | None, token: str | None, local_session: str | None
+) -> dict[str, str]:
     headers = {"content-type": "application/json"}
     if token:
         headers["x-agent-rpc-token"] = token
+    if local_session:
+        headers["x-agent-local-session"] = local_session
     # One that no header can hold is one that the service would replace by its own.
     if request_id and request_id.isascii() and request_id.isprintable():
         headers["x-request-id"] = request_id

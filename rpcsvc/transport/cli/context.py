@@ -32,6 +32,17 @@ class UsageError(Exception):
     """The command line can't be carried out as it stands."""
 
 
+class BadCommandLine(SystemExit):
+    """The words of the command line are not those of a command: ends a process as argparse does."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(USAGE)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class AnswerUnwritten(Exception):
     """stdout takes no more: what the service answered is lost."""
 

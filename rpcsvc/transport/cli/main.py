@@ -1,7 +1,8 @@
 """The command line: one command per operation (spec 1), and those that run the service.
 
-stdout of an operation is exactly one JSON envelope; everything else goes to stderr. Exit status:
-0 ok, 1 ``ok: false``, 2 usage error, 3 no answer of the service, or none that could be told.
+stdout of an operation is exactly one JSON envelope, whatever the exit status; everything else goes
+to stderr. Exit status: 0 ok, 1 ``ok: false``, 2 usage error, 3 no answer of the service, or none
+that could be told.
 What does not live here: the commands of operations (operations.py), carrying one out
 (call.py), where a call goes (client.py), what is remembered (state.py), signing keys
 and checking signatures (evm/keys.py, verify.py).
@@ -14,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from rpcsvc import __version__
 from rpcsvc.settings_plain import SettingsError
@@ -27,6 +28,7 @@ from rpcsvc.transport.cli.context import (
     UNREACHABLE,
     USAGE,
     AnswerUnwritten,
+    BadCommandLine,
     Context,
     Local,
     Serve,
@@ -40,13 +42,8 @@ from rpcsvc.transport.cli.state import BrokenState
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
     """Carry out one command line; returns the exit status."""
-    options = build_parser(*argv[:1]).parse_args(argv)
     try:
-        return int(options.command(Context(options, environ, serve, local)))
-    except (UsageError, BadUrl, BrokenState, SettingsError) as error:
-        return _complain(error, USAGE)
-    except Unreachable as error:
-        return _complain(error, UNREACHABLE)
+        return _carried_out(argv, environ, serve, local)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -56,6 +53,29 @@ def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local:
     except AnswerUnwritten as error:
         _leave_stdout()
         return _complain(error, UNREACHABLE)
+
+
+def _carried_out(
+    argv: Sequence[str], environ: Mapping[str, str], serve: Serve, local: Local
+) -> int:
+    options: argparse.Namespace | None = None
+    failed: BaseException
+    try:
+        options = build_parser(*argv[:1]).parse_args(argv)
+        return int(options.command(Context(options, environ, serve, local)))
+    except BadCommandLine as error:
+        status, failed = USAGE, error  # the parser has complained
+    except (UsageError, BadUrl, BrokenState, SettingsError) as error:
+        status = _complain(error, USAGE)
+        failed = error
+    except Unreachable as error:
+        status = _complain(error, UNREACHABLE)
+        failed = error
+    if not argv or argv[0] not in _BRANCHES:
+        from rpcsvc.transport.cli.call import print_failure  # noqa: PLC0415 - see build_parser
+
+        print_failure(argv, options, failed)
+    return status
 
 
 def _leave_stdout() -> None:
@@ -76,6 +96,20 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        """Complain as argparse does, and raise BadCommandLine."""
+        sys.stderr.write(f"{self.format_usage()}{self.prog}: error: {message}\n")
+        raise BadCommandLine(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the command that is nearest to an unknown one, in place of all there are."""
+        if action.choices is not None and value not in action.choices:
+            from rpcsvc.transport.cli.unknown import unknown_choice  # noqa: PLC0415 - seldom needed
+
+            raise argparse.ArgumentError(
+                action, unknown_choice(str(value), list(action.choices), self.prog)
+            )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Refuse what this command does not take, and name what it takes."""

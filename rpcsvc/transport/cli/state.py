@@ -3,10 +3,6 @@
 Each service has a memory of its own: that of the data directory, and each that was called by its
 URL. A session and an order together are the owner's secret, which no other service is to learn.
 
-It also keeps which session went with which idempotency key. A retry must repeat its call exactly,
-and the session that a first call left out is known to the second one: without this the retry
-would be another call, and so a conflict.
-
 What does not live here: orders themselves. Losing the file loses convenience, no money.
 """
 
@@ -15,12 +11,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 STATE_NAME = "cli-state.json"
-KEPT_KEYS = 100
 KEPT_SERVICES = 20
 # The service of the data directory, whether it runs or not.
 HERE = ""
@@ -32,26 +27,10 @@ class BrokenState(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CliState:
-    """What is remembered of one service between commands.
-
-    ``keys`` holds the session id that was sent with an idempotency key (None: none was sent), for
-    the last KEPT_KEYS of them, the newest last.
-    """
+    """What is remembered of one service between commands."""
 
     session_id: str | None = None
     order_id: str | None = None
-    keys: Mapping[str, str | None] = field(default_factory=dict)
-
-    def session_for(self, key: str | None) -> str | None:
-        """The session to send where none was given: that of the key's first call, or the last."""
-        if key is not None and key in self.keys:
-            return self.keys[key]
-        return self.session_id
-
-    def with_key(self, key: str, session_id: str | None) -> CliState:
-        """This state, with the session that goes with ``key``."""
-        others = [item for item in self.keys.items() if item[0] != key]
-        return replace(self, keys=dict([*others, (key, session_id)][-KEPT_KEYS:]))
 
 
 def load_state(data_dir: Path, service: str = HERE) -> CliState:
@@ -103,8 +82,12 @@ def _written(states: Mapping[str, CliState]) -> dict[str, Any]:
 
 
 def _read(value: Any) -> CliState:
-    state = CliState(value["session_id"], value["order_id"], value.get("keys", {}))
-    texts = (state.session_id, state.order_id, *state.keys.values())
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise TypeError("ids are strings")
+    state = CliState(value["session_id"], value["order_id"])
+    if not all(text is None or _is_plain(text) for text in (state.session_id, state.order_id)):
+        raise TypeError("ids are printable ASCII")
     return state
+
+
+def _is_plain(text: Any) -> bool:
+    """Whether a header can hold it."""
+    return isinstance(text, str) and text.isascii() and text.isprintable()

@@ -21,6 +21,13 @@ def unknown_words(words: Sequence[str], usage: str) -> str:
     return " ".join([f"unrecognized arguments: {' '.join(words)}.", *filter(None, hints)])
 
 
+def unknown_choice(word: str, known: Sequence[str], program: str) -> str:
+    """A usage error about a ``word`` in whose place one of ``known`` is needed."""
+    near = difflib.get_close_matches(word, known, n=3)
+    hint = f" Did you mean {_one_of(near)}?" if near else ""
+    return f"there is no {word!r}.{hint} {program} --help lists all"
+
+
 def _hint(option: str, known: list[str]) -> str:
     if option == _KEY:
         return f"Only calls that create an order take {_KEY}."
