@@ -19,12 +19,14 @@ from aiohttp import web
 
 from rpcsvc.backend import Backend
 from rpcsvc.chains_file import read_chains
+from rpcsvc.client_secret import client_secret
 from rpcsvc.clock import Clock, OffsetClock, SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
+from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
@@ -41,8 +43,10 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.promises import Promises, payable_for
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
+from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.orders.worker import Worker
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_integrators
 from rpcsvc.settlement.sandbox.controls import SandboxControls
@@ -158,6 +162,7 @@ async def _backend(
                 networks,
                 upstream=engine,
                 offered=engine.chains,
+                promises=Promises(),
             )
         return
     if settings.engine == "onchain":
@@ -191,12 +196,23 @@ async def _compose(
         attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
         venue = replace(venue, attest=attest)
     store = SqliteOrderStore(database, _view_key(venue, chains, signer))
-    if backend.promises is not None:
-        backend.promises.load(store)
-    processor = OrderProcessor(store, clock, partial(project, venue), backend.promises)
+    promises = backend.promises
+    processor = OrderProcessor(store, clock, partial(project, venue), promises)
     aside = OrdersAside()
+    watcher = DepositWatcher(store, engine, processor, backend.rates, aside, clock)
+    if promises is not None:
+        promises.follow(watcher.sight.is_complete)
+        promises.load(store)
     payouts = Payouts(store, engine, processor, clock, aside)
-    effects = EffectRunner(store, processor, payouts, backend.rates, clock, poll_ms=engine.poll_ms)
+    effects = EffectRunner(
+        store,
+        processor,
+        payouts,
+        backend.rates,
+        clock,
+        poll_ms=engine.poll_ms,
+        payable=partial(payable_for, store, engine, promises),
+    )
     relay = None
     if backend.upstream is not None:
         follower = Follower(store, processor, backend.upstream, clock)
@@ -208,7 +224,7 @@ async def _compose(
     worker = Worker(
         store,
         processor,
-        DepositWatcher(store, engine, processor, backend.rates, aside, clock),
+        watcher,
         effects,
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
@@ -234,7 +250,8 @@ async def _compose(
         wake=worker.wake,
         sandbox=backend.sandbox,
         relay=relay,
-        promises=backend.promises,
+        promises=promises,
+        client_secret=client_secret(settings.data_dir, random) if promises is not None else b"",
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
 
@@ -281,6 +298,15 @@ def _policy(settings: Settings) -> Policy:
             payout_check=orders.payout_check_seconds * 1000,
             refund_reminder=orders.refund_reminder_seconds * 1000,
         ),
+        unfunded=UnfundedLimits(
+            share=orders.unfunded_share,
+            address_total_share=orders.unfunded_address_total_share,
+            address_share=orders.unfunded_address_share,
+            address_orders=orders.unfunded_address_orders,
+            token_share=orders.unfunded_token_share,
+            token_orders=orders.unfunded_token_orders,
+        ),
+        reservable=settings.upstream.reservable_usd * ONE_USDC,
     )
 
 

@@ -155,7 +155,10 @@ class MisdirectedRequest(ProtocolError):
 
 
 class RateLimited(ProtocolError):
-    """The caller's request budget is used up; ``retry_after`` says when to come back."""
+    """The caller's request budget is used up, or too much is reserved by unfunded orders.
+
+    ``retry_after`` says when to come back.
+    """
 
     code = "rate_limited"
     state = "rate_limited"

@@ -121,8 +121,15 @@ class LimitSettings(Group):
     connections_per_address: Annotated[int, whole(1, 60_000)] = 200
 
 
+Percent = Annotated[int, whole(1, 100)]
+
+
 class OrderSettings(Group):
-    """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars."""
+    """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
+
+    ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
+    are percentages of what the wallet holds beside funded orders.
+    """
 
     deposit_window_seconds: Seconds = HOUR
     late_window_seconds: Annotated[Seconds | None, BLANK_IS_NONE] = None
@@ -133,6 +140,12 @@ class OrderSettings(Group):
     spread_bps: Annotated[int, whole(0, 5_000)] = 50
     max_swap_usd: Annotated[int, whole(1, 100_000_000)] = 50_000
     bridge_min_usd: Annotated[int, whole(1, 100_000_000)] = 10
+    unfunded_share: Percent = 50
+    unfunded_address_total_share: Percent = 40
+    unfunded_address_share: Percent = 10
+    unfunded_address_orders: Annotated[int, whole(1, 100_000)] = 10
+    unfunded_token_share: Percent = 30
+    unfunded_token_orders: Annotated[int, whole(1, 1_000_000)] = 100
     confirm_timeout_seconds: Seconds = DAY
     prepare_timeout_seconds: Seconds = 900
     payout_check_seconds: Seconds = 600
@@ -179,6 +192,7 @@ class UpstreamSettings(Group):
     monero_network: Literal["mainnet", "stagenet", "testnet"] = "mainnet"
     creations_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
     calls_per_minute: Annotated[PerMinute | None, BLANK_IS_NONE] = None
+    reservable_usd: Annotated[int, whole(1, 1_000_000_000)] = 250_000
 
 
 class SigningSettings(Group):

@@ -76,6 +76,8 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
     )
     if not fair:
         return refund(order, "The deposit came late and the rate has moved too far since.")
+    if event.payable is not None and output + terms.price.payout_fee > event.payable:
+        return refund(order, "The deposit came late, when the service could not pay for it.")
     return _plan_payout(order, event.rate)
 
 

@@ -41,9 +41,13 @@ class DepositRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Repriced:
-    """A fresh rate for deposits that have none, in USDC units per XMR."""
+    """A fresh rate for deposits that have none, in USDC units per XMR.
+
+    ``payable``: payout units that the wallet can pay for them, None where that is not known.
+    """
 
     rate: int
+    payable: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

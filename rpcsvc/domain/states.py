@@ -45,6 +45,10 @@ TERMINAL = frozenset(
 )
 
 
+# Money may still be sent to such an order.
+AWAITS_DEPOSIT = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
+
+
 class DepositState(StrEnum):
     """What the chain says of a deposit at the last look."""
 

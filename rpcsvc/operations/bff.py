@@ -108,7 +108,7 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     pair = _pair(service, params)
     amount = _amount(params.from_amount, pair)
     with _in_bff_terms(service, params):
-        found = await make_quote(service, *pair, amount, call.integrator)
+        found = await make_quote(service, *pair, amount, call.integrator, client=call.client)
     return Flat(_quote_view(service, found, call))
 
 
@@ -282,7 +282,9 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
         raise combined(problems)
     amount = _amount(params.from_amount, pair)
     plan = _plan(params.twap_config)
-    return Wish(*pair, amount, to, session, plan, call.integrator, refund_to)
+    return Wish(
+        *pair, amount, to, session, plan, call.integrator, refund_to, client=call.client
+    )
 
 
 # Far more than an order is worth, so that it is not cut: a chunk of 2^53 USD, in USDC units.

@@ -61,10 +61,11 @@ _PAIR: Json = {
 }
 _QUOTE_ERRORS = (
     "missing_input", "invalid_input", "unsupported_chain", "unsupported_token",
-    "amount_below_minimum", "amount_above_maximum", "unavailable", "unauthorized",
+    "amount_below_minimum", "amount_above_maximum", "unavailable", "unauthorized", "rate_limited",
 )  # fmt: skip
 _BRIDGE_ERRORS = (
     "missing_input", "invalid_input", "invalid_destination", "idempotency_conflict", "unavailable",
+    "rate_limited",
 )  # fmt: skip
 
 BFF_OPERATIONS: tuple[BffOperation, ...] = (

@@ -8,6 +8,7 @@ an order made over one surface is seen over the other. What does not live here: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,10 +25,11 @@ from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.projection import as_view, status_answer
 from rpcsvc.operations.quoting import Quote, agreed, make_quote, network_of, quote_to_come
 from rpcsvc.operations.results import Stored
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import RelayRecord, StoredResponse
 from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.orders.upstream_port import Asked, Created
 
 
@@ -36,6 +38,7 @@ class Wish(NamedTuple):
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
     ``refund_address``: where refunds go, and nowhere else.
+    ``client``: whose unfunded orders it is counted with.
     """
 
     direction: Direction
@@ -46,6 +49,7 @@ class Wish(NamedTuple):
     twap: TwapPlan | None = None
     integrator: Integrator | None = None
     refund_address: str | None = None
+    client: Client = SOCKET
 
 
 class Placed(NamedTuple):
@@ -85,7 +89,8 @@ async def _make(
     if service.relay is not None:
         return await _make_there(service, service.relay, wish, claim, write)
     found = await _quoted(service, wish)
-    return await _commit(service, open_order(_terms(service, found, wish)), found, claim, write)
+    order = open_order(_terms(service, found, wish))
+    return await _commit(service, order, found, claim, write, wish.client)
 
 
 async def _quoted(service: Service, wish: Wish) -> Quote:
@@ -96,6 +101,7 @@ async def _quoted(service: Service, wish: Wish) -> Quote:
         amount=wish.amount,
         integrator=wish.integrator,
         to=wish.to,
+        client=wish.client,
     )
 
 
@@ -116,7 +122,8 @@ async def _make_there(
             raise
         found = quote_to_come(service, wish.direction, wish.chain, wish.amount)
     terms = _terms(service, found, wish)
-    record, created = await _created(relay, terms, wish, claim)
+    with _asking(service, terms, wish.client):
+        record, created = await _created(relay, terms, wish, claim)
     async with relay.recording(record):
         found = agreed(found, created)
         terms = replace(
@@ -131,7 +138,8 @@ async def _make_there(
             upstream_id=created.upstream_id,
             twap=None,
         )
-        return await _commit(service, open_order(terms), found, claim, write, record)
+        order = open_order(terms)
+        return await _commit(service, order, found, claim, write, wish.client, record)
 
 
 async def _commit(
@@ -140,6 +148,7 @@ async def _commit(
     found: Quote,
     claim: Claim | None,
     write: Callable[[Placed], bytes],
+    client: Client,
     record: RelayRecord | None = None,
 ) -> bytes:
     status = None
@@ -148,8 +157,15 @@ async def _commit(
     body = write(Placed(order, status, found))
     response = _response(claim, body, order.terms.created_at)
     view = as_view(order, status) if status else None
-    await service.processor.open(order, view, response, record)
+    await service.processor.open(order, view, response, record, service.stored(client))
     return body
+
+
+def _asking(service: Service, terms: Terms, client: Client) -> AbstractContextManager[None]:
+    """Count an order with its client's while the upstream is being asked for it."""
+    if service.promises is None:
+        return nullcontext()
+    return service.promises.asking(open_order(terms), service.stored(client))
 
 
 async def _created(

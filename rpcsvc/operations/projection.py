@@ -16,12 +16,18 @@ from rpcsvc.domain.addresses import ZERO_ADDRESS
 from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.refunds import plan_refunds
-from rpcsvc.domain.states import AGENT_STATE_OF, DepositState, Direction, OrderStatus
+from rpcsvc.domain.states import (
+    AGENT_STATE_OF,
+    AWAITS_DEPOSIT,
+    DepositState,
+    Direction,
+    OrderStatus,
+)
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Venue
-from rpcsvc.operations.views import AWAITS_MONEY, status_actions, status_data
+from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.ports import StatusView
 
 
@@ -42,7 +48,7 @@ def as_view(order: Order, answer: Answer) -> StatusView:
     """An answer of ``status_answer`` as it is stored."""
     body = head("swap.status", answer)
     # What the agent is told to do changes with time only while money is awaited.
-    awaits = order.status in AWAITS_MONEY
+    awaits = order.status in AWAITS_DEPOSIT
     return StatusView(body, order.terms.expires_at if awaits else None)
 
 

@@ -22,6 +22,7 @@ from rpcsvc.domain.money import (
     format_units,
     require_storable,
 )
+from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.pricing import (
     BPS,
     Price,
@@ -35,8 +36,11 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum, Unavailable
 from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.reserving import require_reservable
+from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.ports import Fees, Rate
+from rpcsvc.orders.promises import UPSTREAM
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.orders.upstream_port import Asked, Created, Offer
 
 # The same in every quote: written once.
@@ -175,18 +179,25 @@ async def make_quote(
     integrator: Integrator | None = None,
     *,
     to: str = "",
+    client: Client = SOCKET,
 ) -> Quote:
     """A quote at the current rate; ``to`` is where the payout of an order goes that waits for it.
 
-    Raises Unavailable, UnsupportedChain and the limits' errors.
+    Raises Unavailable, UnsupportedChain, RateLimited for what ``client`` can't reserve, and the
+    limits' errors.
     """
     service.engine.require_ready()
     require_offered(chain, service)
     if service.relay is not None:
         asked = Asked(direction, chain, amount, to)
+        require_reservable(service, client, amount, UPSTREAM, 0)
         offer = await service.relay.quote(asked)  # refuses by the upstream's own limits
         require_storable(amount)
-        return _relayed(asked, offer, service.clock.now_ms())
+        found = _relayed(asked, offer, service.clock.now_ms())
+        if chain.name != PERPS:
+            worth = found.expected_output if amount.asset is XMR else amount.units
+            require_reservable(service, client, amount, UPSTREAM, worth)
+        return found
     rate = service.rates.rate()
     minimum, maximum = require_within_limits(service, direction, chain, amount, rate)
     policy = service.policy
@@ -201,7 +212,9 @@ async def make_quote(
     output = price.output(direction, amount.units)
     if output == 0:
         raise _eaten_by_fees(price, direction, amount, chain)
-    _require_payable(service, direction, chain, amount, output + fees.payout)
+    needed = output + fees.payout
+    _require_payable(service, direction, chain, amount, needed)
+    require_reservable(service, client, amount, network_of(payout_asset(direction), chain), needed)
     return Quote(
         direction=direction,
         chain=chain,

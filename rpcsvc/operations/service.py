@@ -19,10 +19,13 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports import Health, Holdings, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.promises import UPSTREAM, Promises
 from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.unfunded import Client, UnfundedLimits
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
+# The user that the service runs as: through the UNIX socket, or in one process with it.
+SOCKET = Client("socket")
 # The terms of an order as a signed text that can be passed on; None where signing is off.
 Attest = Callable[[Terms], str]
 
@@ -38,6 +41,9 @@ class Policy:
     deposit_window: int
     price_lock: int
     timeouts: Timeouts
+    unfunded: UnfundedLimits
+    # What an upstream may reserve for this service, in USDC units.
+    reservable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,25 @@ class Service:
     sandbox: SandboxControls | None
     relay: Relay | None = None
     promises: Promises | None = None
+    # Keys the hashes of clients' names.
+    client_secret: bytes = b""
+
+    def stored(self, client: Client) -> str:
+        """What is kept of a client with its unfunded orders; empty where none are counted."""
+        return "" if self.promises is None else client.stored(self.client_secret)
+
+    def wallet(self, network: str) -> int | None:
+        """What the wallet of a network holds beside what funded orders may still take, in units.
+
+        None where the engine has no wallet of its own. Raises errors.Unavailable while it is not
+        known.
+        """
+        if network == UPSTREAM:
+            return self.policy.reservable
+        held = self.engine.holdings(network)
+        if held is None or self.promises is None:
+            return None
+        return max(0, held.free + held.locked - self.promises.funded(network))
 
     def payable(self, network: str) -> Holdings | None:
         """What can be paid out on a network beside what open orders may still take.
@@ -99,6 +124,7 @@ class Call(NamedTuple):
 
     ``local_session`` is the session that the CLI remembers. It stands in for a sessionId that the
     caller did not send, and is no part of what an idempotency key stands for.
+    ``client`` is whose unfunded orders a new one is counted with; by default this process.
     """
 
     request_id: str
@@ -106,3 +132,4 @@ class Call(NamedTuple):
     idempotency_key: str | None = None
     integrator: Integrator | None = None
     local_session: str | None = None
+    client: Client = SOCKET

@@ -46,12 +46,12 @@ async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
     return Answer(AgentState.READY, data, _ready_actions(intent, has_funds=params.has_funds))
 
 
-async def quote(service: Service, params: QuoteParams, _call: Call) -> Answer:
+async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     """A price for the amount at the current rate."""
     intent, problems = read_intent(params, service)
     if problems:
         raise combined(problems)
-    found = await make_quote(service, *_swap_of(intent))
+    found = await make_quote(service, *_swap_of(intent), client=call.client)
     create = action(
         "provide_to",
         f"{HINTS['to']} Then call swap.execute with the same inputs, to, and an idempotency key.",
@@ -196,8 +196,8 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
         problems.append(problem)
     if problems:
         raise combined(problems)
-    refund_to = intent.refund_address
-    wish = Wish(*_swap_of(intent), intent.to or "", session, refund_address=refund_to)
+    to, refund_to = intent.to or "", intent.refund_address
+    wish = Wish(*_swap_of(intent), to, session, refund_address=refund_to, client=call.client)
     claim = None
     if call.idempotency_key is not None:
         shown = _fingerprint(intent, None if call.local_session else session)

@@ -77,7 +77,8 @@ _SWAP_ERRORS = (
     "missing_input", "invalid_input", "unsupported_direction", "unsupported_chain",
     "amount_below_minimum", "amount_above_maximum", "unavailable",
 )  # fmt: skip
-_ORDER_ERRORS = (*_SWAP_ERRORS, "invalid_destination", "idempotency_conflict")
+_QUOTE_ERRORS = (*_SWAP_ERRORS, "rate_limited")  # what unfunded orders may reserve
+_ORDER_ERRORS = (*_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict")
 _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
 )  # fmt: skip
@@ -134,7 +135,7 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/agent/swap/quote",
         examples=(Example("XMR to USDC", _X2U), Example("USDC to XMR", _U2X)),
-        errors=_SWAP_ERRORS,
+        errors=_QUOTE_ERRORS,
     ),
     Operation(
         name="swap.create",

@@ -13,6 +13,7 @@ from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Report, Transfer
 from rpcsvc.domain.states import (
     AGENT_STATE_OF,
+    AWAITS_DEPOSIT,
     AgentState,
     OrderStatus,
     TransferState,
@@ -20,7 +21,6 @@ from rpcsvc.domain.states import (
 from rpcsvc.operations.envelope import Json, action
 from rpcsvc.operations.service import Venue
 
-AWAITS_MONEY = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
 _LOCK_WARNING = (
     "The rate is locked until priceLockedUntil, which comes earlier if the market moves far. A"
     " deposit that is first seen later is swapped at the rate of that moment, or refunded if the"
@@ -53,7 +53,7 @@ def draft_order_view(order: Order) -> Json:
 
 def may_fund(order: Order, now: int) -> bool:
     """Whether the user should send something yet; the address is valid until ``expiresAt``."""
-    awaits = order.status in AWAITS_MONEY and order.due_units > 0
+    awaits = order.status in AWAITS_DEPOSIT and order.due_units > 0
     return awaits and now < order.terms.expires_at
 
 
@@ -260,7 +260,7 @@ def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -
         return [action("report_completed", "Tell the user that the payout has settled.")]
     if state is AgentState.TERMINAL_FAILURE:
         return [_open_ticket(order)]
-    if order.status in AWAITS_MONEY and order.due_units > 0:
+    if order.status in AWAITS_DEPOSIT and order.due_units > 0:
         return [*_funding_actions(venue, order, now), poll, *_cancel_actions(order)]
     return [poll]
 

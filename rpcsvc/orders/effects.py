@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -58,6 +58,7 @@ class EffectRunner:
         *,
         poll_ms: int,
         stop_seconds: float = STOP_SECONDS,
+        payable: Callable[[str], int | None] = lambda _order_id: None,
     ) -> None:
         self._store = store
         self._processor = processor
@@ -66,6 +67,7 @@ class EffectRunner:
         self._clock = clock
         self._poll_ms = poll_ms
         self._stop_seconds = stop_seconds
+        self._payable = payable
         self._is_stopping = False
         self._due: list[tuple[int, int, PendingEffect]] = []
         self._last_beat = 0
@@ -254,7 +256,8 @@ class EffectRunner:
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
-        return await self._apply_once(order_id, Repriced(self._rates.rate().usdc_per_xmr), effect)
+        rate, payable = self._rates.rate().usdc_per_xmr, self._payable(order_id)
+        return await self._apply_once(order_id, Repriced(rate, payable), effect)
 
     async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> Then:
         """Apply the event that ends an effect; drop the effect if the event can't happen."""

@@ -116,7 +116,8 @@ class Change:
 
     ``is_new`` tells an insert from an update of ``order``, which comes with its line of history.
     ``done`` are effects that the event finished. ``evidence`` is what the order's report was read
-    from. Raises ValueError for a change of which a part could not be written.
+    from. ``client`` is who asked for a new order (orders/unfunded.py), kept until
+    ``forgets_client``. Raises ValueError for a change of which a part could not be written.
     """
 
     order: Order | None = None
@@ -129,6 +130,8 @@ class Change:
     ticket: Ticket | None = None
     relay: RelayRecord | None = None
     evidence: bytes = b""
+    client: str | None = None
+    forgets_client: bool = False
 
     def __post_init__(self) -> None:
         order = self.order
@@ -194,6 +197,10 @@ class OrderStore(Protocol):
 
         ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
         """
+        ...
+
+    def unfunded_clients(self) -> dict[str, str]:
+        """Who asked for each order that awaits its deposit, by order id."""
         ...
 
     def pending_effects(self) -> list[PendingEffect]:

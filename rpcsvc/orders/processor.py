@@ -18,6 +18,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.effects import Effect
 from rpcsvc.domain.events import Event
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.states import AWAITS_DEPOSIT
 from rpcsvc.domain.transition import ImpossibleTransition, transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
@@ -77,18 +78,26 @@ class OrderProcessor:
         view: StatusView | None,
         response: StoredResponse | None,
         relay: RelayRecord | None = None,
+        client: str = "",
     ) -> None:
         """Commit a new order together with the answer that its idempotency key replays.
 
-        ``relay`` is the claim that became this order, of one that an upstream settles.
+        ``relay`` is the claim that became this order, of one that an upstream settles; ``client``
+        is who asked for it, as it is stored.
         """
         entry = HistoryEntry(
             order.version, order.terms.created_at, "OrderCreated", order.status.value, {}
         )
         change = Change(
-            order=order, view=view, is_new=True, history=entry, response=response, relay=relay
+            order=order,
+            view=view,
+            is_new=True,
+            history=entry,
+            response=response,
+            relay=relay,
+            client=client or None,
         )
-        with self._promises.holding(order) if self._promises else nullcontext():
+        with self._promises.holding(order, client) if self._promises else nullcontext():
             await self._store.commit(change)
 
     async def apply(
@@ -146,6 +155,8 @@ class OrderProcessor:
             view=self._project(result.order),
             history=_history_entry(result.order, event, now),
             effects=result.effects,
+            forgets_client=before.status in AWAITS_DEPOSIT
+            and result.order.status not in AWAITS_DEPOSIT,
         )
         return _Step(before, result.order, event, change)
 

@@ -1,22 +1,26 @@
 """What open orders may still take out of the operator's wallets, network by network.
 
 It follows the commits of the one process that writes orders, so it is what the store says, without
-asking it. What does not live here: what the wallets hold (the engine), who is refused for it
-(operations/quoting.py).
+asking it. What is reserved for money that has not come ends when the order expires: a deposit that
+comes later is swapped only if the wallet can pay for it then.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from rpcsvc.domain.order import Order, Transfer
-from rpcsvc.domain.states import OrderStatus, TransferState
-from rpcsvc.orders.ports import OrderStore
+from rpcsvc.domain.states import AWAITS_DEPOSIT, Direction, OrderStatus, TransferState
+from rpcsvc.orders.ports import OrderStore, SettlementEngine
+from rpcsvc.orders.unfunded import Reservation, UnfundedOrders
 
 Claims = dict[str, int]
+IsComplete = Callable[[str, str, int], bool]
+# Stands for the wallets of an upstream: reservations there are counted in USDC units.
+UPSTREAM: Final = "upstream"
 
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
 
@@ -36,6 +40,29 @@ def claims_of(order: Order) -> Claims:
         claims[order.terms.payout_network] += _output(order)
     claims[order.terms.deposit_network] += _returnable(order)
     return {network: units for network, units in claims.items() if units}
+
+
+def unfunded_units(order: Order) -> int:
+    """Of an order's claims, the payout units for deposits that have not come.
+
+    Of an order that an upstream settles, its worth in USDC units; what it is worth that takes any
+    amount (bridge) is not known.
+    """
+    if order.status not in AWAITS_DEPOSIT:
+        return 0
+    if order.terms.upstream_id is not None:
+        return _relayed_worth(order)
+    if not _may_be_paid_out(order):
+        return 0
+    return max(0, _output(order) - _output_of(order, _returnable(order)))
+
+
+def _relayed_worth(order: Order) -> int:
+    terms = order.terms
+    if order.status is not OrderStatus.AWAITING_DEPOSIT or terms.is_bridge:
+        return 0
+    is_usdc_paid = terms.direction is Direction.XMR_TO_USDC
+    return terms.expected_output if is_usdc_paid else terms.deposit_amount
 
 
 def _may_be_paid_out(order: Order) -> bool:
@@ -62,8 +89,14 @@ def _output(order: Order) -> int:
 
     More than the maximum is refunded: nobody holds up a wallet by sending it.
     """
+    return _output_of(order, max(_returnable(order), order.terms.deposit_amount))
+
+
+def _output_of(order: Order, deposited: int) -> int:
     terms = order.terms
-    swapped = min(max(_returnable(order), terms.deposit_amount), terms.max_deposit)
+    if deposited == 0:
+        return 0
+    swapped = min(deposited, terms.max_deposit)
     return terms.price.output(terms.direction, swapped) + terms.price.payout_fee
 
 
@@ -72,40 +105,102 @@ def _is_paid(payout: Transfer | None) -> bool:
 
 
 class Promises:
-    """The sum of all claims."""
+    """The sum of all claims, and what of them is reserved by orders that are not funded."""
 
     def __init__(self) -> None:
         self._of: dict[str, Claims] = {}
         self._total: Claims = defaultdict(int)
+        self._is_complete: IsComplete = _nothing_is_known
+        self.unfunded = UnfundedOrders()
+
+    def follow(self, is_complete: IsComplete) -> None:
+        """End reservations as deposits become known: ``is_complete`` of an order id (empty: any),
+        a network and a time (ms) says whether all that came until then is on record.
+        """
+        self._is_complete = is_complete
 
     def load(self, store: OrderStore) -> None:
         """Count what is open in the store, orders that are over and still owe a refund included."""
+        clients = store.unfunded_clients()
         pending = {order_id for order_id, _effect in store.pending_effects()}
         for order_id in pending.union(store.open_orders()):
             order = store.order(order_id)
             if order is not None:
-                self.note(order)
+                self.note(order, clients.get(order_id, ""))
 
-    def note(self, order: Order) -> None:
-        """The order was committed as it is now."""
-        self._replace(order.order_id, claims_of(order))
+    def note(self, order: Order, client: str | None = None) -> None:
+        """The order was committed as it is now; ``client`` of a new one is who asked for it."""
+        order_id = order.order_id
+        if client is None:
+            client = self.unfunded.client_of(order_id)
+        reservation = self._reservation(order, client)
+        self.unfunded.put(order_id, reservation)
+        self._replace(order_id, self._claims(order, is_reserved=reservation is not None))
 
     def on(self, network: str) -> int:
         """What may still be taken on a network."""
+        self._end_expired()
         return self._total[network]
 
+    def funded(self, network: str) -> int:
+        """What may still be taken on a network for money that has come."""
+        return self.on(network) - self.unfunded.units(network)
+
+    def beside(self, order: Order) -> int:
+        """What other orders may still take on the network that an order is paid on."""
+        network = order.terms.payout_network
+        return self.on(network) - self._of.get(order.order_id, {}).get(network, 0)
+
     @contextmanager
-    def holding(self, order: Order) -> Iterator[None]:
+    def holding(self, order: Order, client: str = "") -> Iterator[None]:
         """Count an order while it is being committed; not any more if that fails.
 
         One whose caller is cancelled is committed all the same, and stays counted.
         """
-        self.note(order)
+        self.note(order, client)
         try:
             yield
         except Exception:
             self._replace(order.order_id, {})
+            self.unfunded.put(order.order_id, None)
             raise
+
+    @contextmanager
+    def asking(self, order: Order, client: str) -> Iterator[None]:
+        """Count an order that an upstream is being asked for."""
+        pending = f"asked {order.order_id}"
+        worth = _relayed_worth(order)
+        self.unfunded.put(pending, _reserved_by(order, client, UPSTREAM, worth))
+        try:
+            yield
+        finally:
+            self.unfunded.put(pending, None)
+
+    def _reservation(self, order: Order, client: str) -> Reservation | None:
+        terms, units = order.terms, unfunded_units(order)
+        if self._is_complete(order.order_id, terms.deposit_network, terms.expires_at):
+            return None
+        if terms.upstream_id is not None:
+            awaits = order.status is OrderStatus.AWAITING_DEPOSIT
+            return _reserved_by(order, client, UPSTREAM, units) if awaits else None
+        return _reserved_by(order, client, terms.payout_network, units) if units else None
+
+    def _claims(self, order: Order, *, is_reserved: bool) -> Claims:
+        if order.terms.upstream_id is not None:
+            return {}  # the upstream pays
+        claims = claims_of(order)
+        if not is_reserved:
+            claims[order.terms.payout_network] = claims.get(
+                order.terms.payout_network, 0
+            ) - unfunded_units(order)
+        return claims
+
+    def _end_expired(self) -> None:
+        for order_id, held in self.unfunded.expired(self._is_complete):
+            claims = self._of.get(order_id)
+            if claims is not None:
+                left = claims.get(held.network, 0) - held.units
+                self._replace(order_id, {**claims, held.network: left})
 
     def _replace(self, order_id: str, claims: Claims) -> None:
         for network, units in self._of.pop(order_id, {}).items():
@@ -114,3 +209,25 @@ class Promises:
             self._of[order_id] = claims
         for network, units in claims.items():
             self._total[network] += units
+
+
+def payable_for(
+    store: OrderStore, engine: SettlementEngine, promises: Promises | None, order_id: str
+) -> int | None:
+    """Payout units that the wallet can pay for an order, its fee included, now or when outputs
+    unlock; None where that is not known. Raises errors.Unavailable.
+    """
+    order = store.order(order_id)
+    if promises is None or order is None:
+        return None
+    held = engine.holdings(order.terms.payout_network)
+    return None if held is None else max(0, held.free + held.locked - promises.beside(order))
+
+
+def _reserved_by(order: Order, client: str, network: str, units: int) -> Reservation:
+    terms = order.terms
+    return Reservation(network, units, client, terms.deposit_network, terms.expires_at)
+
+
+def _nothing_is_known(_order_id: str, _network: str, _at: int) -> bool:
+    return False

@@ -60,6 +60,12 @@ class Sight:
         until = self._known.get(order.terms.deposit_network, order.deadline_at)
         return order.deadline_at <= until and order.order_id not in self._behind
 
+    def is_complete(self, order_id: str, network: str, at: int) -> bool:
+        """Whether all that was sent to an order until ``at`` (ms) is on record; an empty id stands
+        for any order that is not ``behind``. Where nobody watches, until now.
+        """
+        return at <= self._known.get(network, self._clock.now_ms()) and order_id not in self._behind
+
     def health(self) -> Health:
         """Not ok while a network was not seen whole for long."""
         network = min(self._known, key=lambda name: self._known[name], default=None)

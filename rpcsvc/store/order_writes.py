@@ -52,6 +52,8 @@ _INSERT_EFFECT: Final = (
 )
 _DELETE_EFFECT: Final = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
 _INSERT_RESPONSE: Final = insert("idempotency_keys", RESPONSE)
+_INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
+_DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = ?"
 _INSERT_TICKET: Final = insert("tickets", TICKET)
 
 
@@ -69,6 +71,7 @@ def statements(change: Change, view_key: str) -> list[Statement]:
             found.append(_history_statement(order_id, change.history))
         if change.order.report is not None and change.evidence:
             found.append(report_statement(order_id, change.order.report, change.evidence))
+        found += _client_statements(order_id, change)
     if change.relay is not None:
         found.append(relay_statement(change.relay))
     if change.response is not None:
@@ -76,6 +79,12 @@ def statements(change: Change, view_key: str) -> list[Statement]:
     if change.ticket is not None:
         found.append(Statement(_INSERT_TICKET, in_order(TICKET, change.ticket)))
     return found
+
+
+def _client_statements(order_id: str, change: Change) -> list[Statement]:
+    if change.client is not None:
+        return [Statement(_INSERT_CLIENT, (order_id, change.client))]
+    return [Statement(_DELETE_CLIENT, (order_id,))] if change.forgets_client else []
 
 
 def _order_statements(order: Order, changing: Row, *, is_new: bool) -> list[Statement]:

@@ -168,6 +168,10 @@ class SqliteOrderStore(SqliteRelays):
         found = self._db.read(_SELECT_LOCKED_BEYOND[direction], (direction.value, rate, now, limit))
         return [order_id for (order_id,) in found]
 
+    def unfunded_clients(self) -> dict[str, str]:
+        """Who asked for each order that awaits its deposit, by order id."""
+        return dict(self._db.read("SELECT order_id, client FROM order_clients"))
+
     def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         return [

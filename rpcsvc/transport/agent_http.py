@@ -64,7 +64,8 @@ class AgentHttp:
 
     def _call(self, operation: Operation, request: web.Request, visitor: Visitor) -> Call:
         key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
-        return Call(visitor.request_id or self._gate.new_request_id(), "public", key)
+        request_id = visitor.request_id or self._gate.new_request_id()
+        return Call(request_id, "public", key, client=visitor.client)
 
     async def _params(self, operation: Operation, request: web.Request) -> dict[str, Any]:
         if operation.method == "GET":

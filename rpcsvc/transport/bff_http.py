@@ -14,6 +14,7 @@ from rpcsvc.errors import ServiceError, Unauthorized
 from rpcsvc.operations.bff_table import BffOperation
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import Call
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.transport.gate import VISITOR, Gate
 from rpcsvc.transport.http import (
     Handler,
@@ -52,7 +53,8 @@ class BffHttp:
         async def handle(request: web.Request) -> web.StreamResponse:
             visitor = self._gate.admit(request)
             request[VISITOR] = visitor
-            call = Call(visitor.request_id or self._gate.new_request_id())
+            request_id = visitor.request_id or self._gate.new_request_id()
+            call = Call(request_id, client=visitor.client)
             try:
                 self._gate.charge(visitor, "orders" if operation.idempotent else "requests")
                 call = self._identified(operation, request, call)
@@ -69,7 +71,8 @@ class BffHttp:
         """The call with its integrator and idempotency key. Raises Unauthorized, InvalidInput."""
         integrator = self._integrator(request)
         if integrator is not None:
-            call = call._replace(integrator=integrator, namespace=integrator.id)
+            client = Client("integrator", integrator.id)
+            call = call._replace(integrator=integrator, namespace=integrator.id, client=client)
         if operation.idempotent:
             require_key_header(request)
             call = call._replace(idempotency_key=request.headers.get(IDEMPOTENCY_KEY))

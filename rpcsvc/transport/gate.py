@@ -21,6 +21,8 @@ from aiohttp import web
 from rpcsvc import ids
 from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.service import SOCKET
+from rpcsvc.orders.unfunded import ADDRESS, Client
 from rpcsvc.settings import Settings
 from rpcsvc.transport.limits import (
     RateLimiter,
@@ -51,6 +53,13 @@ class Visitor:
     address: str
     request_id: str | None
     headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def client(self) -> Client:
+        """Whose unfunded orders are counted, where no token or key names another."""
+        if self.address == SOCKET_CLIENT:
+            return SOCKET
+        return Client(ADDRESS, client_key(self.address))
 
     @property
     def is_local(self) -> bool:

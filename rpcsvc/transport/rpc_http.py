@@ -26,6 +26,7 @@ from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import bare_key, read_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.transport.gate import (
     SOCKET_CLIENT,
     Gate,
@@ -53,6 +54,7 @@ class Caller:
     headers: Mapping[str, str]
     namespace: str
     budget_of: str | None
+    client: Client
     new_request_id: Callable[[], str]
     calls: int = 0
     _fallback_id: str | None = None
@@ -121,7 +123,8 @@ class RpcHttp:
         except ServiceError as error:
             return self._refuse(visitor, error)
         namespace = "rpc" if by_token else "public"
-        caller = Caller(visitor, request.headers, namespace, client, self._gate.new_request_id)
+        who = Client("token", client) if by_token and client else visitor.client
+        caller = Caller(visitor, request.headers, namespace, client, who, self._gate.new_request_id)
         answer = await self._server.answer(body, caller)
         return respond(
             answer.body, caller.request_id, status=answer.status, headers=visitor.headers
@@ -154,6 +157,7 @@ class RpcHttp:
             call = Call(
                 caller.request_id_for(hint),
                 caller.namespace,
+                client=caller.client,
                 local_session=caller.headers.get(LOCAL_SESSION),
             )
             try:

@@ -66,6 +66,9 @@ def service(
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
     env |= {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_RATE_LIMIT__ENABLED": "false"}
+    env |= {"RPCSVC_ORDERS__UNFUNDED_TOKEN_ORDERS": "1000000"}
+    env |= {f"RPCSVC_ORDERS__UNFUNDED_{name}_SHARE": "100" for name in ("ADDRESS", "TOKEN")}
+    env |= {"RPCSVC_ORDERS__UNFUNDED_SHARE": "100"}
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     env |= more or {}
     return Server(name, ["rpcsvc", "serve", "--data-dir", str(data_dir)], env, log)

@@ -40,6 +40,7 @@ from rpcsvc.settlement.upstream.models import (
     Refused,
     RemoteError,
     UpstreamError,
+    is_about_unfunded,
 )
 from rpcsvc.settlement.upstream.reading import Networks
 
@@ -257,10 +258,17 @@ class Upstream:
         if not isinstance(error, Refused):  # whose words are in the log already
             log.warning("upstream_call_failed", reason=error.reason)
         seconds = -(-(error.retry_after_ms or 5_000) // 1000)
+        about_unfunded = isinstance(error, Refused) and is_about_unfunded(error.details)
         return Unavailable(
-            "The service that settles this can't be used now. Try again later.",
-            retry_after=max(1, seconds),
+            _NO_MORE_UNFUNDED if about_unfunded else _NOT_NOW, retry_after=max(1, seconds)
         )
+
+
+_NOT_NOW: Final = "The service that settles this can't be used now. Try again later."
+_NO_MORE_UNFUNDED: Final = (
+    "The service that settles this reserves no more now for orders without a deposit. Fund or"
+    " cancel an order, or try again later."
+)
 
 
 def _quote_body(request: m.QuoteRequest) -> dict[str, Any]:

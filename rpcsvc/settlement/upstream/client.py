@@ -193,7 +193,9 @@ class UpstreamClient:
         """One attempt, with its outcome told to breaker, budget and health."""
         try:
             reply = await self._exchange.send(call, key, creates=creates)
-            if reply.status == 429 and reply.retry_after_ms:
+            # One about unfunded orders leaves room for other amounts, and ends at any time.
+            is_limit = reply.status == 429 and not self._exchange.is_about_unfunded(reply)
+            if is_limit and reply.retry_after_ms:
                 budget.pause(reply.retry_after_ms)
             answer = self._exchange.judge(reply)
         except Refused as error:

@@ -48,6 +48,7 @@ from rpcsvc.settlement.upstream.models import (
     RemoteError,
     UpstreamBroken,
     UpstreamError,
+    is_about_unfunded,
 )
 from rpcsvc.settlement.upstream.options import ClientOptions, base_url
 
@@ -192,6 +193,11 @@ class Exchange:
                 return bytes(body)
         response.close()
         raise UpstreamBroken(f"The answer is larger than {limit} bytes.", raw=bytes(body))
+
+    def is_about_unfunded(self, reply: Reply) -> bool:
+        """Whether a refusal is about orders without a deposit, not about the number of calls."""
+        remote = self._remote(reply)
+        return remote is not None and is_about_unfunded(remote.details)
 
     def judge(self, reply: Reply) -> UpstreamAnswer:
         """The answer if it is a good one. Raises Refused, NoAnswer or UpstreamBroken."""

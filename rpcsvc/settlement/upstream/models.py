@@ -23,10 +23,16 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar, Final
 
+from rpcsvc.orders.unfunded import UNFUNDED_REASON
 from rpcsvc.settlement.upstream.statuses import BridgeReading, OrderReading
 
 # What is kept of an answer for audit. A good answer is some 2 KB.
 RAW_LIMIT: Final = 65_536
+
+
+def is_about_unfunded(details: Mapping[str, Any]) -> bool:
+    """Whether another rpcsvc refuses because of orders without a deposit."""
+    return details.get("reason") == UNFUNDED_REASON
 
 
 class UpstreamError(Exception):

@@ -37,7 +37,8 @@ STATE: dict[AgentState, str] = {
     AgentState.NOT_FOUND: "There is no such order, method or path. Check what you sent.",
     AgentState.VERIFICATION_FAILED: "`verify` is not this order's destination: don't fund it,"
     " somebody may have given you another order's id. Or the `sessionId` is not this order's.",
-    AgentState.RATE_LIMITED: "Too many calls. Wait for `Retry-After` seconds.",
+    AgentState.RATE_LIMITED: "Too many calls, or too much reserved by orders without a deposit."
+    " Wait for `Retry-After` seconds.",
     AgentState.UNAVAILABLE: "A part of the service is down for now. Wait for `Retry-After`"
     " seconds and repeat the same call, with the same idempotency key if it had one.",
     AgentState.INTERNAL_ERROR: "The service failed. Repeat the same call, with the same"
@@ -57,7 +58,8 @@ ERROR: dict[str, str] = {
     "tls_required": "Use https.",
     "misdirected_request": "Use the address under which the service is published; the Host header"
     " has to be its name.",
-    "rate_limited": "Wait for `Retry-After` seconds, then repeat the call.",
+    "rate_limited": "Wait for `Retry-After` seconds, then repeat the call. With `details.reason`"
+    " `unfunded_orders`: fund or cancel an order (swap.cancel), and it may succeed at once.",
     "missing_input": "Ask the user for the fields in `missingInputs` (over the BFF in"
     " `details.problems`).",
     "invalid_input": "Correct the fields in `validationErrors` (over the BFF in"

@@ -1,0 +1,77 @@
+"""Refusing an order whose client, or all clients together, reserve too much without a deposit."""
+
+from __future__ import annotations
+
+from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
+from rpcsvc.errors import AmountAboveMaximum, RateLimited
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.promises import UPSTREAM
+from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, UNFUNDED_REASON, Client, Refusal
+
+
+def require_reservable(
+    service: Service, client: Client, amount: Money, network: str, needed: int
+) -> None:
+    """Raise RateLimited when an order of a client would reserve more than it may before a deposit.
+
+    ``needed``: payout units with their fee; on UPSTREAM the order's worth in USDC units. Raises
+    AmountAboveMaximum for one that is more than the bound by itself, and Unavailable. A sandbox
+    reserves nothing.
+    """
+    if service.promises is None:
+        return
+    service.promises.on(network)  # ends what has expired
+    refusal = service.promises.unfunded.refusal(
+        service.policy.unfunded, service.stored(client), network, needed, service.wallet(network)
+    )
+    if refusal is None:
+        return
+    asset = USDC if network == UPSTREAM or amount.asset is XMR else XMR
+    if refusal.frees_at is None:
+        raise _too_large(refusal, amount, asset, needed)
+    raise _too_much(refusal, asset, refusal.frees_at - service.clock.now_ms())
+
+
+def _too_large(refusal: Refusal, amount: Money, asset: Asset, needed: int) -> AmountAboveMaximum:
+    room = max(0, refusal.limit - refusal.held)
+    # In proportion; 2 units make up for what rounding took from ``needed``.
+    most = format_units(amount.units * room // (needed + 2), amount.asset)
+    return AmountAboveMaximum(
+        f"{amount.display()} would reserve more than {_shown(refusal.limit, asset)}, the most that"
+        f" {_whose(refusal)} may reserve before a deposit is seen. Send at most {most}"
+        f" {amount.asset.symbol} now.",
+        field="amount",
+        received=format_units(amount.units, amount.asset),
+        details={"reason": UNFUNDED_REASON, "maxNow": most, "asset": amount.asset.symbol},
+    )
+
+
+def _too_much(refusal: Refusal, asset: Asset, wait_ms: int) -> RateLimited:
+    def shown(value: int) -> str:
+        return f"{value} orders" if refusal.is_count else _shown(value, asset)
+
+    seconds = max(1, -(-wait_ms // 1000))
+    return RateLimited(
+        f"{shown(refusal.held)} without a deposit are reserved for {_whose(refusal)}, of at most"
+        f" {shown(refusal.limit)}. Fund or cancel an order, or come back in {seconds} s.",
+        details={
+            "reason": UNFUNDED_REASON,
+            "scope": _SCOPES.get(refusal.scope, "client"),
+            "limit": shown(refusal.limit),
+            "held": shown(refusal.held),
+            "retryAfterSeconds": seconds,
+        },
+        retry_after=seconds,
+    )
+
+
+_WHOSE = {ALL: "all callers together", BY_ADDRESS: "all callers without a token or key"}
+_SCOPES = {ALL: "all", BY_ADDRESS: "addresses"}
+
+
+def _whose(refusal: Refusal) -> str:
+    return _WHOSE.get(refusal.scope, "you")
+
+
+def _shown(units: int, asset: Asset) -> str:
+    return f"{format_units(units, asset)} {asset.symbol}"

@@ -1,0 +1,271 @@
+"""Unfunded orders are bounded: no client, and no number of them, takes the wallet from others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpcsvc import app
+from rpcsvc.backend import Backend
+from rpcsvc.orders.ports import Holdings
+from rpcsvc.orders.promises import Promises
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
+from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
+from tests.contract.test_sidecar import STAGENET, beside
+
+HELD = {"monero": 1_500 * 10**12}
+USDC_HELD = 250_000 * 10**6
+ATTACKER, HONEST = "203.0.113.7", "198.51.100.9"
+BEHIND_PROXY = {"trusted_proxies": "127.0.0.0/8", "AGENT_RPC_TOKEN": TOKEN}
+X2U = {"direction": "x2u", "chain": "arbitrum", "to": EVM}
+U2X = {"direction": "u2x", "chain": "arbitrum", "to": MONERO}
+Json = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def wallet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox with wallets of its own, as the engine onchain has them."""
+
+    def backend(*args: Any, **kwargs: Any) -> Backend:
+        return Backend(*args, **{"promises": Promises(), **kwargs})
+
+    def holdings(_engine: SandboxEngine, network: str) -> Holdings:
+        return Holdings(HELD.get(network, USDC_HELD), locked=0, seconds_to_unlock=0)
+
+    monkeypatch.setattr(app, "Backend", backend)
+    monkeypatch.setattr(SandboxEngine, "holdings", holdings)
+
+
+def behind_proxy(data_dir: Path, **flags: Any) -> Any:
+    environ = {"RPCSVC_TRUSTED_PROXIES": "127.0.0.0/8", "AGENT_RPC_TOKEN": TOKEN}
+    return serving(data_dir, environ, **flags)
+
+
+async def order(served: Served, swap: Json, amount: str, address: str) -> Answer:
+    """A new order from a network address."""
+    headers = {"x-forwarded-for": address, "x-forwarded-proto": "https"}
+    body = {**swap, "amount": amount}
+    return await served.http("POST", "/agent/swap/execute", json=body, headers=headers)
+
+
+async def attack(served: Served, address: str = ATTACKER, number: int = 18) -> list[Answer]:
+    """Orders of about 26,000 USD each, both ways by turns, all at once."""
+    wishes = [(X2U, "158"), (U2X, "26000")] * (number // 2)
+    return await asyncio.gather(*(order(served, swap, amount, address) for swap, amount in wishes))
+
+
+async def test_eighteen_orders_of_one_address_leave_the_wallet_to_others(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path) as served:
+        await attack(served)
+        left = served.up.service.payable("monero")
+        assert left is not None
+        assert left.free >= 1_350 * 10**12
+        for swap, amount in ((X2U, "100"), (U2X, "20000")):
+            honest = await order(served, swap, amount, HONEST)
+            assert honest.status == 200, honest.body
+
+
+async def test_many_small_orders_of_one_address_are_refused_with_when_to_come_back(
+    tmp_path: Path,
+) -> None:
+    async with behind_proxy(tmp_path) as served:
+        answers = [await order(served, X2U, "1", ATTACKER) for _ in range(11)]
+        assert [answer.status for answer in answers] == [200] * 10 + [429]
+        error = answers[-1].body["error"]
+        assert (error["code"], error["retryable"]) == ("rate_limited", True)
+        assert error["details"]["limit"] == error["details"]["held"] == "10 orders"
+        wait = int(answers[-1].headers["retry-after"])
+        assert error["details"]["retryAfterSeconds"] == wait
+        assert 3_500 < wait <= 3_600
+        assert (await order(served, X2U, "1", HONEST)).status == 200
+
+
+async def test_one_ipv6_network_is_one_client(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
+        assert (await order(served, X2U, "1", "2001:db8::1")).status == 200
+        assert (await order(served, X2U, "1", "2001:db8::2")).status == 429
+        assert (await order(served, X2U, "1", "2001:db8:0:1::2")).status == 200
+
+
+async def test_an_amount_above_the_share_is_refused_with_the_most(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path) as served:
+        for swap, amount in ((X2U, "200"), (U2X, "40000")):
+            refused = await order(served, swap, amount, ATTACKER)
+            assert refused.body["error"]["code"] == "amount_above_maximum"
+            most = refused.body["error"]["details"]["maxNow"]
+            assert (await order(served, swap, most, ATTACKER)).status == 200
+
+
+async def test_addresses_together_leave_a_part_to_known_callers(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path) as served:
+        for number in range(8):
+            await order(served, X2U, "150", f"203.0.113.{number}")
+        refused = await order(served, X2U, "150", HONEST)
+        assert (refused.status, refused.body["error"]["details"]["scope"]) == (429, "addresses")
+        wish = {**X2U, "amount": "150"}
+        headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
+        by_token = await served.rpc("swap.execute", wish, **headers)
+        assert by_token.body["result"]["ok"], by_token.body
+
+
+async def test_what_is_refused_over_json_rpc_is_a_result(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path, orders__unfunded_token_orders=1) as served:
+        wish = {**X2U, "amount": "1"}
+        headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
+        assert (await served.rpc("swap.execute", wish, **headers)).body["result"]["ok"]
+        refused = await served.rpc("swap.execute", wish, **headers)
+        assert (refused.status, refused.body["result"]["state"]) == (200, "rate_limited")
+        assert int(refused.headers["retry-after"]) > 3_500
+
+
+async def test_a_cancelled_order_frees_its_place(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
+        data = (await order(served, X2U, "1", ATTACKER)).body["data"]
+        assert (await order(served, X2U, "1", ATTACKER)).status == 429
+        path = f"/agent/swap/cancel/{data['order']['orderId']}"
+        headers = {"x-forwarded-proto": "https"}
+        body = {"sessionId": data["sessionId"]}
+        assert (await served.http("POST", path, json=body, headers=headers)).status == 200
+        assert served.count("order_clients") == 0
+        assert (await order(served, X2U, "1", ATTACKER)).status == 200
+
+
+async def sandbox(served: Served, operation: str, **params: Any) -> None:
+    headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
+    answer = await served.rpc(f"sandbox.{operation}", params, **headers)
+    assert answer.body["result"]["ok"], answer.body
+
+
+async def until_status(served: Served, order_id: str, *statuses: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            found = served.up.service.store.order(order_id)
+            if found is not None and found.status in statuses:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def until_free(promises: Promises) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if promises.on("arbitrum") == 0:
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(("amount", "status"), [("0.001", 429), ("1", 200)])
+async def test_only_a_funded_order_frees_its_place(
+    tmp_path: Path, amount: str, status: int
+) -> None:
+    async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
+        data = (await order(served, X2U, "1", ATTACKER)).body["data"]
+        await sandbox(served, "fault", fault="pause_blocks")
+        await sandbox(served, "fund", orderId=data["order"]["orderId"], amount=amount)
+        await until_status(served, data["order"]["orderId"], "deposit_detected")
+        assert (await order(served, X2U, "1", ATTACKER)).status == status
+
+
+async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
+        data = (await order(served, X2U, "100", ATTACKER)).body["data"]
+        promises = served.up.service.promises
+        assert promises is not None
+        assert promises.on("arbitrum") > 0
+        await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
+        await until_free(promises)
+        found = served.up.service.store.order(data["order"]["orderId"])
+        assert found is not None
+        assert found.status == "awaiting_deposit"  # late deposits are still watched for
+        assert (await order(served, X2U, "100", ATTACKER)).status == 200
+
+
+async def test_reservations_keep_their_client_over_a_restart(tmp_path: Path) -> None:
+    limit = {"orders__unfunded_address_orders": 1}
+    async with behind_proxy(tmp_path, **limit) as served:
+        assert (await order(served, X2U, "1", ATTACKER)).status == 200
+        (row,) = served.up.database.read("SELECT client FROM order_clients")
+        assert row[0].startswith("address:")
+        assert ATTACKER not in row[0]
+    async with behind_proxy(tmp_path, **limit) as served:
+        assert (await order(served, X2U, "1", ATTACKER)).status == 429
+        assert (await order(served, X2U, "1", HONEST)).status == 200
+
+
+async def test_a_late_deposit_is_refunded_when_the_wallet_cannot_pay_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with behind_proxy(tmp_path) as served:
+        data = (await order(served, X2U, "100", ATTACKER)).body["data"]
+        order_id = data["order"]["orderId"]
+        await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
+        monkeypatch.setattr(
+            SandboxEngine, "holdings", lambda *_: Holdings(10**6, locked=0, seconds_to_unlock=0)
+        )
+        await sandbox(served, "fund", orderId=order_id, amount="100")
+        await until_status(served, order_id, "refunding")
+        found = served.up.service.store.order(order_id)
+        assert found is not None
+        assert found.error_message == (
+            "The deposit came late, when the service could not pay for it."
+        )
+
+
+@pytest.fixture
+def integrated(tmp_path: Path) -> Any:
+    """A central service that knows the sidecar by a key."""
+    key = "k" * 32
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    central = serving(tmp_path / "central", {"RPCSVC_INTEGRATORS": f"sidecar:0:{digest}"})
+    return central, key
+
+
+async def test_twenty_four_orders_behind_a_sidecar_leave_it_to_others(
+    tmp_path: Path, integrated: Any
+) -> None:
+    running_central, key = integrated
+    flags = {
+        "trusted_proxies": "127.0.0.0/8",
+        "upstream__api_key": key,
+        "upstream__creations_per_minute": 600,
+        "upstream__calls_per_minute": 6_000,
+    }
+    async with running_central as central, beside(central, tmp_path / "side", **flags) as sidecar:
+        back = {**U2X, "to": STAGENET}
+        wishes = [(X2U, "60"), (back, "10000")] * 12
+        taken = [await order(sidecar, swap, amount, ATTACKER) for swap, amount in wishes]
+        refused = [answer for answer in taken if answer.status != 200]
+        assert {answer.body["error"]["code"] for answer in refused} == {"rate_limited"}
+        for swap, amount in ((X2U, "60"), (back, "10000")):
+            honest = await order(sidecar, swap, amount, HONEST)
+            assert honest.status == 200, honest.body
+
+
+async def test_a_sidecar_that_may_reserve_no_more_there_rests_for_nobody(
+    tmp_path: Path,
+) -> None:
+    """Its upstream's refusal is about what is reserved, and stops no other call of the sidecar."""
+    async with (
+        serving(tmp_path / "central", orders__unfunded_address_orders=1) as central,
+        beside(central, tmp_path / "side") as sidecar,
+    ):
+        wish = {**X2U, "amount": "1"}
+        assert (await sidecar.post("/agent/swap/execute", wish)).status == 200
+        refused = await sidecar.post("/agent/swap/execute", wish)
+        assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
+        assert int(refused.headers["retry-after"]) > 300
+        assert sidecar.count("relays") == 1
+        assert sidecar.up.service.engine.health().ok
+        made = served_order(sidecar)
+        body = {"sessionId": made["sessionId"]}
+        path = f"/agent/swap/cancel/{made['orderId']}"
+        assert (await sidecar.post(path, body)).status == 200
+        assert (await sidecar.post("/agent/swap/execute", wish)).status == 200
+
+
+def served_order(served: Served) -> Json:
+    (row,) = served.up.database.read("SELECT order_id, session_id FROM orders")
+    return {"orderId": row[0], "sessionId": row[1]}
