@@ -282,8 +282,9 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
         raise combined(problems)
     amount = _amount(params.from_amount, pair)
     plan = _plan(params.twap_config)
+    who = call.client
     return Wish(
-        *pair, amount, to, session, plan, call.integrator, refund_to, client=call.client
+        *pair, amount, to, session, plan, call.integrator, refund_to, who, to_field="toAddress"
     )
 
 

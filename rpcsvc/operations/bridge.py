@@ -72,7 +72,7 @@ async def _open(service: Service, params: BridgeParams, call: Call, kind: Bridge
 
     def wish() -> Wish:
         amount = Money(_least(service, direction, chain), deposit_asset(direction))
-        return Wish(direction, chain, amount, to, None, client=call.client)
+        return Wish(direction, chain, amount, to, None, client=call.client, to_field="toAddress")
 
     return await place(service, wish, claim, _opened)
 

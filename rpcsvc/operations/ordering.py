@@ -18,6 +18,7 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order, Terms, TwapPlan
+from rpcsvc.domain.pricing import payout_asset
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import ServiceError
@@ -38,7 +39,7 @@ class Wish(NamedTuple):
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
     ``refund_address``: where refunds go, and nowhere else.
-    ``client``: whose unfunded orders it is counted with.
+    ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
     """
 
     direction: Direction
@@ -50,6 +51,7 @@ class Wish(NamedTuple):
     integrator: Integrator | None = None
     refund_address: str | None = None
     client: Client = SOCKET
+    to_field: str = "to"
 
 
 class Placed(NamedTuple):
@@ -88,6 +90,9 @@ async def _make(
 ) -> bytes:
     if service.relay is not None:
         return await _make_there(service, service.relay, wish, claim, write)
+    service.engine.require_ready()
+    network = network_of(payout_asset(wish.direction), wish.chain)
+    await service.engine.require_payable(network, wish.to, field=wish.to_field)
     found = await _quoted(service, wish)
     order = open_order(_terms(service, found, wish))
     return await _commit(service, order, found, claim, write, wish.client)

@@ -394,6 +394,12 @@ class SettlementEngine(Protocol):
         """
         ...
 
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        """Raise errors.InvalidDestination for an address that is known not to be payable on a
+        network; ``field`` is the input that named it. Takes no more than a second.
+        """
+        ...
+
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """What to call the network that a deposit of ``asset`` is made on."""
         ...

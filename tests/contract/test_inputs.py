@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract import bff
 from tests.contract.serving import EVM, JSON, MONERO, SWAP, Served
 
 BAD_AMOUNTS: list[tuple[Any, str]] = [
@@ -279,3 +280,15 @@ async def test_status_verifies_the_destination(served: Served) -> None:
     assert "order" not in wrong.body["data"]
     unknown = await served.http("GET", "/agent/swap/status/ord_" + "0" * 26)
     assert (unknown.status, unknown.body["error"]["code"]) == (404, "order_not_found")
+
+
+async def test_an_address_on_the_tokens_blacklist_is_refused_before_an_order(
+    served: Served,
+) -> None:
+    listed = "0x000000000000000000000000000000000000b1ac"
+    answer = await served.post("/agent/swap/execute", {**SWAP, "to": listed})
+    assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_destination")
+    assert [problem["field"] for problem in answer.body["validationErrors"]] == ["to"]
+    over_bff = await bff.post(served, "/orders", {**bff.ORDER, "toAddress": listed})
+    assert over_bff.body["error"]["details"]["problems"][0]["field"] == "toAddress"
+    assert served.count("orders") == 0

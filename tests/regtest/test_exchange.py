@@ -98,3 +98,14 @@ async def most_now(at: Server, direction: str) -> float:
     """What capabilities say can be paid for now, in deposit units."""
     rows = (await call(at, "service.capabilities", {}))["data"]["limits"]
     return next(float(row["maxNow"]) for row in rows if row["direction"] == direction)
+
+
+async def test_an_address_on_the_tokens_blacklist_gets_no_order(stack: Exchange) -> None:
+    to = stack.user.address
+    await stack.token.blacklist(to)
+    async with stack.serving() as at:
+        await create(at, direction="x2u", amount="1", to=stack.token.owner)
+        params = {"chain": "arbitrum", "direction": "x2u", "amount": "1", "to": to}
+        refused = await call(at, "service.swap.create", params)
+    assert refused["error"]["code"] == "invalid_destination"
+    assert refused["validationErrors"][0]["field"] == "to"

@@ -17,7 +17,7 @@ import structlog
 
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.orders.ports import (
     DepositSighting,
     Fees,
@@ -148,6 +148,16 @@ class OnchainEngine:
                 " Try again later."
             )
         return held
+
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        """Raise errors.InvalidDestination for an address that the token does not pay."""
+        if not await self._of(network).accepts(network, address):
+            raise InvalidDestination(
+                f"The token on {network} refuses to pay this address: it is on its issuer's"
+                " blacklist. Send another address of the user.",
+                field=field,
+                received=address,
+            )
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """What to call the network that a deposit of ``asset`` is made on."""

@@ -60,6 +60,10 @@ class Side(Protocol):
         """What the wallet can pay on a network. Raises errors.Unavailable before it is known."""
         ...
 
+    async def accepts(self, network: str, address: str) -> bool:
+        """Whether an address can be paid on a network, as far as that is known within a second."""
+        ...
+
     def total(self) -> int:
         """All that the wallet holds, locked or not. Raises errors.Unavailable before the first
         look.

@@ -21,7 +21,7 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, Transfer
 from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import DepositState, TransferKind
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports import (
     DepositSighting,
@@ -48,6 +48,8 @@ from rpcsvc.settlement.sandbox.ledger import (
 )
 from rpcsvc.settlement.sandbox.prices import price_at
 
+# The simulated USDC pays every address but this one.
+BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
 STAGENET = "monero-stagenet"
 
 
@@ -128,6 +130,16 @@ class SandboxEngine:
     def holdings(self, network: str) -> Holdings | None:  # noqa: ARG002 - port
         """Not told: a simulated wallet that runs dry is one of the faults to try out."""
         return None
+
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        """Raise errors.InvalidDestination for BLACKLISTED: one address to try that out with."""
+        if address.lower() == BLACKLISTED:
+            raise InvalidDestination(
+                f"The token on {network} refuses to pay this address: it is on its issuer's"
+                " blacklist. Send another address of the user.",
+                field=field,
+                received=address,
+            )
 
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """Test networks: a wallet that follows a payment URI can't send real funds."""

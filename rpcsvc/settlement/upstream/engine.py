@@ -301,6 +301,9 @@ class UpstreamEngine:
         """None of our own: the upstream pays."""
         return None
 
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        """The upstream refuses an address when it makes the order."""
+
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """The networks by their names; test networks where the upstream uses them.
 

@@ -31,6 +31,7 @@ from rpcsvc.orders.ports import (
 )
 from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.blacklist import Blacklist
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
@@ -83,6 +84,7 @@ class _Branch:
         self.client = node.client
         self._coin_price = node.coin_price
         self.link = EvmLink(node.client, node.network)
+        self.blacklist = Blacklist(self.link)
         self.deposits = EvmDepositScanner(self.link, ledgers.deposits, clock)
         signer = keys.signer(HOT_WALLET_INDEX)
         nonces = EvmNonces(self.link, signer.address, ledgers.payments, ledgers.foreign, switch)
@@ -272,6 +274,10 @@ class EvmSide:
         if hot is None:
             raise Unavailable(f"What can be paid on {network} is not known yet.")
         return Holdings(hot.usdc, 0, 0)
+
+    async def accepts(self, network: str, address: str) -> bool:
+        """Whether the token pays the address: not while it is on the token's blacklist."""
+        return not await self._branches[network].blacklist.has(address)
 
     def total(self) -> int:
         """What the hot wallet holds on all networks. Raises errors.Unavailable before a look."""

@@ -112,6 +112,10 @@ class MoneroSide:
         spendable = held.max_now + self._inventory.fee() if held.max_now else 0
         return Holdings(spendable, held.locked, held.seconds_to_unlock)
 
+    async def accepts(self, network: str, address: str) -> bool:  # noqa: ARG002 - nobody is refused
+        """Always: Monero knows no blacklist."""
+        return True
+
     def total(self) -> int:
         """All that the wallet holds. Raises errors.Unavailable before the first look."""
         held = self._inventory.available
