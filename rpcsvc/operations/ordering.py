@@ -91,11 +91,20 @@ async def _make(
     if service.relay is not None:
         return await _make_there(service, service.relay, wish, claim, write)
     service.engine.require_ready()
-    network = network_of(payout_asset(wish.direction), wish.chain)
-    await service.engine.require_payable(network, wish.to, field=wish.to_field)
+    await _require_payable(service, wish)
     found = await _quoted(service, wish)
     order = open_order(_terms(service, found, wish))
     return await _commit(service, order, found, claim, write, wish.client)
+
+
+async def _require_payable(service: Service, wish: Wish) -> None:
+    """Raise InvalidDestination for a payout or refund address that is refused on its network."""
+    named = [(payout_asset(wish.direction), wish.to, wish.to_field)]
+    if wish.refund_address is not None:
+        named.append((wish.amount.asset, wish.refund_address, "refundAddress"))
+    for asset, address, field in named:
+        network = network_of(asset, wish.chain)
+        await service.engine.require_payable(network, address, field=field)
 
 
 async def _quoted(service: Service, wish: Wish) -> Quote:

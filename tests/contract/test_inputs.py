@@ -289,6 +289,9 @@ async def test_an_address_on_the_tokens_blacklist_is_refused_before_an_order(
     answer = await served.post("/agent/swap/execute", {**SWAP, "to": listed})
     assert (answer.status, answer.body["error"]["code"]) == (400, "invalid_destination")
     assert [problem["field"] for problem in answer.body["validationErrors"]] == ["to"]
+    back = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO}
+    refund = await served.post("/agent/swap/execute", {**back, "refundAddress": listed})
+    assert [problem["field"] for problem in refund.body["validationErrors"]] == ["refundAddress"]
     over_bff = await bff.post(served, "/orders", {**bff.ORDER, "toAddress": listed})
     assert over_bff.body["error"]["details"]["problems"][0]["field"] == "toAddress"
     assert served.count("orders") == 0
