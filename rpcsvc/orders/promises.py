@@ -7,12 +7,13 @@ comes later is swapped only if the wallet can pay for it then.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.order import Deposit, Order, Transfer
+from rpcsvc.domain.price_lock import units_by_rate
 from rpcsvc.domain.states import AWAITS_DEPOSIT, Direction, OrderStatus, TransferState
 from rpcsvc.orders.ports import OrderStore, SettlementEngine
 from rpcsvc.orders.unfunded import Reservation, UnfundedOrders
@@ -54,7 +55,7 @@ def unfunded_units(order: Order) -> int:
         return _relayed_worth(order)
     if not _may_be_paid_out(order):
         return 0
-    return max(0, _output(order) - _output_of(order, _returnable(order)))
+    return max(0, _output(order) - _output_with(order, 0))
 
 
 def _relayed_worth(order: Order) -> int:
@@ -76,12 +77,16 @@ def _returnable(order: Order) -> int:
     """Deposit units that may have to go back and that no refund has taken up yet."""
     if _is_paid(order.payout):
         return order.pending_units + order.leftover
+    return sum(deposit.units for deposit in _not_refunded(order))
+
+
+def _not_refunded(order: Order) -> list[Deposit]:
     refunds = {refund.transfer_id for refund in order.refunds}
-    return sum(
-        deposit.units
+    return [
+        deposit
         for deposit in order.deposits
         if deposit.is_active and not deposit.is_dust and deposit.transfer_id not in refunds
-    )
+    ]
 
 
 def _output(order: Order) -> int:
@@ -89,15 +94,22 @@ def _output(order: Order) -> int:
 
     More than the maximum is refunded: nobody holds up a wallet by sending it.
     """
-    return _output_of(order, max(_returnable(order), order.terms.deposit_amount))
+    return _output_with(order, max(0, order.terms.deposit_amount - _returnable(order)))
 
 
-def _output_of(order: Order, deposited: int) -> int:
-    terms = order.terms
-    if deposited == 0:
+def _output_with(order: Order, missing: int) -> int:
+    """The payout and its fee for the deposits that came, each at its rate, and ``missing`` more at
+    the locked rate.
+    """
+    terms, came = order.terms, _not_refunded(order)
+    by_rate = Counter(units_by_rate(came, terms.price.rate))
+    by_rate[terms.price.rate] += missing
+    total = by_rate.total()
+    if total == 0:
         return 0
-    swapped = min(deposited, terms.max_deposit)
-    return terms.price.output(terms.direction, swapped) + terms.price.payout_fee
+    if total > terms.max_deposit:
+        by_rate = Counter({terms.price.rate: terms.max_deposit})
+    return terms.price.payout(terms.direction, by_rate)[0] + terms.price.payout_fee
 
 
 def _is_paid(payout: Transfer | None) -> bool:
