@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 RESCUE = "rpcsvc.settlement.onchain.monero.rescue"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
-ACCOUNTS = 5  # how many of the tests below may use one up
+ACCOUNTS = 7  # how many of the tests below may use one up
 
 
 async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
@@ -124,3 +124,35 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
         assert "a reorganisation of monero took it away" in (later.side.health().detail or "")
     assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
     assert await payee.received() == []
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, settled: bool
+) -> None:
+    """Its node refuses it for some blocks. The same bytes go out again until it is taken."""
+    await pay(own, await own.prepared(own.transfer(payee.address, UNITS)))
+    await miner.mine(SPENDABLE_AGE)  # the change has its tenth block with the newest
+    transfer = await own.prepared(own.transfer(payee.address, MORE))
+    blocks = OPTIONS.settled_after if settled else 1
+    await pay(own, transfer)
+    await miner.mine(blocks)
+    outcome = (await own.side.look_up(transfer)).outcome
+    assert outcome is (Outcome.SETTLED if settled else Outcome.PENDING)
+    await node.pop_blocks(blocks + 2)
+    await node.flush_pool()
+    if settled:
+        await own.side.maintain()
+        assert await node.transactions([transfer.txid or ""]) == {}, "it is refused"
+    else:
+        refused = await pay(own, transfer)
+        assert (refused.outcome, "invalid" in refused.reason) == (Outcome.UNKNOWN, True)
+    await miner.mine(blocks + 2)
+    await own.side.maintain()
+    if not settled:
+        assert (await pay(own, transfer)).outcome is Outcome.PENDING
+    await miner.mine(OPTIONS.settled_after)
+    assert (await own.side.look_up(transfer)).outcome is Outcome.SETTLED
+    await own.side.maintain()
+    assert own.side.health().ok
+    assert sorted(await payee.received()) == [UNITS, MORE]

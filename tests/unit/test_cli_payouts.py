@@ -8,6 +8,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,17 @@ from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnkno
 from rpcsvc.operations.local import LocalService
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests
 from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.evm.payment_ledger import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    Inclusion,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+)
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.transport.cli import payouts as cli_payouts
 from rpcsvc.transport.cli.main import run
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
@@ -95,6 +106,24 @@ async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cl
     assert found["amount"] == f"{order.payout.units / 10**6:.6f}".rstrip("0") + " USDC"
     assert (found["state"], found["txid"]) == ("settled", order.payout.txid)
     assert "nothing" in found["next"]
+
+
+async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
+    """A deep reorganisation took it: the wallet's record has it in no block."""
+    async with sandbox(tmp_path) as box:
+        name = f"{(await settled(box)).order_id}/payout/1"
+        ledger = SqliteEvmPaymentLedger(box.up.database)
+        order = PaymentOrder(name, Purpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
+        attempt = Attempt("0xaa", "02", 5, 1, 1000)
+        signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
+        await ledger.add_payment(signed)
+        there = Inclusion("0xaa", BlockPoint(9, "0x9"), 45_000, 2, 0, 3)
+        for inclusion, told in ((there, "it is paid"), (None, "A payout that a reorganisation")):
+            state = PaymentState.SETTLED
+            await ledger.put_payment(
+                replace(signed, state=state, published_at=2000, inclusion=inclusion)
+            )
+            assert told in cli.json("payouts", "show", name)["next"]
 
 
 async def test_addresses_are_shortened_unless_asked_for_in_full(tmp_path: Path, cli: Cli) -> None:

@@ -275,3 +275,11 @@ def test_commands_are_found_wherever_a_page_gives_them() -> None:
         "agent:capabilities --compact",  # in a block
     }
     assert len(LINES) > 40
+
+
+def test_every_test_that_the_reorg_page_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (DOCS / "reorgs.md").read_text()))
+    files = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    made = {name for text in files for name in re.findall(r"def (test_\w+)\(", text)}
+    assert len(named) > 20
+    assert named <= made

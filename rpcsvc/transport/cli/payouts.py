@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.clock import iso8601
@@ -33,7 +33,7 @@ from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
-    from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks
+    from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
 
 Common = Callable[[argparse.ArgumentParser], None]
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
@@ -183,7 +183,7 @@ def _view(books: OperatorBooks, item: BookedTransfer, paused: str | None, *, ful
         ],
         "since": iso8601(item.since),
         "reason": item.reason,
-        "next": _next(item, paused),
+        "next": _off_chain(item, signed) or _next(item, paused),
     }  # fmt: skip
 
 
@@ -197,6 +197,18 @@ def _next(item: BookedTransfer, paused: str | None) -> str:
     if paused is not None and item.state is not TransferState.PUBLISHED:
         return f"nothing while payouts are paused{_withdrawal(item)}"
     return f"{_NEXT[item.state]}{_withdrawal(item)}"
+
+
+def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
+    """What to do for a settled transfer that a reorganisation took off its chain."""
+    is_settled = item.state is TransferState.SETTLED and bool(signed)
+    if not is_settled or any(each.block is not None for each in signed):
+        return None
+    return (
+        "a reorganisation took it off its chain, and the same bytes are published again; if health"
+        " names it for hours, its payee is yours to pay: see A payout that a reorganisation took"
+        " in docs/operations-onchain.md"
+    )
 
 
 def _withdrawal(item: BookedTransfer) -> str:

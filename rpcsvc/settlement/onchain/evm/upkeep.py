@@ -209,7 +209,8 @@ class EvmUpkeep:
         self._conditions.set(
             key,
             f"payment {payment.payment_id} was settled and a reorganisation of"
-            f" {self._network.name} took it away; it is published again ({verdict.reason})",
+            f" {self._network.name} took it away; it is published again ({verdict.reason});"
+            f" if it stays away: rpcsvc payouts show {payment.payment_id}",
         )
         await self._publisher.hand_over(payment)
 

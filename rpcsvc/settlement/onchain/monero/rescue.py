@@ -98,7 +98,8 @@ class MoneroRescue:
                 said = (await self._link.node.submit(item.raw)).submission.value
             self.gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
-                f" away; it is published again ({said})"
+                f" away; it is published again ({said}); if it stays away: rpcsvc payouts show"
+                f" {item.payees[0].transfer_id}"
             )
 
     async def _offer_anew(self, waiting: dict[str, Payment], height: int) -> None:
