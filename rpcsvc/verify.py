@@ -665,7 +665,9 @@ class Expected:
     service's site address. ``refund_to`` is the refund address that the order must have been made
     with, ``session`` the id of the session that it must have been made in: without one of them
     nothing is verified, as a refund would go to whoever made the order. What else is known may be
-    given: ``deposit_address`` is the one that the money is about to be sent to. Raises BadInput.
+    given: ``deposit_address`` is the one that the money is about to be sent to; ``min_received`` is
+    the least that the payout may bring, as a decimal string: whoever made the order may have chosen
+    its time and its fee. Raises BadInput.
     """
 
     direction: str
@@ -675,6 +677,7 @@ class Expected:
     issuer: str
     refund_to: str | None = None
     session: str | None = None
+    min_received: str | None = None
     deposit_address: str | None = None
     token: str | None = None
     order_id: str | None = None
@@ -701,7 +704,7 @@ class Expected:
         for name in ("token", "order_id", "network"):
             if getattr(self, name) is not None and not _is_text(getattr(self, name)):
                 raise BadInput(f"{name} can't be {_show(getattr(self, name))}.")
-        _ = self.deposit_units
+        _ = self.deposit_units, self.least_units
 
     def _check_addresses(self) -> None:
         evm, monero = (_EVM, "an EVM address"), (_MONERO, "a Monero address")
@@ -724,16 +727,15 @@ class Expected:
     @property
     def deposit_units(self) -> int:
         """``amount`` in atomic units of what is sent."""
-        decimals = DECIMALS[self.direction]
-        match = _AMOUNT.fullmatch(self.amount) if isinstance(self.amount, str) else None
-        fraction = (match[2] or "") if match else ""
-        units = int(match[1] + fraction.ljust(decimals, "0")) if match else 0
-        if units == 0 or len(fraction) > decimals:
-            raise BadInput(
-                f"amount must be what was ordered, as a string such as '0.8' with at most"
-                f" {decimals} decimals, not {_show(self.amount)}."
-            )
-        return units
+        return _read_amount("amount", self.amount, DECIMALS[self.direction])
+
+    @property
+    def least_units(self) -> int:
+        """``min_received`` in atomic units of what is paid out; 0 without one."""
+        if self.min_received is None:
+            return 0
+        payout = {"x2u": "u2x", "u2x": "x2u"}[self.direction]
+        return _read_amount("min_received", self.min_received, DECIMALS[payout])
 
     def terms(self) -> dict[str, str | int]:
         """The terms that follow from this, under their names on the wire."""
@@ -751,6 +753,18 @@ class Expected:
             "network": self.network,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+
+def _read_amount(name: str, text: object, decimals: int) -> int:
+    match = _AMOUNT.fullmatch(text) if isinstance(text, str) else None
+    fraction = (match[2] or "") if match else ""
+    units = int(match[1] + fraction.ljust(decimals, "0")) if match else 0
+    if units == 0 or len(fraction) > decimals:
+        raise BadInput(
+            f"{name} must be a decimal string above 0 such as '0.8', with at most {decimals}"
+            f" decimals, not {_show(text)}."
+        )
+    return units
 
 
 @dataclass(frozen=True, slots=True)
@@ -859,6 +873,10 @@ def _compare(expected: Expected, terms: OrderTerms) -> None:
         for name, value in expected.terms().items()
         if _folded(actual[name]) != _folded(value)
     }
+    if terms.min_received < expected.least_units:
+        wrong["minReceived"] = (
+            f"minReceived is {terms.min_received}, less than {expected.least_units}"
+        )
     if wrong:
         raise TermsMismatch(
             "The service signed this, but for another order than yours:"
@@ -1091,6 +1109,7 @@ _OPTIONS: Final = (
     ("--issuer", "URL", "the service's site, such as https://swap.example", True),
     ("--refund-to", "ADDRESS", "your address, which the order must refund to", False),
     ("--session", "ID", "your sessionId, if the order has no refund address", False),
+    ("--min-received", "AMOUNT", "the least that the payout may bring, such as 128.5", False),
     ("--min-time", "SECONDS", "how long it must still await the deposit; 600 if left out", False),
     ("--jwks", "FILE|URL", f"the public keys; the issuer's {JWKS_PATH} if left out", False),
     ("--deposit-address", "ADDRESS", "where you are about to send the money", False),
@@ -1135,6 +1154,7 @@ def check_attestation(options: argparse.Namespace) -> tuple[int, dict[str, Any]]
         issuer=options.issuer,
         refund_to=options.refund_to,
         session=options.session,
+        min_received=options.min_received,
         deposit_address=options.deposit_address,
         token=options.token,
         order_id=options.order_id,

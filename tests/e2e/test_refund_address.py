@@ -69,6 +69,19 @@ async def test_dust_and_a_late_payment_go_back_to_the_payer(tmp_path: Path, dire
         assert refunded_to(await order.status()) == {HOME[direction]}
 
 
+async def test_an_order_cancelled_before_the_payment_refunds_its_payer(tmp_path: Path) -> None:
+    async with sandbox(tmp_path) as box:
+        order = await order_with(box, "x2u")
+        owned = {"orderId": order.order_id, "sessionId": order.session_id}
+        assert (await box.call("swap.cancel", **owned))["ok"]  # the attacker, who made the order
+        await order.fund("0.8")  # the victim, who verified it a moment before
+        await box.settle()
+        await order.ask_for_refund(OTHER_MONERO)
+        await box.settle()
+
+        assert refunded_to(await order.status()) == {MONERO}
+
+
 async def test_a_refused_refund_is_tried_again_by_the_operator_only(tmp_path: Path) -> None:
     async with sandbox(tmp_path) as box:
         order = await order_with(box, "u2x")

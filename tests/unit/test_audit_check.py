@@ -492,6 +492,14 @@ def test_a_refund_to_an_address_that_was_replaced_since_is_accepted_once() -> No
     assert kinds(audited(world)) == {"destination"}
 
 
+@pytest.mark.parametrize(("agreed", "found"), [("4home", set()), ("4other", {"destination"})])
+def test_a_refund_goes_to_the_agreed_address_only(agreed: str, found: set[str]) -> None:
+    world = World()
+    order = world.give_back(world.deposit(world.order(X2U), XMR), "4home")
+    world.keep(replace(order, agreed_refund_address=agreed))
+    assert kinds(audited(world)) == found
+
+
 def chunked(output: int, leftover: int = 0) -> World:
     """An order of 2 XMR, of which one chunk of 1.5 XMR was swapped."""
     world = World()

@@ -370,6 +370,24 @@ async def test_an_address_that_was_given_is_not_changed(tmp_path: Path, cli: Cli
     assert "does not wait" in cli.err
 
 
+async def test_refund_of_an_agreed_address_is_not_redirected(tmp_path: Path, cli: Cli) -> None:
+    swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO}
+    async with sandbox(tmp_path) as box:
+        made = await box.call("swap.execute", **swap, refundAddress=EVM)
+        order_id = made["data"]["order"]["orderId"]
+        placed = Placed(box, order_id, made["data"]["sessionId"])
+        await placed.fault("refund_fails")
+        await placed.fund("200000")
+        await box.settle()
+        assert cli("refund", order_id, "--to", "0x" + "1" * 40, "--yes") == 2
+        assert f"refund address {EVM}" in cli.err
+        assert "there and nowhere else" in cli.err
+        assert cli("payouts", "show", f"{order_id}/refund/1") == 0
+        assert f"rpcsvc payouts retry {order_id}/refund/1" in cli.out
+        assert cli("payouts", "retry", f"{order_id}/refund/1") == 3  # nobody listens here
+        assert "No service runs" in cli.err
+
+
 class _Terminal(io.StringIO):
     """Somebody types."""
 

@@ -480,6 +480,14 @@ def test_who_decides_over_refunds_must_be_the_verifier(
     assert caught.value.terms.refund_control == control
 
 
+def test_a_payout_below_the_verifiers_least_is_refused() -> None:
+    token = KEY.attest(terms())
+    assert verify_attestation(token, JWKS, expected(min_received="128.0565"))
+    with pytest.raises(verify.TermsMismatch) as caught:
+        verify_attestation(token, JWKS, expected(min_received="128.056501"))
+    assert caught.value.fields == ("minReceived",)
+
+
 def test_evm_addresses_are_compared_without_case_and_monero_ones_exactly() -> None:
     token = KEY.attest(terms(toAddress=EVM.lower()))
     assert verify_attestation(token, JWKS, expected(to="0x" + EVM[2:].upper()))
@@ -515,7 +523,7 @@ def test_an_amount_is_read_in_atomic_units(direction: str, amount: str, units: i
         {"amount": "9" * 5000}, {"to": MONERO}, {"to": "0x" + "1" * 39}, {"to": None},
         {"issuer": ""}, {"issuer": None}, {"deposit_address": EVM}, {"token": ""},
         {"network": 5}, {"order_id": "a b"},
-        {"refund_to": EVM}, {"session": "s"}, {"session": 5},
+        {"refund_to": EVM}, {"session": "s"}, {"session": 5}, {"min_received": "0"},
         {"direction": "u2x", "amount": "0.0000001"},
     ],
     ids=lambda change: str(change)[:40],
