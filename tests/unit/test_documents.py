@@ -49,6 +49,7 @@ def site_with(*, sandbox: bool = True, tokens: str = "", **flags: Any) -> Site:
         venue=SimpleNamespace(network="sandbox" if sandbox else "mainnet", is_simulated=sandbox),
         chains=CHAINS,
         sandbox=object() if sandbox else None,
+        relay=None,
     )
     return site_of(settings, cast("Service", service))
 
