@@ -91,6 +91,7 @@ _EVM_WATCHED = (
     " WHERE network = n.network UNION ALL SELECT block_number FROM evm_payments"
     " WHERE network = n.network)), max(number), hash FROM evm_cursor n GROUP BY network"
 )
+_CLOSED = "SELECT transfer_id FROM closed_by_hand"
 _FROM_JOURNAL = "SELECT txid FROM journal_adopted"
 _HOT = "SELECT hot_address FROM evm_wallet"
 _EVM_ADDRESSES = "SELECT address FROM evm_addresses"
@@ -98,7 +99,7 @@ _PRIMARY = "SELECT primary_address FROM monero_wallet"
 _ALL: Final = (
     _ORDERS, _DEPOSITS, _TRANSFERS, _FILLS, _EVENTS, _MONERO_PAYMENTS, _EXPLAINED, _OPENINGS,
     _EVM_PAYMENTS, _EVM_ATTEMPTS, _SWEEPS, _MONERO_WATCHED, _EVM_WATCHED, _HOT, _EVM_ADDRESSES,
-    _PRIMARY, _FROM_JOURNAL,
+    _PRIMARY, _FROM_JOURNAL, _CLOSED,
 )  # fmt: skip
 
 Row = tuple[Any, ...]
@@ -144,6 +145,7 @@ def _books(rows: Rows) -> Books:
         evm_hot=_one(rows[_HOT]),
         evm_addresses=frozenset(str(address) for (address,) in rows[_EVM_ADDRESSES]),
         monero_primary=_one(rows[_PRIMARY]),
+        closed=frozenset(str(name) for (name,) in rows[_CLOSED]),
         from_journal=frozenset(str(txid) for (txid,) in rows[_FROM_JOURNAL]),
         explanations=tuple(
             Explanation(network, txid, note, int(wei))

@@ -109,7 +109,11 @@ class _Work:
         self.pending += (f"{name}: replaced blocks are not on record yet" for name in sorted(stale))
         self.differences += self._shared_addresses()
         self.differences += self._orphans(payments)
-        asked = Asked(looked_at, stale, self.tops)
+        asked = Asked(looked_at, stale, self.tops, self.books.closed)
+        self.notes += [
+            f"{name} is paid by the operator's word (rpcsvc payouts close)"
+            for name in sorted(self.books.closed)
+        ]
         for order in self.books.orders:
             self.differences += order_differences(order)
             self.differences += transfer_differences(

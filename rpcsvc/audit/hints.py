@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rpcsvc.audit.records import Books, OrderEntry, TransferEntry
+from rpcsvc.audit.subset_sum import TooMany, parts_of
 from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.states import TransferKind, TransferState
 
@@ -41,25 +42,49 @@ def hint(books: Books, network: str, txid: str, paid: Paid, units: int) -> str:
         adopt = f"rpcsvc payouts adopt {found[0].transfer_id} {txid}"
         if paid:
             return f"looks like the payment of transfer {names}: adopt it with: {adopt}"
-        return (
-            f"pays as much as transfer {names} is for, to whom the wallet has forgotten: adopt it"
-            f" with its key: {adopt} --tx-key KEY"
-        )
+        return _forgotten(found, txid, units, adopt)
     return next(_less_alike(books, network, paid), "")
 
 
 def may_pay(books: Books, network: str, txid: str, paid: Paid, units: int) -> list[TransferEntry]:
     """The open transfers that it may have paid.
 
-    Of a wallet that was restored from its words, the amount is all there is to go by.
+    Of a wallet that was restored from its words, the amount is all there is to go by: all that is
+    open where it can't be ruled out.
     """
     if paid:
         return unpaid_in(books, network, txid, paid)
-    return [
+    signed = {item.payment_id for item in books.payments_on(network)}
+    unpaid = [
         transfer
         for _, transfer in _transfers(books, network)
-        if not transfer.state.is_final and transfer.units == units
+        if not transfer.state.is_final and transfer.transfer_id not in signed
     ]
+    if alike := [item for item in unpaid if item.units == units]:
+        return alike
+    try:
+        parts = parts_of(units, [item.units for item in unpaid])
+    except TooMany:
+        return [item for item in unpaid if item.units <= units]
+    return [unpaid[index] for index in parts or ()]
+
+
+def _forgotten(found: Sequence[TransferEntry], txid: str, units: int, adopt: str) -> str:
+    """What to do with a transaction of a wallet that has forgotten whom it paid."""
+    names = " and ".join(item.transfer_id for item in found)
+    close = " ".join(
+        f"rpcsvc payouts close {item.transfer_id} {txid} --note TEXT;" for item in found
+    )
+    if all(item.units == units for item in found):
+        what = f"pays as much as transfer {' or '.join(item.transfer_id for item in found)} is for"
+    elif sum(item.units for item in found) == units:
+        what = f"pays as much as transfers {names} are for together"
+    else:
+        what = f"may pay any of the {len(found)} transfers that are open: too many to tell"
+    return (
+        f"{what}, to whom the wallet has forgotten: without its key, ask who was paid, and say so:"
+        f" {close} with its key adopt it: {adopt} --tx-key KEY"
+    )
 
 
 def _less_alike(books: Books, network: str, paid: Paid) -> Iterator[str]:

@@ -227,12 +227,14 @@ def _unit_in(order: OrderEntry) -> str:
 class Asked:
     """The networks that were asked, and those of them with replaced blocks that nobody noted.
 
-    ``tops``: the newest block of each.
+    ``tops``: the newest block of each. ``closed``: transfers that no chain shows as paid, since
+    the operator says that they are.
     """
 
     networks: frozenset[str]
     stale: frozenset[str]
     tops: Mapping[str, int] = field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
 
     def has_waited(self, payment: PaymentEntry) -> bool:
         """Whether a payment fell off the chain so long ago that it has not just been replaced."""
@@ -253,7 +255,7 @@ def transfer_differences(
     """
     mined_payouts = 0
     for transfer in order.transfers:
-        if transfer.network not in asked.networks:
+        if transfer.network not in asked.networks or transfer.transfer_id in asked.closed:
             continue
         payment = payments.get(transfer.transfer_id)
         found = seen.get(transfer.transfer_id) if payment else None

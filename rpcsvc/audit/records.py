@@ -177,6 +177,7 @@ class Books:
     """What the database says at one moment. ``evm_addresses``: all that deposits may come to.
 
     ``from_journal``: transactions that a restored copy did not have, and its payment journal had.
+    ``closed``: transfers that were paid by the operator's word alone.
     """
 
     orders: tuple[OrderEntry, ...] = ()
@@ -189,6 +190,7 @@ class Books:
     explanations: tuple[Explanation, ...] = ()
     openings: Mapping[str, Opening] = field(default_factory=dict)
     from_journal: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
 
     def payments_on(self, network: str) -> list[PaymentEntry]:
         """The payments of one network."""

@@ -82,7 +82,8 @@ class OnchainBooks:
             if not same:
                 return (
                     f"{txid} paid {units} units for {transfer_id} of this order, which the database"
-                    f" has otherwise: settle it, then rpcsvc payouts close {transfer.transfer_id}"
+                    f" has otherwise: settle it, then rpcsvc payouts close"
+                    f" {transfer.transfer_id} {txid} --note TEXT"
                 )
         return None
 

@@ -35,9 +35,10 @@ class Restored:
     world: World
     explanations: tuple[Explanation, ...] = ()
     nonces: dict[str, int | None] | None = None
+    closed: frozenset[str] = frozenset()
 
     def books(self) -> Books:
-        return replace(self.world.books(), explanations=self.explanations)
+        return replace(self.world.books(), explanations=self.explanations, closed=self.closed)
 
     def monero(self) -> MoneroFacts:
         return self.world.monero()
@@ -144,6 +145,36 @@ def test_a_wallet_that_forgot_whom_it_paid_is_asked_for_a_key() -> None:
     at, order = world_with(U2X)
     at.leaves("paid", order.transfers[0].units)
     assert at.only().hint.endswith(f"adopt {order.transfers[0].transfer_id} paid --tx-key KEY")
+
+
+def test_a_batch_that_a_wallet_forgot_is_named_as_the_sum_of_its_transfers() -> None:
+    world = World()
+    orders = [
+        world.keep(world.pay_out(world.deposit(world.order(U2X), units * USDC), OPEN))
+        for units in (100, 200, 401)
+    ]
+    at = Restored(world)
+    first, _, last = (order.transfers[0] for order in orders)
+    at.leaves("paid", first.units + last.units)
+    (hint,) = [d.hint for d in at.report().differences if d.kind == "unrecorded_payment"]
+    for item in (first, last):
+        assert f"rpcsvc payouts close {item.transfer_id} paid --note TEXT" in hint
+    assert hint.endswith(f"adopt {first.transfer_id} paid --tx-key KEY")
+    at.explain(MONERO, "paid")
+    kinds = {item.kind for item in at.report().differences}
+    assert "unrecorded_payment" in kinds, "it would be paid once more"
+
+
+def test_transfers_that_are_closed_by_hand_are_not_looked_for() -> None:
+    at, order = world_with(U2X)
+    (transfer,) = order.transfers
+    closed = replace(transfer, state=TransferState.SETTLED, txid="paid")
+    at.world.orders[0] = replace(order, status="completed", transfers=(closed,))
+    at.leaves("paid", transfer.units)
+    at.explain(MONERO, "paid")
+    assert "not_on_chain" in {item.kind for item in at.report().differences}
+    at.closed = frozenset({transfer.transfer_id})
+    assert at.report().differences == ()
 
 
 def test_a_payment_is_named_though_the_copy_does_not_say_since_when_it_looked() -> None:

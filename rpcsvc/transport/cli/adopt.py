@@ -73,6 +73,18 @@ def _print(done: Adopted) -> None:
     sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
 
 
+def find_transfer(database: Database, transfer_id: str) -> Open:
+    """A transfer and its order. Raises UsageError."""
+    row = database.read_one("SELECT order_id FROM transfers WHERE transfer_id = ?", (transfer_id,))
+    order = SqliteOrderStore(database, lambda: "").order(row[0]) if row else None
+    transfer = order.transfer(transfer_id) if order else None
+    if order is None or transfer is None:
+        raise UsageError(
+            f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
+        )
+    return Open(order.order_id, transfer)
+
+
 class _Adoption:
     """One adoption over an open database that nobody else writes."""
 
@@ -85,7 +97,7 @@ class _Adoption:
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
         """Prove it, put it on record, tell the order. Raises NotAdopted."""
-        opened = self._find(transfer_id)
+        opened = find_transfer(self._db, transfer_id)
         if opened.transfer.network == MONERO:
             done = await self._monero(opened, txid, key)
         else:
@@ -94,17 +106,6 @@ class _Adoption:
         await tell(processor, done.transfers, done.txid, done.raw)
         return done
 
-    def _find(self, transfer_id: str) -> Open:
-        sql = "SELECT order_id FROM transfers WHERE transfer_id = ?"
-        row = self._db.read_one(sql, (transfer_id,))
-        order = self._store.order(row[0]) if row else None
-        transfer = order.transfer(transfer_id) if order else None
-        if order is None or transfer is None:
-            raise UsageError(
-                f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
-            )
-        return Open(order.order_id, transfer)
-
     def _planned(self, network: str, but: str) -> list[Open]:
         """What else waits to be paid on a network, oldest first."""
         rows = self._db.read(
@@ -112,7 +113,7 @@ class _Adoption:
             " AND transfer_id <> ? ORDER BY rowid",
             (network, TransferState.PLANNED.value, but),
         )
-        return [self._find(name) for (name,) in rows]
+        return [find_transfer(self._db, name) for (name,) in rows]
 
     async def _monero(self, opened: Open, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain

@@ -12,6 +12,9 @@ import asyncio
 import sys
 from typing import Final
 
+from rpcsvc.audit.books import read_books
+from rpcsvc.audit.hints import may_pay
+from rpcsvc.audit.records import TransferEntry
 from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
@@ -26,7 +29,7 @@ from rpcsvc.settlement.onchain.evm.side import EvmNode
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletTransfer
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
@@ -88,6 +91,15 @@ def _explain(settings: Settings, network: str, txid: str, note: str, wei: int) -
         known, recorded = books.explanation(network, txid), books.payment_with(txid)
     if known is not None:
         raise UsageError(f"{txid} is explained already: {known}. To change it: --take-back first.")
+    waiting = [] if recorded is not None else _may_still_pay(settings, network, txid)
+    if waiting:
+        names = " ".join(item.transfer_id for item in waiting)
+        sys.stderr.write(
+            f"rpcsvc: not explained: {txid} may have paid {names}, which would be paid once more."
+            f" Adopt it (rpcsvc payouts adopt), or close each: rpcsvc payouts close TRANSFER {txid}"
+            " --note TEXT\n"
+        )
+        return FAILED
     moved = asyncio.run(_look(settings, network, txid, wei))
     if moved is None:
         sys.stderr.write(
@@ -103,6 +115,29 @@ def _explain(settings: Settings, network: str, txid: str, note: str, wei: int) -
             " transaction moved besides is explained.\n"
         )
     return OK
+
+
+def _may_still_pay(settings: Settings, network: str, txid: str) -> list[TransferEntry]:
+    """The open XMR transfers that a transaction may have paid: explained, it would not keep the
+    service from paying them. What an EVM transaction paid is on the chain, and the audit sees it.
+    """
+    books = read_books(settings.data_dir)
+    transfers = [item for order in books.orders for item in order.transfers]
+    if network != MONERO or all(t.state.is_final for t in transfers if t.network == MONERO):
+        return []
+
+    async def sent() -> list[WalletTransfer]:
+        _, wallet = wiring.monero_clients(settings.onchain)
+        async with wallet:
+            await wallet.refresh()
+            return await wallet.transfer(txid)
+
+    try:
+        found = asyncio.run(sent())
+    except RpcFailure as error:
+        raise Unreachable(f"{network} can't be asked: {error}. Nothing was changed.") from error
+    units = sum(item.amount for item in found if item.kind is TransferKind.OUTGOING)
+    return may_pay(books, network, txid, (), units) if units else []
 
 
 async def _look(settings: Settings, network: str, txid: str, wei: int) -> str | None:

@@ -60,13 +60,19 @@ def add_payouts(commands: Any, common: Common) -> None:
     adopt = action(
         "adopt", "say which transaction paid one, after an older database was restored", _adopt
     )
-    for one in (show, retry, adopt):
+    text = "say that one was paid, where nothing proves it, after an older database was restored"
+    close = action("close", text, _close)
+    for one in (show, retry, adopt, close):
         one.add_argument(
             "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
         )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
-    adopt.add_argument(
-        "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
+    for one in (adopt, close):
+        one.add_argument(
+            "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
+        )
+    close.add_argument(
+        "--note", action=Text, required=True, help="how you know; kept, signed by the service's key"
     )
     adopt.add_argument(
         "--tx-key",
@@ -276,6 +282,12 @@ def _adopt(context: Context) -> int:
     from rpcsvc.transport.cli.adopt import adopt  # noqa: PLC0415 - help needs none of it
 
     return adopt(context)
+
+
+def _close(context: Context) -> int:
+    from rpcsvc.transport.cli.close import close  # noqa: PLC0415 - help needs none of it
+
+    return close(context)
 
 
 def _ask(settings: Settings, transfer_id: str) -> None:

@@ -1,0 +1,117 @@
+"""``rpcsvc payouts close``: what nothing proves is settled by the operator's signed word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nacl.bindings import crypto_sign_open
+
+from rpcsvc.audit.books import read_books
+from rpcsvc.clock import SystemClock
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import Direction
+from rpcsvc.ids import system_random
+from rpcsvc.settlement.onchain.monero.wallet_types import (
+    SubaddressIndex,
+    TransferKind,
+    WalletTransfer,
+)
+from rpcsvc.signing.key_files import KEYS_DIR
+from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.store.maintenance import check_database
+from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.transport.cli import explain as cli_explain
+from rpcsvc.verify import unb64url
+from tests.unit.test_cli_payouts import Cli
+from tests.unit.test_journal_replay import opened
+
+OK, FAILED, USAGE = 0, 1, 2
+TXID = "ab" * 32
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
+    made = Cli(tmp_path, capsys)
+    made.engine = "onchain"
+    yield made
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Order:
+    """An order whose payout of XMR is planned."""
+
+    async def make() -> Order:
+        async with opened(tmp_path) as books:
+            return await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+
+    return asyncio.run(make())
+
+
+def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: Order) -> None:
+    name = order.transfers[0].transfer_id
+    assert cli("payouts", "close", name, TXID, "--note", "asked\n its owner") == OK
+    assert cli("payouts", "close", name, TXID, "--note", "again") == FAILED
+    shown = cli.json("payouts", "show", name)
+    assert (shown["state"], shown["txid"], shown["orderStatus"]) == ("settled", TXID, "completed")
+    assert check_database(cli.data_dir) == []
+    assert read_books(cli.data_dir).closed == {name}
+    with closing(sqlite3.connect(cli.data_dir / DATABASE_NAME)) as database:
+        (row,) = database.execute("SELECT * FROM closed_by_hand")
+    _, txid, note, at, kid, signature = row
+    (key,) = [item for item in ring_of(cli)["keys"] if item["kid"] == kid]
+    word = json.dumps(
+        {"at": at, "note": note, "transfer": name, "txid": txid}, separators=(",", ":")
+    )
+    signed = unb64url(signature) + b"rpcsvc operator's word\n" + word.encode()
+    assert crypto_sign_open(signed, unb64url(key["x"]))
+    assert note == "asked its owner"
+
+
+def ring_of(cli: Cli) -> Any:
+    """The public keys of the data directory."""
+    return KeyRing.load(cli.data_dir / KEYS_DIR, SystemClock(), system_random).jwks()
+
+
+@pytest.mark.parametrize("word", [("--note", " "), ("--note=x", "more")])
+def test_close_wants_a_note(cli: Cli, order: Order, word: tuple[str, ...]) -> None:
+    assert cli("payouts", "close", order.transfers[0].transfer_id, TXID, *word) == USAGE
+
+
+def test_what_may_have_paid_an_open_transfer_is_not_explained_away(
+    cli: Cli, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (transfer,) = order.transfers
+
+    class Wallet:
+        async def __aenter__(self) -> Wallet:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def refresh(self) -> None: ...
+
+        async def transfer(self, txid: str) -> list[WalletTransfer]:
+            sent = WalletTransfer(
+                TransferKind.OUTGOING, txid, "4a", SubaddressIndex(0, 0), transfer.units, 5,
+                100, 9, 1, 0, locked=False, double_spend_seen=False, coinbase=False,
+            )  # fmt: skip
+            return [sent]
+
+    monkeypatch.setattr(cli_explain.wiring, "monero_clients", lambda _s: (None, Wallet()))
+
+    async def moved(*_: object) -> str:
+        return "sent it"
+
+    monkeypatch.setattr(cli_explain, "_look", moved)
+    explain = ("treasury", "explain", "monero", TXID, "--note", "to the cold wallet")
+    assert cli(*explain) == FAILED
+    assert f"may have paid {transfer.transfer_id}" in cli.err
+    assert cli("payouts", "close", transfer.transfer_id, TXID, "--note", "it did") == OK
+    assert cli(*explain) == OK
