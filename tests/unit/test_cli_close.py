@@ -18,6 +18,7 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction
 from rpcsvc.ids import system_random
+from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     TransferKind,
@@ -69,9 +70,15 @@ def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: O
     word = json.dumps(
         {"at": at, "note": note, "transfer": name, "txid": txid}, separators=(",", ":")
     )
-    signed = unb64url(signature) + b"rpcsvc operator's word\n" + word.encode()
-    assert crypto_sign_open(signed, unb64url(key["x"]))
+    signed = bytes_of(signature) + b"rpcsvc operator's word\n" + word.encode()
+    assert crypto_sign_open(signed, bytes_of(key["x"]))
     assert note == "asked its owner"
+
+
+def bytes_of(text: str) -> bytes:
+    found = unb64url(text)
+    assert found is not None
+    return found
 
 
 def ring_of(cli: Cli) -> Any:
@@ -104,7 +111,7 @@ def test_what_may_have_paid_an_open_transfer_is_not_explained_away(
             )  # fmt: skip
             return [sent]
 
-    monkeypatch.setattr(cli_explain.wiring, "monero_clients", lambda _s: (None, Wallet()))
+    monkeypatch.setattr(wiring, "monero_clients", lambda _s: (None, Wallet()))
 
     async def moved(*_: object) -> str:
         return "sent it"
