@@ -15,12 +15,13 @@ from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports import Rate
+from rpcsvc.orders.unfunded import Client
 
 if TYPE_CHECKING:
     from rpcsvc.operations.table import Operation
 
 
-async def capabilities(service: Service, _params: NoParams, _call: Call) -> Answer:
+async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
     rate = _rate(service)
     data = {
@@ -28,7 +29,7 @@ async def capabilities(service: Service, _params: NoParams, _call: Call) -> Answ
         "directions": [_direction(direction) for direction in Direction],
         "chains": [_chain(chain) for chain in service.chains.all()],
         "assets": [{"symbol": a.symbol, "decimals": a.decimals} for a in (XMR, USDC)],
-        "limits": _limits(service, rate) if rate else [],
+        "limits": _limits(service, rate, call.client) if rate else [],
         "operations": [_operation(op) for op in _table(service)],
         "depositPolicy": DEPOSIT_POLICY,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
@@ -132,7 +133,7 @@ def _chain(chain: Any) -> Json:
     }
 
 
-def _limits(service: Service, rate: Rate) -> list[Json]:
+def _limits(service: Service, rate: Rate, client: Client) -> list[Json]:
     """Per direction, the least over all chains and the most; a quote names the chain's own."""
     rows = []
     for direction in Direction:
@@ -144,24 +145,24 @@ def _limits(service: Service, rate: Rate) -> list[Json]:
                 "asset": asset.symbol,
                 "minimum": format_units(min(low for low, _ in pairs), asset),
                 "maximum": format_units(max(high for _, high in pairs), asset),
-                "maxNow": _max_now(service, direction, rate),
+                "maxNow": _max_now(service, direction, rate, client),
             }
         )
     return rows
 
 
-def _max_now(service: Service, direction: Direction, rate: Rate) -> str | None:
-    """The largest deposit that can be paid for now, on the chain with most; None: not limited."""
+def _max_now(service: Service, direction: Direction, rate: Rate, client: Client) -> str | None:
+    """The largest deposit that the client can order now, on the chain with most; None: no limit."""
     payout = payout_asset(direction)
     most = -1
     for network in {network_of(payout, chain) for chain in service.chains.all()}:
         try:
-            held = service.payable(network)
+            room = service.reservable(network, client)
         except Unavailable:
             continue  # this one can pay nothing; health says why
-        if held is None:
+        if room is None:
             return None
-        most = max(most, held.free)
+        most = max(most, room)
     units = payable_deposit(direction, max(0, most), rate)
     return format_units(units, deposit_asset(direction))
 

@@ -108,6 +108,14 @@ class Service:
             return held
         return replace(held, free=max(0, held.free - self.promises.on(network)))
 
+    def reservable(self, network: str, client: Client) -> int | None:
+        """The most payout units that a client's next order may take on a network; None as above."""
+        held, wallet = self.payable(network), self.wallet(network)
+        if held is None or wallet is None or self.promises is None:
+            return None if held is None else held.free
+        bounds, stored = self.policy.unfunded, self.stored(client)
+        return min(held.free, self.promises.unfunded.room(bounds, stored, network, wallet))
+
     def rates_health(self) -> Health:
         """Whether there is a fresh rate; an upstream prices each amount itself."""
         if self.relay is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -165,23 +165,31 @@ class UnfundedOrders:
     def refusal(
         self, limits: UnfundedLimits, client: str, network: str, needed: int, wallet: int | None
     ) -> Refusal | None:
-        """The bound that one more order would break, if any.
+        """The bound that one more order would break, if any; of several, that which is in the way
+        for longest.
 
         ``needed``: payout units with their fee; ``wallet``: what is there beside funded orders,
         None where it is not known and only the number of orders is bounded.
         """
+        found = [*self._too_many(limits, client), *self._too_much(limits, client, network, needed,
+                 wallet)]  # fmt: skip
+        never = [each for each in found if each.frees_at is None]
+        return next(iter(never), max(found, key=lambda each: each.frees_at or 0, default=None))
+
+    def _too_many(self, limits: UnfundedLimits, client: str) -> Iterator[Refusal]:
         most, held = limits.orders_of(client), self.orders(client)
         if held >= most:
-            return Refusal(client, True, most, held, self._frees_at(client, None, held + 1 - most))
-        if wallet is None:
-            return None
-        for scope, share in limits.shares_of(client):
-            limit, units = wallet * share // 100, self.units(network, scope)
-            if units + needed > limit:
-                excess = units + needed - limit
+            yield Refusal(client, True, most, held, self._frees_at(client, None, held + 1 - most))
+
+    def _too_much(
+        self, limits: UnfundedLimits, client: str, network: str, needed: int, wallet: int | None
+    ) -> Iterator[Refusal]:
+        for scope, share in limits.shares_of(client) if wallet is not None else ():
+            limit, held = (wallet or 0) * share // 100, self.units(network, scope)
+            excess = held + needed - limit
+            if excess > 0:
                 at = None if needed > limit else self._frees_at(scope, network, excess)
-                return Refusal(scope, False, limit, units, at)
-        return None
+                yield Refusal(scope, False, limit, held, at)
 
     def room(self, limits: UnfundedLimits, client: str, network: str, wallet: int) -> int:
         """The most payout units that one more order of a client may reserve."""

@@ -100,6 +100,15 @@ async def test_an_amount_above_the_share_is_refused_with_the_most(tmp_path: Path
             assert (await order(served, swap, most, ATTACKER)).status == 200
 
 
+async def test_capabilities_tell_what_the_caller_can_order_now(tmp_path: Path) -> None:
+    async with behind_proxy(tmp_path) as served:
+        headers = {"x-forwarded-for": ATTACKER, "x-forwarded-proto": "https"}
+        told = await served.http("GET", "/agent/capabilities", headers=headers)
+        limits = {row["direction"]: row["maxNow"] for row in told.body["data"]["limits"]}
+        assert (await order(served, X2U, limits["x2u"], ATTACKER)).status == 200
+        assert 140 < float(limits["x2u"]) < 160
+
+
 async def test_addresses_together_leave_a_part_to_known_callers(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path) as served:
         for number in range(8):

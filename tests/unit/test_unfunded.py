@@ -1,0 +1,78 @@
+"""The bounds on reservations without a deposit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpcsvc.orders.unfunded import (
+    ADDRESS,
+    ALL,
+    BY_ADDRESS,
+    Client,
+    Reservation,
+    UnfundedLimits,
+    UnfundedOrders,
+)
+
+LIMITS = UnfundedLimits(
+    share=50,
+    address_total_share=40,
+    address_share=10,
+    address_orders=3,
+    token_share=30,
+    token_orders=5,
+)
+SECRET = b"s" * 32
+CLIENTS = [Client(ADDRESS, f"203.0.113.{n}").stored(SECRET) for n in range(6)]
+CLIENTS += [Client("token", name).stored(SECRET) for name in "ab"]
+WALLET = 1_000
+
+
+def test_a_client_is_stored_without_its_name() -> None:
+    one, other = Client(ADDRESS, "203.0.113.7"), Client("token", "203.0.113.7")
+    assert one.stored(SECRET) == one.stored(SECRET)
+    assert one.stored(SECRET) != one.stored(b"t" * 32)
+    assert one.stored(SECRET).partition(":")[2] != other.stored(SECRET).partition(":")[2]
+    assert "203.0.113.7" not in one.stored(SECRET)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CLIENTS), st.integers(1, 200)), max_size=40))
+def test_no_sequence_of_orders_breaks_a_bound(wishes: list[tuple[str, int]]) -> None:
+    """What is refused would break one, and an order of the room that is told is taken."""
+    book = UnfundedOrders()
+    for number, (client, units) in enumerate(wishes):
+        room = book.room(LIMITS, client, "n", WALLET)
+        refusal = book.refusal(LIMITS, client, "n", units, WALLET)
+        assert (refusal is None) == (units <= room)
+        if refusal is None:
+            book.put(f"ord_{number}", Reservation("n", units, client, "d", 10 * number))
+        for scope, share in ((ALL, 50), (BY_ADDRESS, 40), *((c, 10) for c in CLIENTS[:6])):
+            assert book.units("n", scope) <= WALLET * share // 100
+        assert all(book.orders(client) <= LIMITS.orders_of(client) for client in CLIENTS)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 100))
+def test_a_refused_order_fits_when_it_is_told_to_come_back(held: list[int], units: int) -> None:
+    book, client = UnfundedOrders(), CLIENTS[0]
+    for number, each in enumerate(held):
+        book.put(f"ord_{number}", Reservation("n", each, client, "d", 10 + number))
+    refusal = book.refusal(LIMITS, client, "n", units, WALLET)
+    if refusal is None or refusal.frees_at is None:
+        return
+    now = refusal.frees_at
+    book.expired(lambda _order, _network, at: at < now)
+    assert book.refusal(LIMITS, client, "n", units, WALLET) is not None
+    book.expired(lambda _order, _network, at: at <= now)
+    assert book.refusal(LIMITS, client, "n", units, WALLET) is None
+
+
+def test_an_order_whose_deposits_are_not_known_yet_keeps_its_reservation() -> None:
+    book = UnfundedOrders()
+    for name in ("behind", "other"):
+        book.put(name, Reservation("n", 5, CLIENTS[0], "d", 10))
+    ended = book.expired(lambda order, _network, at: at <= 10 and order != "behind")
+    assert [name for name, _ in ended] == ["other"]
+    assert book.units("n") == 5
+    book.expired(lambda _order, _network, _at: True)
+    assert (book.units("n"), book.orders(CLIENTS[0])) == (0, 0)
