@@ -112,7 +112,8 @@ class AuditLoop:
     """Audits every so many seconds (0: never); a difference pauses payouts, if it is to.
 
     A difference that has paused payouts once does not again: whoever lets money out again has
-    seen it. After a restart it does. Ether of unknown origin pauses nothing: anyone can send it.
+    seen it, also where the service was restarted before that. After a later restart it does. Ether
+    of unknown origin pauses nothing: anyone can send it.
     """
 
     def __init__(
@@ -164,13 +165,18 @@ class AuditLoop:
             if subject in self._gaps
         }
         fresh = [item for item in report.differences if self._stops(item)]
-        if not fresh or not self._pauses or self._switch.reason() is not None:
+        if not fresh or not self._pauses:
+            return
+        paused = self._switch.reason()
+        # Paused for just these before a restart, they are seen by whoever lets money out again.
+        if paused not in (None, _reason(fresh)):
             return
         throw(self._switch, _reason(fresh))
         # Written or not: what is paused in memory only is let go by a restart alone, as this is.
         self._known.update(fresh)
         self._gaps |= gaps
-        log.error("payouts_paused_by_audit", differences=len(fresh))
+        if paused is None:
+            log.error("payouts_paused_by_audit", differences=len(fresh))
 
     def _stops(self, item: Difference) -> bool:
         """Whether payouts have to stop for it.

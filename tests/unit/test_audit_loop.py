@@ -90,6 +90,20 @@ async def test_a_difference_that_is_found_during_another_pause_pauses_after_it(
     assert (switch.reason() or "").startswith("audit")
 
 
+async def test_a_restart_during_its_own_pause_does_not_pause_once_more(tmp_path: Path) -> None:
+    auditor, switch = Told(), PauseSwitch(tmp_path)
+    auditor.found = (STOLEN,)
+    await loop_over(auditor, tmp_path).once()
+    restarted = loop_over(auditor, tmp_path)
+    await restarted.once()
+    switch.resume()
+    await restarted.once()
+    assert switch.reason() is None
+    auditor.found = (STOLEN, MORE)
+    await restarted.once()
+    assert "other" in (switch.reason() or "")
+
+
 async def test_payouts_go_on_when_the_operator_wants_it_so(tmp_path: Path) -> None:
     auditor = Told()
     auditor.found = (STOLEN,)
