@@ -8,15 +8,19 @@ What does not live here: listening (serving.py), anything that decides or comput
 
 from __future__ import annotations
 
+import shlex
+import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 from aiohttp import web
 
+from rpcsvc import ids
 from rpcsvc.backend import Backend
 from rpcsvc.chains_file import read_chains
 from rpcsvc.client_secret import client_secret
@@ -102,7 +106,7 @@ async def running(
     SettingsError.
     """
     check_integrators(settings)
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_data_dir(settings.data_dir)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()
     try:
@@ -118,6 +122,19 @@ async def running(
             await database.close()
     finally:
         lock.release()
+
+
+def _make_data_dir(path: Path) -> None:
+    """Raises SettingsError for one that others may use: who can swap a file in it can steal."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise SettingsError(
+            [
+                f"data_dir: {path} has mode {mode:04o}: others than its owner may use it. Run:"
+                f" chmod 700 {shlex.quote(str(path))}"
+            ]
+        )
 
 
 def _require_own(settings: Settings, database: Database) -> None:
@@ -328,7 +345,7 @@ def web_app(up: Running) -> Edge:
     limits = settings.limits
     operations = operations_for(up.service)
     site = site_of(settings, up.service)
-    sources = _sources(site, up.signer)
+    sources = _sources(site, up.signer, up.service.random)
     rpc = RpcHttp(
         gate,
         up.dispatcher,
@@ -381,10 +398,11 @@ def _check(settings: Settings) -> Callable[[web.Request], None]:
     return check
 
 
-def _sources(site: Site, signer: ResponseSigner | None) -> Sources:
+def _sources(site: Site, signer: ResponseSigner | None, random: RandomBytes) -> Sources:
     return Sources(
         openapi=partial(openapi_document, site),
         openrpc=partial(openrpc_document, site),
         jwks=signer.jwks if signer else lambda: {"keys": []},
         recording=recording.load,
+        new_key=partial(ids.session_id, random),
     )

@@ -491,6 +491,7 @@ _KEY_MEMBERS: Final[Mapping[str, tuple[object, ...]]] = {
     "kty": ("OKP",),
     "crv": ("Ed25519",),
     "use": (None, "sig"),
+    "key_ops": (None, ["verify"], ["sign", "verify"], ["verify", "sign"]),
     "alg": (None, "EdDSA", "Ed25519"),
     "d": (None,),
 }

@@ -34,6 +34,7 @@ from rpcsvc.settings import load_settings
 from rpcsvc.transport.cli.main import build_parser
 from rpcsvc.transport.documents import recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
+from rpcsvc.transport.documents.recording import EXAMPLE_KEY
 from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.site import site_of
@@ -137,6 +138,7 @@ async def documents() -> dict[str, str]:
         openrpc=partial(openrpc_document, site),
         jwks=dict,
         recording=recording.load,
+        new_key=lambda: EXAMPLE_KEY,
     )
     rendered = {
         document.path.rpartition("/")[2]: document.render(clock.now_ms()).decode()

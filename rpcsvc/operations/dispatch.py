@@ -58,7 +58,7 @@ class Dispatcher:
         started = time.perf_counter_ns()
         params, call = _with_local_session(operation, params, call)
         try:
-            parsed = parse_call(operation.params, params, call.idempotency_key, self._service)
+            parsed = parse_call(operation.params, params, call, self._service)
             reply = self._reply(
                 operation, await operation.handler(self._service, parsed, call), call
             )

@@ -31,13 +31,14 @@ from rpcsvc.errors import (
 )
 from rpcsvc.operations.lessons import HINTS, combined, problems_of
 from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Call, Service
 
 P = TypeVar("P", bound=Params)
 T = TypeVar("T")
 
 _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
+LEAST_PUBLIC_KEY = 16
 _KEY = re.compile(r"[ -~]{1,255}", re.ASCII)
 
 _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address")
@@ -59,15 +60,15 @@ class Intent:
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
-def parse_call(model: type[P], params: dict[str, Any], key: str | None, service: Service) -> P:
-    """The params of a call with this idempotency key, if any.
+def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
+    """The params of a call, whose idempotency key, if any, is judged with them.
 
     Raises InputError or InputErrors naming every problem, the key's included.
     """
     wrong_key = None
-    if key is not None:
+    if call.idempotency_key is not None:
         try:
-            read_key(key)
+            read_key(call.idempotency_key, call.namespace)
         except InvalidInput as problem:
             wrong_key = problem
     if wrong_key is None:
@@ -155,11 +156,16 @@ def read_order_id(order_id: str) -> str:
     return order_id
 
 
-def read_key(key: object) -> str:
-    """The idempotency key. Raises InvalidInput when it has another form."""
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
+def read_key(key: object, namespace: str) -> str:
+    """The idempotency key. Raises InvalidInput when it has another form.
+
+    In the namespace that all callers share, whoever guesses a key is given the order's session.
+    """
+    least = LEAST_PUBLIC_KEY if namespace == "public" else 1
+    if not isinstance(key, str) or not _KEY.fullmatch(key) or len(key) < least:
         raise InvalidInput(
-            "idempotency-key must be 1 to 255 printable ASCII characters, such as a UUID.",
+            f"idempotency-key must be {least} to 255 printable ASCII characters. Send a UUID that"
+            " is made for this order.",
             field="idempotency-key",
             received=key,
         )

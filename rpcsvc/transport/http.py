@@ -168,8 +168,8 @@ def respond(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> web.Response:
-    """A response with its request id. Without a body: 204."""
-    all_headers = {"x-request-id": request_id, **(headers or {})}
+    """A response with its request id, that no cache may keep. Without a body: 204."""
+    all_headers = {"x-request-id": request_id, "cache-control": "no-store", **(headers or {})}
     if body is not None:
         all_headers["content-type"] = JSON
     return web.Response(body=body, status=status, headers=all_headers)

@@ -139,7 +139,10 @@ def _params(operation: Operation) -> list[Json]:
     ]
     if operation.idempotent:
         key = {k: v for k, v in IDEMPOTENCY_KEY_SCHEMA.items() if k != "description"}
-        text = "1 to 255 printable ASCII characters, such as a UUID made for this order."
+        text = (
+            "A UUID made for this order. 16 to 255 printable ASCII characters; 1 to 255 where the"
+            " server has a token."
+        )
         params.append(_content(links.IDEMPOTENCY_HEADER, {**key, "description": text}))
     return params
 

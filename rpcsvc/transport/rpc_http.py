@@ -212,4 +212,4 @@ def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
     if IDEMPOTENCY_KEY not in params:
         return None
     key = params.pop(IDEMPOTENCY_KEY)
-    return read_key(key) if key is None else bare_key(key)
+    return read_key(key, caller.namespace) if key is None else bare_key(key)

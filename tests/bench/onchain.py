@@ -276,7 +276,7 @@ class Creates:
 
     async def run(self) -> None:
         """Measure both, at each number of connections."""
-        self._dir.mkdir()
+        self._dir.mkdir(mode=0o700)
         rows = scenarios()
         for connections in self._periods.connections:
             for number in range(self._periods.rounds):

@@ -155,7 +155,7 @@ def make_template(data_dir: Path, *, signs: bool) -> None:
 
     Raises ServerFailed or SeedingFailed.
     """
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     server = service("template", data_dir, data_dir.with_suffix(".log"), signs=signs)
     try:
         server.wait_for("/readyz", _TEMPLATE_SECONDS)

@@ -134,12 +134,12 @@ async def test_verify_shows_the_order_only_to_who_knows_its_destination(served: 
 
 
 async def test_a_key_makes_one_order_and_a_changed_payload_is_a_conflict(served: Served) -> None:
-    first = await post(served, "/orders", ORDER, idempotency_key="k1")
-    again = await post(served, "/orders", ORDER, idempotency_key="k1")
+    first = await post(served, "/orders", ORDER, idempotency_key="k1-0123456789abc")
+    again = await post(served, "/orders", ORDER, idempotency_key="k1-0123456789abc")
     assert first.body == again.body
     assert again.headers["idempotent-replayed"] == "true"
     changed = {**ORDER, "twapConfig": {"disabled": True}}
-    other = await post(served, "/orders", changed, idempotency_key="k1")
+    other = await post(served, "/orders", changed, idempotency_key="k1-0123456789abc")
     assert (other.status, other.body["error"]["code"]) == (409, "idempotency_conflict")
     assert other.body["error"]["details"] == {"fields": ["twapConfig"]}
     assert served.count("orders") == 1
@@ -272,8 +272,12 @@ async def test_the_integrators_fee_is_quoted_taken_and_accounted(tmp_path: Path)
 
 async def test_keys_of_integrators_do_not_meet(tmp_path: Path) -> None:
     async with serving(tmp_path, {"RPCSVC_INTEGRATORS": ACME}) as served:
-        public = await post(served, "/orders", ORDER, idempotency_key="same")
-        keyed = await post(served, "/orders", ORDER, idempotency_key="same", x_api_key=KEY)
+        public = await post(served, "/orders", ORDER, idempotency_key="same-0123456789a")
+        keyed = await post(
+            served, "/orders", ORDER, idempotency_key="same-0123456789a", x_api_key=KEY
+        )
         assert public.body["orderId"] != keyed.body["orderId"]
-        again = await post(served, "/orders", ORDER, idempotency_key="same", x_api_key=KEY)
+        again = await post(
+            served, "/orders", ORDER, idempotency_key="same-0123456789a", x_api_key=KEY
+        )
         assert again.body == keyed.body

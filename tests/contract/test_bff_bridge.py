@@ -64,11 +64,17 @@ async def test_a_bridge_order_runs_to_its_end(
 
 
 async def test_a_key_makes_one_bridge_order(served: Served) -> None:
-    first = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
-    again = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
+    first = await post(
+        served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
+    )
+    again = await post(
+        served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
+    )
     assert first.body == again.body
     assert again.headers["idempotent-replayed"] == "true"
-    other = await post(served, "/bridge/withdraw", {"toAddress": MONERO}, idempotency_key="k")
+    other = await post(
+        served, "/bridge/withdraw", {"toAddress": MONERO}, idempotency_key="k-0123456789abcd"
+    )
     assert (other.status, other.body["error"]["code"]) == (409, "idempotency_conflict")
     assert served.count("orders") == 1
 
@@ -76,15 +82,21 @@ async def test_a_key_makes_one_bridge_order(served: Served) -> None:
 async def test_without_a_rate_a_key_gives_its_answer_again_and_makes_nothing_new(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
+    first = await post(
+        served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
+    )
 
     def no_rate(_: object) -> Rate:
         raise Unavailable("There is no fresh rate.")
 
     monkeypatch.setattr(type(served.up.service.rates), "rate", no_rate)
-    again = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k")
+    again = await post(
+        served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
+    )
     assert (again.status, again.body) == (200, first.body)
-    fresh = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="other")
+    fresh = await post(
+        served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="other-0123456789"
+    )
     assert (fresh.status, fresh.body["error"]["code"]) == (503, "unavailable")
     assert served.count("orders") == 1
 

@@ -96,7 +96,7 @@ async def test_errors_are_declared(served: Served) -> None:
     assert (await send(served, orders, "post", {})).status == 400
     assert (await send(served, orders, "post", ORDER, **{"x-api-key": "wrong"})).status == 401
     assert (await send(served, one, "get", {"orderId": nobodys})).status == 404
-    key = {"idempotency-key": "k"}
+    key = {"idempotency-key": "k-0123456789abcd"}
     made = await send(served, orders, "post", ORDER, **key)
     wrong = {"orderId": made.body["orderId"], "verify": nobodys}
     assert (await send(served, one, "get", wrong)).status == 403

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from rpcsvc.transport.cors import Cors
 from rpcsvc.transport.discovery import DiscoveryHttp
 from rpcsvc.transport.documents import links, recording
 from rpcsvc.transport.documents.catalogue import Sources, catalogue
+from rpcsvc.transport.documents.recording import EXAMPLE_KEY
 from rpcsvc.transport.edge import Edge
 from rpcsvc.transport.gate import Gate
 from rpcsvc.transport.http import Refusals
@@ -52,6 +54,8 @@ TYPES = {
     links.HOME: "text/html; charset=utf-8",
     links.LOGO: "image/svg+xml",
 }
+# The quickstart is another one for each reader.
+STABLE = [path for path in DOCUMENTS if path != links.QUICKSTART]
 
 
 class Made:
@@ -70,7 +74,7 @@ class Made:
 
     @property
     def sources(self) -> Sources:
-        return Sources(self.openapi, dict, self.jwks, recording.load)
+        return Sources(self.openapi, dict, self.jwks, recording.load, lambda: EXAMPLE_KEY)
 
 
 def discovery_of(up: Running, made: Made) -> DiscoveryHttp:
@@ -372,7 +376,7 @@ async def test_the_json_rpc_request_in_llms_full_works(tmp_path: Path) -> None:
 async def test_a_hostile_forwarded_host_changes_nothing(
     site: Served, headers: dict[str, str]
 ) -> None:
-    for path in DOCUMENTS:
+    for path in STABLE:
         plain = await get(site, path)
         hostile = await site.client.get(path, headers=headers)
         assert await hostile.read() == await plain.read()
@@ -400,13 +404,12 @@ async def test_each_document_has_its_type_its_tag_and_its_lifetime(site: Served,
     assert re.fullmatch('"[0-9a-f]{32}"', response.headers["etag"])
     # Whoever asks for the keys anew, because of a new one, must not be given a cache's old set.
     lifetime = "0" if path == links.JWKS else "[1-9][0-9]*"
-    assert re.fullmatch(
-        f"public, max-age={lifetime}, no-transform", response.headers["cache-control"]
-    )
+    kept = "no-store" if path == links.QUICKSTART else f"public, max-age={lifetime}"
+    assert re.fullmatch(f"{kept}, no-transform", response.headers["cache-control"])
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
+@pytest.mark.parametrize("path", STABLE)
 async def test_head_gives_the_headers_of_get_without_a_body(site: Served, path: str) -> None:
     plain = await get(site, path, x_request_id="mine")
     head = await site.client.head(path, headers={"x-request-id": "mine"})
@@ -425,7 +428,7 @@ async def test_head_gives_the_headers_of_get_without_a_body(site: Served, path: 
     assert int(ours["content-length"]) == len(await plain.read())
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
+@pytest.mark.parametrize("path", STABLE)
 async def test_a_client_that_has_the_document_gets_304(site: Served, path: str) -> None:
     first = await get(site, path)
     tag = first.headers["etag"]
@@ -499,6 +502,18 @@ async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path)
         assert response.status == 500
         assert "secret" not in await response.text()
         assert (await response.json())["error"]["code"] == "internal_error"
+
+
+async def test_quickstart_example_has_a_key_of_its_own_for_each_reader(site: Served) -> None:
+    """Whoever has the key of an example gets the session of the order that it makes."""
+    answers = [await get(site, links.QUICKSTART) for _ in range(2)]
+    keys = [
+        (await answer.json())["examples"]["execute"]["headers"]["idempotency-key"]
+        for answer in answers
+    ]
+    assert keys[0] != keys[1]
+    assert all(uuid.UUID(key).version == 4 for key in keys)
+    assert "no-store" in answers[0].headers["cache-control"]
 
 
 # CORS

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.settings import SettingsError
 from rpcsvc.transport.limits import WrongTokens
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.e2e import processes
@@ -205,6 +206,30 @@ async def test_wrong_tokens_are_limited_and_counted(
     counts = [(line["network"], line["count"]) for line in logs if line["event"] == "wrong_tokens"]
     assert {address for address, _ in counts} == {"127.0.0.0/24"}
     assert sum(count for _, count in counts) == 5
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o702])
+async def test_data_directory_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
+    data_dir = tmp_path / "a data"
+    data_dir.mkdir()
+    data_dir.chmod(mode)
+    with pytest.raises(SettingsError, match=f"mode 0{mode:o}") as refused:
+        async with serving(data_dir):
+            pass
+    assert f"chmod 700 '{data_dir}'" in str(refused.value)
+
+
+async def test_no_cache_may_keep_what_an_operation_answers(served: Served) -> None:
+    made = await served.post("/agent/swap/create", SWAP)
+    order_id = made.body["data"]["order"]["orderId"]
+    answers = [
+        made,
+        await served.rpc("swap.create", SWAP),
+        await served.http("GET", f"/agent/swap/status/{order_id}"),
+        await served.post("/agent/swap/quote", {}),
+        await served.http("GET", "/nothing"),
+    ]
+    assert [answer.headers["cache-control"] for answer in answers] == ["no-store"] * 5
 
 
 async def test_proxy_on_this_machine_must_say_that_tls_was_used(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ async def test_a_retry_gets_the_stored_data_byte_for_byte(served: Served) -> Non
     texts = []
     for _ in range(2):
         response = await served.client.post(
-            "/api/v1/agent/swap/create", json=SWAP, headers={"idempotency-key": "k"}
+            "/api/v1/agent/swap/create", json=SWAP, headers={"idempotency-key": "k-0123456789abcd"}
         )
         texts.append((await response.read(), response.headers.get("idempotent-replayed")))
     (first, fresh), (second, replayed) = texts
@@ -40,8 +40,10 @@ async def test_a_retry_gets_the_stored_data_byte_for_byte(served: Served) -> Non
 async def test_another_spelling_of_the_same_payload_is_the_same_call(
     served: Served, spelling: dict[str, Any]
 ) -> None:
-    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-    second = await served.post("/agent/swap/create", {**SWAP, **spelling}, idempotency_key="k")
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    second = await served.post(
+        "/agent/swap/create", {**SWAP, **spelling}, idempotency_key="k-0123456789abcd"
+    )
     assert order_id(first.body) == order_id(second.body)
 
 
@@ -57,24 +59,34 @@ async def test_another_spelling_of_the_same_payload_is_the_same_call(
 async def test_another_payload_under_the_same_key_is_a_conflict_that_names_the_field(
     served: Served, change: dict[str, Any], field: str
 ) -> None:
-    await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-    answer = await served.post("/agent/swap/create", {**SWAP, **change}, idempotency_key="k")
+    await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    answer = await served.post(
+        "/agent/swap/create", {**SWAP, **change}, idempotency_key="k-0123456789abcd"
+    )
     assert (answer.status, answer.body["state"]) == (409, "idempotency_conflict")
     assert answer.body["error"]["details"]["fields"] == [field]
-    over_rpc = await served.rpc("swap.create", {**SWAP, **change, "idempotency-key": "k"})
+    over_rpc = await served.rpc(
+        "swap.create", {**SWAP, **change, "idempotency-key": "k-0123456789abcd"}
+    )
     assert over_rpc.body["result"]["error"]["code"] == "idempotency_conflict"
     assert served.count("orders") == 1
 
 
 async def test_create_and_execute_are_not_the_same_call(served: Served) -> None:
-    await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-    answer = await served.post("/agent/swap/execute", SWAP, idempotency_key="k")
+    await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    answer = await served.post("/agent/swap/execute", SWAP, idempotency_key="k-0123456789abcd")
     assert answer.body["error"]["details"]["fields"] == ["operation"]
 
 
 async def test_fifty_copies_at_once_make_one_order(served: Served) -> None:
-    calls = [served.post("/agent/swap/execute", SWAP, idempotency_key="k") for _ in range(25)]
-    calls += [served.rpc("swap.execute", {**SWAP, "idempotency-key": "k"}) for _ in range(25)]
+    calls = [
+        served.post("/agent/swap/execute", SWAP, idempotency_key="k-0123456789abcd")
+        for _ in range(25)
+    ]
+    calls += [
+        served.rpc("swap.execute", {**SWAP, "idempotency-key": "k-0123456789abcd"})
+        for _ in range(25)
+    ]
     answers = await asyncio.gather(*calls)
     bodies = [answer.body.get("result", answer.body) for answer in answers]
     assert len({order_id(body) for body in bodies}) == 1
@@ -83,14 +95,14 @@ async def test_fifty_copies_at_once_make_one_order(served: Served) -> None:
 
 
 async def test_a_retry_over_the_other_transport_finds_the_same_order(served: Served) -> None:
-    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
-    retry = await served.rpc("swap.create", {**SWAP, "idempotency-key": "k"})
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    retry = await served.rpc("swap.create", {**SWAP, "idempotency-key": "k-0123456789abcd"})
     assert retry.body["result"]["data"] == first.body["data"]
     assert retry.headers["idempotent-replayed"] == "true"
     assert served.count("orders") == 1
 
 
-@pytest.mark.parametrize("key", ["k ", " k", "  k k  "])
+@pytest.mark.parametrize("key", ["k-0123456789abcd ", " k-0123456789abcd", "  k-012345 789abcd  "])
 async def test_blanks_around_a_key_are_no_part_of_it_over_either_transport(
     served: Served, key: str
 ) -> None:
@@ -117,7 +129,10 @@ async def test_copies_at_once_with_another_payload_make_one_order_and_conflicts(
 ) -> None:
     payloads = [{**SWAP, "amount": f"0.{number}"} for number in range(1, 10)]
     answers = await asyncio.gather(
-        *(served.post("/agent/swap/execute", one, idempotency_key="k") for one in payloads)
+        *(
+            served.post("/agent/swap/execute", one, idempotency_key="k-0123456789abcd")
+            for one in payloads
+        )
     )
     assert sorted(answer.status for answer in answers) == [200] + [409] * 8
     assert served.count("orders") == 1
@@ -134,10 +149,12 @@ async def test_a_caller_that_hangs_up_does_not_undo_its_order(
         await commit(change)
 
     monkeypatch.setattr(store, "commit", announced)
-    call = asyncio.create_task(served.post("/agent/swap/create", SWAP, idempotency_key="k"))
+    call = asyncio.create_task(
+        served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    )
     await committing.wait()
     call.cancel()
-    retry = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    retry = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     assert (retry.status, retry.headers["idempotent-replayed"]) == (200, "true")
     assert served.count("orders") == 1
 
@@ -149,31 +166,37 @@ async def test_without_a_key_each_call_makes_its_own_order(served: Served) -> No
 
 
 async def test_a_failed_validation_claims_no_key(served: Served) -> None:
-    bad = await served.post("/agent/swap/create", {**SWAP, "amount": "0"}, idempotency_key="k")
+    bad = await served.post(
+        "/agent/swap/create", {**SWAP, "amount": "0"}, idempotency_key="k-0123456789abcd"
+    )
     assert bad.status == 400
-    assert (await served.post("/agent/swap/create", SWAP, idempotency_key="k")).status == 200
+    assert (
+        await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    ).status == 200
 
 
 async def test_a_call_that_found_no_rate_claims_no_key(served: Served) -> None:
     await served.post("/sandbox/fault", {"fault": "rates_down"})
-    down = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    down = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     assert (down.status, down.body["error"]["code"]) == (503, "unavailable")
     assert int(down.headers["retry-after"]) > 0
     await served.post("/sandbox/fault", {"fault": "rates_up"})
-    assert (await served.post("/agent/swap/create", SWAP, idempotency_key="k")).status == 200
+    assert (
+        await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
+    ).status == 200
 
 
 async def test_a_retry_is_answered_although_its_amount_is_now_outside_the_limits(
     served: Served,
 ) -> None:
-    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     await served.post("/sandbox/fault", {"fault": "set_rate", "rate": "1"})
-    second = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    second = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     assert order_id(first.body) == order_id(second.body)
 
 
-@pytest.mark.parametrize("key", ["x", "x" * 255, "! \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"])
-async def test_a_key_is_any_1_to_255_printable_characters(served: Served, key: str) -> None:
+@pytest.mark.parametrize("key", ["x" * 16, "x" * 255, "! \"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"])
+async def test_a_key_is_any_16_to_255_printable_characters(served: Served, key: str) -> None:
     first = await served.post("/agent/swap/create", SWAP, idempotency_key=key)
     again = await served.rpc("swap.create", {**SWAP, "idempotency-key": key})
     assert order_id(first.body) == order_id(again.body["result"])
@@ -193,7 +216,7 @@ async def test_a_key_that_is_no_string_is_refused(served: Served) -> None:
 
 
 async def test_a_key_belongs_to_create_and_execute_only(served: Served) -> None:
-    answer = await served.rpc("swap.quote", {"idempotency-key": "k"})
+    answer = await served.rpc("swap.quote", {"idempotency-key": "k-0123456789abcd"})
     fields = [e["field"] for e in answer.body["result"]["validationErrors"]]
     assert fields == ["idempotency-key"]
 
@@ -202,9 +225,30 @@ async def test_a_token_has_its_own_namespace_that_survives_its_rotation(tmp_path
     second_token = "another-long-enough-token"
     environ = {"AGENT_RPC_TOKEN": f"{TOKEN},{second_token}"}
     async with serving(tmp_path, environ) as served:
-        keyed = {**SWAP, "idempotency-key": "k"}
+        keyed = {**SWAP, "idempotency-key": "k-0123456789abcd"}
         first = await served.rpc("swap.create", keyed, x_agent_rpc_token=TOKEN)
         rotated = await served.rpc("swap.create", keyed, x_agent_rpc_token=second_token)
-        public = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+        public = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
         assert order_id(first.body["result"]) == order_id(rotated.body["result"])
         assert order_id(first.body["result"]) != order_id(public.body)
+
+
+@pytest.mark.parametrize("key", ["swap-1", "k" * 15])
+async def test_public_key_must_be_hard_to_guess(tmp_path: Path, key: str) -> None:
+    """Whoever guesses a key and the parameters is given the order's session."""
+    environ = {"AGENT_RPC_TOKEN": TOKEN}
+    async with serving(tmp_path, environ) as served:
+        over_https = await served.post("/agent/swap/create", SWAP, idempotency_key=key)
+        (problem,) = over_https.body["validationErrors"]
+        assert (over_https.status, problem["field"]) == (400, "idempotency-key")
+        assert "16 to 255" in problem["message"]
+        assert "Send a UUID" in problem["message"]
+        keyed = {**SWAP, "idempotency-key": key}
+        with_token = await served.rpc("swap.create", keyed, x_agent_rpc_token=TOKEN)
+        assert with_token.body["result"]["ok"]
+        assert served.count("orders") == 1
+
+
+async def test_shortest_public_key_has_16_characters(served: Served) -> None:
+    answer = await served.post("/agent/swap/create", SWAP, idempotency_key="k" * 16)
+    assert answer.status == 200

@@ -51,8 +51,8 @@ async def test_a_misspelt_idempotency_key_is_told_where_the_key_goes(
 
 
 async def test_a_key_in_the_body_and_one_for_a_plan_learn_the_same(served: Served) -> None:
-    body = await served.post("/agent/swap/create", {**SWAP, "idempotency-key": "mine"})
-    plan = await served.rpc("swap.plan", {"idempotency-key": "mine"})
+    body = await served.post("/agent/swap/create", {**SWAP, "idempotency-key": "mine-0123456789a"})
+    plan = await served.rpc("swap.plan", {"idempotency-key": "mine-0123456789a"})
     for answer in (body.body, plan.body["result"]):
         assert "of calls that create an order" in problem(answer)["message"]
 

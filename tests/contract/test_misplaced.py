@@ -103,7 +103,7 @@ async def test_json_rpc_reads_no_query_either(served: Served) -> None:
 async def test_a_key_in_a_header_of_another_name_is_told_the_name(
     served: Served, path: str, name: str
 ) -> None:
-    for more in ({}, {"idempotency-key": "k"}):
+    for more in ({}, {"idempotency-key": "k-0123456789abcd"}):
         answer = await served.http("POST", path, json=SWAP, headers={name: "k", **more})
 
         assert answer.status == 400
@@ -123,10 +123,12 @@ async def test_a_key_in_a_header_of_another_name_is_refused_on_the_bff(served: S
 
 
 async def test_calls_that_take_no_key_do_not_look_for_one(served: Served) -> None:
-    headers = {"idempotency-key": "k", "x-idempotency-key": "k"}
+    headers = {"idempotency-key": "k-0123456789abcd", "x-idempotency-key": "k"}
 
     over_http = await served.http("POST", "/agent/swap/plan", json=SWAP, headers=headers)
-    over_rpc = await served.raw(rpc("swap.plan"), x_idempotency_key="k", idempotency_key="k")
+    over_rpc = await served.raw(
+        rpc("swap.plan"), x_idempotency_key="k-0123456789abcd", idempotency_key="k-0123456789abcd"
+    )
 
     assert (over_http.status, over_http.body["ok"]) == (200, True)
     assert over_rpc.body["result"]["ok"] is True
@@ -143,7 +145,7 @@ def rpc(method: str, **more: Any) -> bytes:
 async def test_a_key_in_a_header_of_json_rpc_is_told_that_it_is_a_param(
     served: Served, method: str, name: str
 ) -> None:
-    for more in ({}, {"idempotency-key": "k"}):
+    for more in ({}, {"idempotency-key": "k-0123456789abcd"}):
         response = await served.client.post(
             "/rpc", data=rpc(method, **more), headers={**JSON, name: "k"}
         )
@@ -159,7 +161,7 @@ async def test_in_a_batch_with_a_key_in_the_header_only_the_creating_calls_are_r
 ) -> None:
     batch = b"[%b,%b,%b]" % (rpc("swap.create"), rpc("swap.plan"), rpc("swap.execute"))
 
-    answer = await served.raw(batch, idempotency_key="k")
+    answer = await served.raw(batch, idempotency_key="k-0123456789abcd")
 
     assert [one["result"]["ok"] for one in answer.body] == [False, True, False]
     assert served.count("orders") == 0

@@ -136,7 +136,7 @@ async def test_the_minimum_of_a_chain_is_the_upstreams(tmp_path: Path) -> None:
 
 async def test_a_list_that_changes_is_followed_and_what_was_ordered_stays(tmp_path: Path) -> None:
     async with v1_api() as api, service(api.server.url, tmp_path) as served:
-        keyed = {**SWAP, "chain": "base", "idempotency-key": "mine"}
+        keyed = {**SWAP, "chain": "base", "idempotency-key": "mine-0123456789a"}
         made = await rpc(served, "swap.create", **keyed)
         assert made["ok"]
         del api.chains[8453]

@@ -153,7 +153,7 @@ async def test_another_destination_is_a_declared_refusal(served: Served) -> None
 
 
 async def test_a_retry_and_a_conflict_are_declared(served: Served) -> None:
-    headers = {"idempotency-key": "one"}
+    headers = {"idempotency-key": "one-0123456789ab"}
     await send(served, "post", CREATE, SWAP, headers=headers)
     again = await send(served, "post", CREATE, SWAP, headers=headers)
     assert again.headers["idempotent-replayed"] == "true"

@@ -95,7 +95,7 @@ async def test_an_order_of_unknown_outcome_is_never_made_again(
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(lost)
         for _ in range(3):
-            answer = await create(served, "mine")
+            answer = await create(served, "mine-0123456789a")
             assert answer["error"]["code"] == "unavailable"
             assert "depositAddress" not in str(answer)
         assert api.sent("POST", "/v1/order") == 1
@@ -103,10 +103,10 @@ async def test_an_order_of_unknown_outcome_is_never_made_again(
         health = await (await served.client.get("/health")).json()
         assert health["checks"]["relay"]["status"] == "degraded"
         assert "1 upstream orders are in doubt" in health["checks"]["relay"]["detail"]
-        other = await create(served, "another")
+        other = await create(served, "another-0123456789abcdef")
         assert other["ok"]
     async with service(api.server.url, tmp_path) as served:
-        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
         assert states(served) == ["reconciling", "created"]
     assert api.sent("POST", "/v1/order") == 2
 
@@ -116,19 +116,19 @@ async def test_a_doubt_is_the_operators_and_orders_are_taken_all_the_while(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
-        assert not (await create(served, "mine"))["ok"]
+        assert not (await create(served, "mine-0123456789a"))["ok"]
 
         assert (await served.client.get("/health")).status == 503
         for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
             assert (await served.client.get(path)).status == 200
-        assert (await create(served, "another"))["ok"]
+        assert (await create(served, "another-0123456789abcdef"))["ok"]
 
 
 async def test_a_key_in_doubt_is_no_key_for_another_order(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
-        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
-        other = {**SWAP, "to": OTHER, "amount": "0.9", "idempotency-key": "mine"}
+        assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
+        other = {**SWAP, "to": OTHER, "amount": "0.9", "idempotency-key": "mine-0123456789a"}
         asked = len(api.server.seen)
 
         answer = (await served.rpc("swap.create", other)).body["result"]
@@ -136,7 +136,7 @@ async def test_a_key_in_doubt_is_no_key_for_another_order(api: V1Api, tmp_path: 
         assert answer["error"]["code"] == "idempotency_conflict"
         assert answer["error"]["details"] == {"fields": ["amount", "to"]}
         assert len(api.server.seen) == asked  # not even for a price
-        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
 
 
 WRONG: list[dict[str, Any]] = [
@@ -175,7 +175,7 @@ async def test_an_answer_with_another_orders_data_is_in_doubt(
     async with service(api.server.url, tmp_path) as served:
         assert (await create(served))["ok"]
         api.change = {named: api.orders["up-1"][named]}
-        answer = await create(served, "mine")
+        answer = await create(served, "mine-0123456789a")
         assert answer["error"]["code"] == "unavailable"
         assert (served.count("orders"), states(served)) == (1, ["created", "reconciling"])
         health = await (await served.client.get("/health")).json()
@@ -220,7 +220,7 @@ async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_i
     async with service(api.server.url, tmp_path) as served:
         api.change = change
         with logs_of("rpcsvc.orders.relay") as lines:
-            answer = await create(served, "mine")
+            answer = await create(served, "mine-0123456789a")
         assert (answer["error"]["code"], answer["error"]["retryable"]) == ("unavailable", True)
         assert "depositAddress" not in str(answer)
         assert (served.count("orders"), states(served)) == (0, ["refused"])
@@ -235,7 +235,7 @@ async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_i
             ("upstream_order_not_taken", "up-1")
         ]
         api.change = {}
-        assert (await create(served, "mine"))["ok"]
+        assert (await create(served, "mine-0123456789a"))["ok"]
         assert states(served) == ["refused", "created"]
 
 
@@ -270,9 +270,9 @@ async def test_a_key_that_was_forgotten_by_age_makes_an_order_again(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
-        first = await create(served, "mine")
+        first = await create(served, "mine-0123456789a")
         assert await served.up.service.store.forget_responses(2**62) == 1
-        second = await create(served, "mine")
+        second = await create(served, "mine-0123456789a")
         assert second["ok"]
         assert second["data"]["order"]["orderId"] != first["data"]["order"]["orderId"]
         assert states(served) == ["created", "created"]
@@ -280,11 +280,11 @@ async def test_a_key_that_was_forgotten_by_age_makes_an_order_again(
 
 async def test_a_refusal_makes_nothing_and_frees_the_key(api: V1Api, tmp_path: Path) -> None:
     async with service(api.server.url, tmp_path) as served:
-        small = {**SWAP, "amount": "0.000000009", "idempotency-key": "mine"}
+        small = {**SWAP, "amount": "0.000000009", "idempotency-key": "mine-0123456789a"}
         answer = (await served.rpc("swap.create", small)).body["result"]
         assert answer["error"]["code"] == "amount_below_minimum"
         assert states(served) == ["refused"]
-        assert (await create(served, "mine"))["ok"]
+        assert (await create(served, "mine-0123456789a"))["ok"]
         assert states(served) == ["refused", "created"]
 
 
@@ -293,11 +293,13 @@ async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         # What kill -9 leaves between the claim and the answer.
-        claim = RelayRecord("ord_" + "0" * 26, RelayState.CLAIMED, 1, "", "public", "mine")
+        claim = RelayRecord(
+            "ord_" + "0" * 26, RelayState.CLAIMED, 1, "", "public", "mine-0123456789a"
+        )
         await served.up.service.store.commit(Change(relay=claim))
     async with service(api.server.url, tmp_path) as served:
         assert states(served) == ["reconciling"]
-        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
         assert api.sent("POST", "/v1/order") == 0
 
 
@@ -306,7 +308,7 @@ async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_se
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
-        assert (await create(served, "mine"))["error"]["code"] == "unavailable"
+        assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
         (claimed,) = served.up.service.store.relays_in(RelayState.RECONCILING)
         closed = run(
             ("relays", "close", claimed.order_id, "--note", "not made there"),
@@ -316,7 +318,7 @@ async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_se
         )
         assert (closed, "not made there" in capsys.readouterr().out) == (0, True)
         assert await until(partial(is_closed, served))  # it is seen in a second
-        answer = await create(served, "mine")
+        answer = await create(served, "mine-0123456789a")
         assert answer["data"]["order"]["orderId"] != claimed.order_id
         assert states(served) == ["refused", "created"]
         health = await (await served.client.get("/health")).json()
@@ -497,7 +499,9 @@ async def test_status_is_served_from_the_store_and_the_limit_is_kept(
 async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: Path) -> None:
     api.most_creations, api.most_calls = CREATIONS_PER_MINUTE, CALLS_PER_MINUTE
     async with service(api.server.url, tmp_path) as served:
-        answers = await asyncio.gather(*(create(served, f"key {n}") for n in range(8)))
+        answers = await asyncio.gather(
+            *(create(served, f"key {n}-0123456789abcdef") for n in range(8))
+        )
         made = [answer for answer in answers if answer["ok"]]
         assert len(made) == CREATIONS_PER_MINUTE
         for refused in (answer for answer in answers if not answer["ok"]):
@@ -505,7 +509,7 @@ async def test_the_published_limits_are_never_overstepped(api: V1Api, tmp_path: 
         assert sorted(states(served)) == ["created"] * 5 + ["refused"] * 3
         assert api.sent("POST", "/v1/order") == CREATIONS_PER_MINUTE
         assert len(api.server.seen) <= CREATIONS_PER_MINUTE + CALLS_PER_MINUTE
-        again = await create(served, "key 0")
+        again = await create(served, "key 0-0123456789abcdef")
         assert again["ok"] is answers[0]["ok"]
 
 
@@ -584,14 +588,14 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
         cutting = Cutting(server, central.url)
         cutting.lose = [lost, lost]
         async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
-            answer = await create(sidecar, "mine")
+            answer = await create(sidecar, "mine-0123456789a")
             async with asyncio.timeout(180):
                 while not answer["ok"]:
                     assert answer["error"]["code"] == "unavailable"
-                    answer = await create(sidecar, "mine")
+                    answer = await create(sidecar, "mine-0123456789a")
             assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
             assert states(sidecar) == ["created"]
-            again = await create(sidecar, "mine")
+            again = await create(sidecar, "mine-0123456789a")
             assert again["data"] == answer["data"]
             assert sidecar.up.service.relay is not None
             assert sidecar.up.service.relay.health().ok
@@ -605,11 +609,11 @@ async def test_a_key_in_doubt_is_answered_though_no_price_can_be_had(
         cutting = Cutting(server, central.url)
         async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
             cutting.lose, cutting.lose_calls = [does.reset()] * 4, not is_made
-            assert (await create(sidecar, "mine"))["error"]["code"] == "unavailable"
+            assert (await create(sidecar, "mine-0123456789a"))["error"]["code"] == "unavailable"
             assert states(sidecar) == ["reconciling"]
             cutting.lose, cutting.lose_calls, cutting.no_price = [], False, True
 
-            answer = await create(sidecar, "mine")
+            answer = await create(sidecar, "mine-0123456789a")
 
             assert answer["ok"], answer
             assert (sidecar.count("orders"), central.count("orders")) == (1, 1)
@@ -618,7 +622,7 @@ async def test_a_key_in_doubt_is_answered_though_no_price_can_be_had(
             assert agreed == str(round(float(told["expectedOutput"]) * 10**6))
             assert float(told["rate"]) == pytest.approx(float(told["expectedOutput"]) / 0.8)
             assert float(told["minReceived"]) == 0  # nobody has told it
-            refused = await create(sidecar, "another")
+            refused = await create(sidecar, "another-0123456789abcdef")
             assert refused["error"]["code"] == "amount_below_minimum"
 
 
@@ -627,10 +631,10 @@ async def test_a_key_in_doubt_is_told_as_that_where_it_can_not_be_sent_again(
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
-        first = await create(served, "mine")
+        first = await create(served, "mine-0123456789a")
         api.no_price = True
 
-        again = await create(served, "mine")
+        again = await create(served, "mine-0123456789a")
 
         assert again["error"] == first["error"]
         assert "Repeat the call with its idempotency key" in again["error"]["message"]
@@ -642,7 +646,7 @@ async def test_a_key_of_a_call_lost_on_its_way_makes_no_order_for_a_stranger(
     async with serving(tmp_path / "central") as central, does.running() as server:
         cutting = Cutting(server, central.url)
         async with service(server.url, tmp_path / "sidecar", "bff") as sidecar:
-            mine = {**SWAP, "sessionId": SESSION, "idempotency-key": "mine"}
+            mine = {**SWAP, "sessionId": SESSION, "idempotency-key": "mine-0123456789a"}
             cutting.lose_calls = True
             lost = (await sidecar.rpc("swap.create", mine)).body["result"]
             assert lost["error"]["code"] == "unavailable"

@@ -87,7 +87,7 @@ async def test_schemathesis_finds_nothing(
     tmp_path: Path, root: str, examples: int, selection: tuple[str, ...]
 ) -> None:
     folder = tmp_path / "schemathesis"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     async with serving(tmp_path / "data") as served:
         status, report = await run(served, folder, root, examples, *selection)
     assert status == 0, report

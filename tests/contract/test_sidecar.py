@@ -103,7 +103,7 @@ async def test_a_swap_runs_through_both_to_its_end(
 async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
     central: Served, sidecar: Served
 ) -> None:
-    swap = {**SWAPS["x2u"], "idempotency-key": "mine"}
+    swap = {**SWAPS["x2u"], "idempotency-key": "mine-0123456789a"}
     first = (await sidecar.rpc("swap.execute", swap)).body["result"]
     again = (await sidecar.rpc("swap.execute", swap)).body["result"]
     assert first["data"] == again["data"]

@@ -237,9 +237,9 @@ async def test_the_attestation_of_an_order_holds_for_what_was_ordered_only(serve
 
 
 async def test_status_and_replay_carry_the_same_attestation(served: Served) -> None:
-    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    first = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     order = first.body["data"]["order"]
-    again = await served.post("/agent/swap/create", SWAP, idempotency_key="k")
+    again = await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")
     polled = await served.http("GET", f"/agent/swap/status/{order['orderId']}")
 
     attestations = {a.body["data"]["order"]["attestation"] for a in (first, again, polled)}

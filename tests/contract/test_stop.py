@@ -91,7 +91,7 @@ async def _load(
     """Create orders until the server is gone; any answer must be a whole and good one."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         for count in range(10_000):
-            key = f"{number}-{count}"
+            key = f"{number:08}-{count:08}"
             try:
                 acknowledged[key] = await _create(session, key)
             except aiohttp.ClientConnectionError:

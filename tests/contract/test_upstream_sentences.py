@@ -250,7 +250,9 @@ async def test_a_bridge_order_of_unknown_outcome_is_never_made_again(
 ) -> None:
     api.lose.append(lost)
     for _ in range(3):
-        answer = await post(served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="mine")
+        answer = await post(
+            served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="mine-0123456789a"
+        )
         assert (answer.status, answer.body["error"]["code"]) == (503, "unavailable")
     assert api.sent("POST", "/v1/bridge/deposit") == 1
     assert (served.count("orders"), states(served)) == (0, ["reconciling"])

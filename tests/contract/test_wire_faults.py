@@ -59,7 +59,12 @@ async def test_an_idempotency_key_header_of_another_form_is_refused(
 
 
 async def test_two_idempotency_keys_are_one_too_many(served: Served) -> None:
-    lines = posted(CREATE, SWAP_BYTES, b"idempotency-key: a", b"idempotency-key: b")
+    lines = posted(
+        CREATE,
+        SWAP_BYTES,
+        b"idempotency-key: a-0123456789abcd",
+        b"idempotency-key: b-0123456789abcd",
+    )
     status, body = await sent(served, *lines, body=SWAP_BYTES)
     assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_input")
     assert served.count("orders") == 0

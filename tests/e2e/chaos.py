@@ -149,7 +149,7 @@ def _is_alarm(line: str) -> bool:
 @asynccontextmanager
 async def mortal(data_dir: Path, environ: Mapping[str, str] | None = None) -> AsyncIterator[Mortal]:
     """A service that answers now; nothing of it is left afterwards."""
-    data_dir.parent.mkdir(exist_ok=True)
+    data_dir.parent.mkdir(mode=0o700, exist_ok=True)
     service = Mortal(data_dir, environ)
     try:
         await service.start()
@@ -347,7 +347,7 @@ class Caller:
 
     def _key(self) -> str:
         self._keys += 1
-        return f"{self._name}-{self._keys}"
+        return f"{self._name}-{self._keys:016}"
 
     def _session(self) -> str:
         return str(uuid.UUID(int=self.random.getrandbits(128), version=4))

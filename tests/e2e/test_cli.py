@@ -86,7 +86,7 @@ def cli(tmp_path: Path) -> Cli:
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
     """Another process that has the data directory, but has not begun to listen."""
-    data_dir.mkdir()
+    data_dir.mkdir(mode=0o700)
     with (data_dir / "rpcsvc.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -101,7 +101,7 @@ async def test_a_swap_runs_from_plan_to_completed_without_a_server(
     plan = await cli.ask("agent:swap:plan", *swap, "--has-funds", "true")
     assert plan["state"] == "ready"
     assert (await cli.ask("agent:swap:quote", *swap[:-2]))["state"] == "quoted"
-    made = await cli.ask("agent:swap:execute", *swap, "--idempotency-key", "k")
+    made = await cli.ask("agent:swap:execute", *swap, "--idempotency-key", "k-0123456789abcd")
     assert made["state"] == "waiting_for_funding"
     assert (await cli.ask("sandbox:fund"))["ok"]
     answer = await cli.until_over()
@@ -169,13 +169,13 @@ async def test_every_way_to_the_service_gives_the_same_plan(cli: Cli) -> None:
 
 @pytest.mark.slow
 async def test_a_retry_with_its_key_finds_its_order_on_every_way(cli: Cli) -> None:
-    words = ["agent:swap:create", *SWAP, "--idempotency-key", "once"]
+    words = ["agent:swap:create", *SWAP, "--idempotency-key", "once-0123456789a"]
     first = await cli.ask(*words)
     assert (await cli.ask(*words))["data"] == first["data"]
     async with server(cli.data_dir) as up:
         assert (await cli.ask(*words))["data"] == first["data"]
         assert (await cli.ask(*words, "--url", up.url))["data"] == first["data"]
-        other = await cli.ask(*words[:-2], "--idempotency-key", "twice")
+        other = await cli.ask(*words[:-2], "--idempotency-key", "twice-0123456789")
         assert other["data"]["order"]["orderId"] != first["data"]["order"]["orderId"]
         assert other["data"]["sessionId"] == first["data"]["sessionId"]
         assert other["data"]["sessionSource"] == "local"
@@ -187,31 +187,35 @@ async def test_a_key_of_another_transport_finds_its_one_order_whatever_is_rememb
 ) -> None:
     async with server(cli.data_dir) as up:
         swap = dict(zip(_names(), SWAP[1::2], strict=True))
-        first = await call(up, "swap.create", {**swap, "idempotency-key": "once"})
+        first = await call(up, "swap.create", {**swap, "idempotency-key": "once-0123456789a"})
         assert (await cli.ask("agent:swap:create", *SWAP))["ok"]  # a session is remembered now
-        words = ["agent:swap:create", *SWAP, "--idempotency-key", "once"]
+        words = ["agent:swap:create", *SWAP, "--idempotency-key", "once-0123456789a"]
         for _ in range(2):
             assert (await cli.ask(*words))["data"] == first["data"]
-        await cli.ask("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "other")
-        await cli.ask("agent:swap:create", *SWAP, "--idempotency-key", "other")
+        await cli.ask(
+            "agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "other-0123456789"
+        )
+        await cli.ask("agent:swap:create", *SWAP, "--idempotency-key", "other-0123456789")
         # What the CLI fills in is no part of what a key stands for, whichever way a retry comes.
-        remembered = await cli.ask("agent:swap:create", *SWAP, "--idempotency-key", "third")
+        remembered = await cli.ask(
+            "agent:swap:create", *SWAP, "--idempotency-key", "third-0123456789"
+        )
         assert remembered["data"]["sessionSource"] == "local"
-        again = await call(up, "swap.create", {**swap, "idempotency-key": "third"})
+        again = await call(up, "swap.create", {**swap, "idempotency-key": "third-0123456789"})
         assert again["data"] == remembered["data"]
-        by_url = await cli.ask(*words[:-1], "third", "--stateless", "--url", up.url)
+        by_url = await cli.ask(*words[:-1], "third-0123456789", "--stateless", "--url", up.url)
         assert by_url["data"] == remembered["data"]
         assert await asyncio.to_thread(_count_orders, up) == 4
 
 
 async def test_blanks_around_a_key_are_no_part_of_it(cli: Cli) -> None:
     words = ["agent:swap:create", *SWAP, "--stateless", "--idempotency-key"]
-    first = await cli.ask(*words, " once ")
-    assert (await cli.ask(*words, "once"))["data"] == first["data"]
+    first = await cli.ask(*words, " once-0123456789a ")
+    assert (await cli.ask(*words, "once-0123456789a"))["data"] == first["data"]
 
 
 async def test_a_key_with_another_amount_is_a_conflict(cli: Cli) -> None:
-    words = ["agent:swap:create", "--idempotency-key", "once"]
+    words = ["agent:swap:create", "--idempotency-key", "once-0123456789a"]
     assert (await cli.ask(*words, *SWAP))["ok"]
     conflict = await cli.ask(*words, *SWAP[:5], "0.9", *SWAP[6:])
     assert conflict["state"] == "idempotency_conflict"
@@ -299,7 +303,7 @@ async def test_a_check_and_a_backup_work_beside_a_running_server(cli: Cli, tmp_p
 
 
 async def test_a_damaged_database_is_told_without_a_traceback(cli: Cli, tmp_path: Path) -> None:
-    cli.data_dir.mkdir()
+    cli.data_dir.mkdir(mode=0o700)
     (cli.data_dir / "rpcsvc.db").write_bytes(b"this is no database" * 100)
     check = await cli.run("db", "check")
     assert (check.returncode, check.stderr) == (1, "")
@@ -324,7 +328,7 @@ async def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing_behind(
     cli: Cli, tmp_path: Path
 ) -> None:
     folder = tmp_path / "temporary"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rpcsvc", "demo",
         env={**cli.environ, "TMPDIR": str(folder)},
@@ -381,7 +385,7 @@ async def test_a_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
 
 async def test_an_order_whose_answer_can_t_be_written_is_not_called_refused(cli: Cli) -> None:
     """1 would say that there is no order, and a script would make another one."""
-    words = ["agent:swap:execute", *SWAP, "--idempotency-key", "k"]
+    words = ["agent:swap:execute", *SWAP, "--idempotency-key", "k-0123456789abcd"]
     done = await cli.in_shell(">/dev/full", *words)
     assert done.returncode == 3
     assert done.stderr.startswith("rpcsvc: The answer can't be written to stdout: No space left")

@@ -61,7 +61,7 @@ class Story:
         self.end = await until_over(at, order_id)
 
     async def create(self, at: Server) -> dict[str, Any]:
-        keyed = {**SWAPS[self.direction], "idempotency-key": "the key"}
+        keyed = {**SWAPS[self.direction], "idempotency-key": "the key-01234567"}
         made, data = await call_for_data(at, "swap.execute", keyed)
         self.data = self.data or data
         assert data == self.data, "a retry got another answer"
@@ -292,7 +292,7 @@ class Load:
     async def client(self) -> None:
         while not self.is_stopping:
             self._started += 1
-            key, direction = f"key-{self._started}", self._random.choice(["x2u", "u2x"])
+            key, direction = f"key-{self._started:012}", self._random.choice(["x2u", "u2x"])
             keyed = {**SWAPS[direction], "idempotency-key": key}
             made, data = await until(partial(self._order, keyed))
             order_id = made["order"]["orderId"]

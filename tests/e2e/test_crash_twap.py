@@ -94,7 +94,7 @@ class Client:
                     method,
                     f"{at.url}/bff/v1{path}",
                     json=body,
-                    headers={"idempotency-key": "the key"},
+                    headers={"idempotency-key": "the key-01234567"},
                 ) as response,
             ):
                 answer = await response.json()

@@ -109,7 +109,7 @@ def _read(data_dir: Path) -> sqlite3.Connection:
 
 async def follow_all(agent: Agent, rounds: int) -> list[dict[str, Any]]:
     jobs = [
-        agent.run(path, body, f"{n}-{path}-{body.get('fromChainId')}")
+        agent.run(path, body, f"key-{n:08}-{path}-{body.get('fromChainId')}")
         for n in range(rounds)
         for path, body in CALLS
     ]
@@ -144,7 +144,9 @@ async def test_a_sidecar_that_is_killed_takes_its_orders_up_again(tmp_path: Path
             agent = Agent(sidecar, central)
             running = asyncio.create_task(follow_all(agent, 2))
             for path, body in CALLS:
-                await agent.insist("POST", path, body, f"0-{path}-{body.get('fromChainId')}")
+                await agent.insist(
+                    "POST", path, body, f"key-{0:08}-{path}-{body.get('fromChainId')}"
+                )
             sidecar.kill()
             async with server(tmp_path / "sidecar", environ=settings) as again:
                 agent.sidecar = again

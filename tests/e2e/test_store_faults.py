@@ -97,7 +97,7 @@ class Locked:
 
 def mounted(disk: Path) -> bool:
     """Mount a small file system; False where that is not permitted."""
-    disk.mkdir()
+    disk.mkdir(mode=0o700)
     mount = shutil.which("mount")
     if mount is None:
         return False
@@ -132,7 +132,7 @@ def trouble(request: pytest.FixtureRequest, tmp_path: Path) -> Trouble:
 async def refusal(at: Server) -> tuple[str, dict[str, object]]:
     """Create orders until one is refused; its key and the error."""
     for number in range(100):
-        key = f"refused-{number}"
+        key = f"refused-{number:08}"
         answer = await call(at, "swap.create", {**SWAPS["x2u"], "idempotency-key": key})
         if not answer["ok"]:
             return key, answer["error"]
@@ -240,7 +240,7 @@ async def test_a_server_that_finds_the_disk_full_does_not_start_and_says_why(
     tmp_path: Path, small_disk: Path
 ) -> None:
     trouble = FullDisk(small_disk)
-    trouble.data_dir.mkdir()
+    trouble.data_dir.mkdir(mode=0o700)
     with (small_disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))

@@ -264,7 +264,7 @@ async def main() -> int:
         miner = Miner(monerod, bank)
         await miner.begin()
         await new_wallet(payees)
-        (root / "exchange").mkdir()
+        (root / "exchange").mkdir(mode=0o700)
         end = time.monotonic() + options.minutes * 60
         tally = await soak(
             root / "exchange", miner, payees, options.seed, lambda _steps: time.monotonic() > end

@@ -184,7 +184,7 @@ def test_every_example_can_be_typed_as_options(operation: Operation) -> None:
 def test_only_create_and_execute_take_an_idempotency_key(cli: Cli) -> None:
     for operation in OPERATIONS:
         wanted = operation.name in ("swap.create", "swap.execute")
-        status = cli(operation.command, "--idempotency-key", "k")
+        status = cli(operation.command, "--idempotency-key", "k-0123456789abcd")
         assert (status != 2) == wanted, operation.name
         assert ("--idempotency-key" in cli.err) != wanted
 
@@ -214,7 +214,7 @@ def test_a_number_in_another_form_is_a_usage_error(cli: Cli, text: str) -> None:
     [
         ["--amount", "1", "--amount", "2"],
         ["--params", "{}", "--params", "{}"],
-        ["--idempotency-key", "a", "--idempotency-key", "b"],
+        ["--idempotency-key", "a-0123456789abcd", "--idempotency-key", "b-0123456789abcd"],
     ],
     ids=lambda words: str(words[0]),
 )
@@ -293,11 +293,13 @@ def test_params_can_come_from_standard_input_and_have_to_be_utf_8(tmp_path: Path
 
 
 def test_a_key_within_params_is_the_idempotency_key(cli: Cli) -> None:
-    assert cli("agent:swap:create", *SWAP, "--params", '{"idempotency-key": "k"}') == 0
-    assert cli.service.calls[-1][3] == "k"
+    assert (
+        cli("agent:swap:create", *SWAP, "--params", '{"idempotency-key": "k-0123456789abcd"}') == 0
+    )
+    assert cli.service.calls[-1][3] == "k-0123456789abcd"
     assert "idempotency-key" not in cli.sent
-    assert cli("agent:swap:plan", "--params", '{"idempotency-key": "k"}') == 0
-    assert cli.sent == {"idempotency-key": "k"}  # for the service to refuse by name
+    assert cli("agent:swap:plan", "--params", '{"idempotency-key": "k-0123456789abcd"}') == 0
+    assert cli.sent == {"idempotency-key": "k-0123456789abcd"}  # for the service to refuse by name
 
 
 def test_a_key_that_is_null_in_params_is_not_left_out_in_silence(cli: Cli) -> None:
@@ -362,14 +364,18 @@ def test_a_failed_call_leaves_the_memory_alone(cli: Cli) -> None:
 
 
 def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
-    cli.data_dir.mkdir()
+    cli.data_dir.mkdir(mode=0o700)
     state = cli.data_dir / "cli-state.json"
     state.write_text("broken")
-    assert cli("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "k") == 0
+    assert (
+        cli("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "k-0123456789abcd") == 0
+    )
     assert "sessionId" not in cli.sent
     assert state.read_text() == "broken"
     state.unlink()
-    assert cli("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "k") == 0
+    assert (
+        cli("agent:swap:create", *SWAP, "--stateless", "--idempotency-key", "k-0123456789abcd") == 0
+    )
     assert list(cli.data_dir.iterdir()) == []
 
 
@@ -390,7 +396,7 @@ def test_stateless_neither_reads_nor_writes_the_state(cli: Cli) -> None:
     ids=lambda text: text[:20],
 )
 def test_a_broken_state_file_is_a_usage_error_that_says_what_to_do(cli: Cli, text: str) -> None:
-    cli.data_dir.mkdir()
+    cli.data_dir.mkdir(mode=0o700)
     (cli.data_dir / "cli-state.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert cli("agent:swap:status") == 2
     assert cli.refusal["ok"] is False
@@ -407,10 +413,13 @@ def test_the_state_of_an_earlier_version_without_keys_is_read(tmp_path: Path) ->
 def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: Stub) -> None:
     made = {"sessionId": SESSION, "sessionSource": "generated", "order": {"orderId": ORDER}}
     stub.answers({"jsonrpc": "2.0", "id": 1, "result": envelope("swap.create", made)})
-    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k", "--url", stub.url) == 0
+    assert (
+        cli("agent:swap:create", *SWAP, "--idempotency-key", "k-0123456789abcd", "--url", stub.url)
+        == 0
+    )
     assert cli.service.calls == []
 
-    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k2") == 0
+    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k2-0123456789abc") == 0
     assert "sessionId" not in cli.sent
     save_state(cli.data_dir, CliState(OTHER, "ord_here"))
     for words in (["agent:swap:status"], ["agent:support:create", "--message", "m"]):
@@ -421,7 +430,10 @@ def test_what_is_remembered_of_one_service_is_told_to_no_other(cli: Cli, stub: S
         cli(*words, "--url", f"{stub.url}/another")
         assert "orderId" not in stub.requests[-1][2]["params"]
         assert "x-agent-local-session" not in stub.requests[-1][1]
-    assert cli("agent:swap:create", *SWAP, "--idempotency-key", "k", "--url", stub.url) == 0
+    assert (
+        cli("agent:swap:create", *SWAP, "--idempotency-key", "k-0123456789abcd", "--url", stub.url)
+        == 0
+    )
     assert "sessionId" not in stub.requests[-1][2]["params"]
     assert stub.requests[-1][1]["x-agent-local-session"] == SESSION
 
@@ -552,7 +564,14 @@ def stub() -> Iterator[Stub]:
 
 
 def test_a_call_to_a_url_is_json_rpc_with_key_token_and_request_id(cli: Cli, stub: Stub) -> None:
-    arguments = ["--idempotency-key", "k", "--token", "secret", "--request-id", "mine"]
+    arguments = [
+        "--idempotency-key",
+        "k-0123456789abcd",
+        "--token",
+        "secret",
+        "--request-id",
+        "mine",
+    ]
     assert cli("agent:swap:create", *SWAP, *arguments, "--url", stub.url + "/base/") == 0
     path, headers, message = stub.requests[0]
     assert path == "/base/rpc"
@@ -566,7 +585,7 @@ def test_a_call_to_a_url_is_json_rpc_with_key_token_and_request_id(cli: Cli, stu
         "chain": "42161",
         "amount": "0.8",
         "to": "0xabc",
-        "idempotency-key": "k",
+        "idempotency-key": "k-0123456789abcd",
     }
     assert cli.service.calls == []
 
@@ -767,7 +786,7 @@ def test_a_token_that_no_header_can_hold_is_a_usage_error(cli: Cli, stub: Stub, 
 
 
 def test_a_socket_file_that_nobody_listens_on_is_passed_by(cli: Cli) -> None:
-    cli.data_dir.mkdir()
+    cli.data_dir.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(cli.data_dir / "rpcsvc.sock"))
     assert cli("agent:capabilities") == 0

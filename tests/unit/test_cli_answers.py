@@ -25,7 +25,7 @@ SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0x
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"
 ORDER = "ord_" + "0" * 26
-EXECUTE = ["agent:swap:execute", *SWAP, "--idempotency-key", "k"]
+EXECUTE = ["agent:swap:execute", *SWAP, "--idempotency-key", "k-0123456789abcd"]
 
 Json = dict[str, Any]
 

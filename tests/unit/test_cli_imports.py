@@ -21,6 +21,7 @@ import pytest
 
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings_plain import PLAIN
+from rpcsvc.transport.cli import client
 from rpcsvc.transport.cli import main as cli
 from rpcsvc.transport.cli.main import build_parser, run
 
@@ -56,7 +57,7 @@ class Probed(BaseHTTPRequestHandler):
 @contextmanager
 def listening(data_dir: Path) -> Iterator[None]:
     """What a running service looks like from outside."""
-    data_dir.mkdir()
+    data_dir.mkdir(mode=0o700)
     with ThreadingUnixStreamServer(str(data_dir / "rpcsvc.sock"), Probed) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -235,3 +236,31 @@ def test_a_branch_ends_a_bad_command_line_as_the_whole_tree_does(
         ends.append((ended.value.code, capsys.readouterr()))
 
     assert ends[0] == ends[1]
+
+
+def test_socket_of_another_user_is_sent_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever listens there could take the token, and show deposit addresses of their own."""
+    with listening(tmp_path / "data"):
+        assert client.socket_endpoint(tmp_path / "data") is not None
+        monkeypatch.setattr(client, "_listener_of", lambda _connection: 54_321)
+        with pytest.raises(client.UntrustedSocket, match="54321 listens"):
+            client.socket_endpoint(tmp_path / "data")
+
+
+def test_no_token_is_sent_over_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, str]] = []
+
+    def post(_endpoint: object, _body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        sent.append(headers)
+        raise client.Unreachable("enough")
+
+    monkeypatch.setattr(client, "_post", post)
+    with listening(tmp_path / "data"):
+        by_socket = client.socket_endpoint(tmp_path / "data")
+    assert by_socket is not None
+    for endpoint in (by_socket, client.endpoint_of("http://127.0.0.1:1")):
+        with pytest.raises(client.Unreachable):
+            client.call_rpc(endpoint, "service.x", {}, request_id=None, token="a secret")
+    assert ["x-agent-rpc-token" in headers for headers in sent] == [False, True]

@@ -81,7 +81,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
             await database.write([Statement(sql, ())])
         await database.close()
 
-    data_dir.mkdir(exist_ok=True)
+    data_dir.mkdir(mode=0o700, exist_ok=True)
     asyncio.run(write())
 
 

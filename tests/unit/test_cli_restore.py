@@ -229,7 +229,7 @@ def test_the_data_directory_may_be_given_before_the_action(
 ) -> None:
     shows(monkeypatch, "sent 1 XMR")
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    elsewhere.mkdir(mode=0o700)
     make_database(elsewhere)
     assert cli(
         "treasury", "--data-dir", str(elsewhere), "explain", "monero", TXID, "--note", "x"

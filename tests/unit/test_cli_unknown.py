@@ -44,7 +44,7 @@ def test_an_unknown_option_is_named_with_the_nearest_known_one(
 
 
 def test_a_key_where_none_is_taken_is_told_where_one_is(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k")
+    told = refusal(capsys, "agent:swap:quote", "--idempotency-key", "k-0123456789abcd")
     assert "Only calls that create an order take --idempotency-key." in told
 
 

@@ -169,7 +169,7 @@ def test_damaged_pages_are_found(books: Path) -> None:
 async def test_a_check_and_a_backup_work_while_the_service_runs(tmp_path: Path) -> None:
     data_dir = tmp_path / "live"
     copy = tmp_path / "copy" / DATABASE_NAME
-    copy.parent.mkdir()
+    copy.parent.mkdir(mode=0o700)
     async with sandbox(data_dir) as box:
         placed = await box.order("x2u")
         assert check_database(data_dir) == []
@@ -184,7 +184,7 @@ async def test_a_check_and_a_backup_work_while_the_service_runs(tmp_path: Path) 
 
 def test_a_backup_is_one_private_file(books: Path, tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     before = os.umask(0)
     try:
         assert backup_database(books, folder / DATABASE_NAME) == []
@@ -199,7 +199,7 @@ def test_a_backup_is_one_private_file(books: Path, tmp_path: Path) -> None:
 
 def test_a_service_goes_on_from_a_backup(books: Path, tmp_path: Path) -> None:
     restored = tmp_path / "restored"
-    restored.mkdir()
+    restored.mkdir(mode=0o700)
     backup_database(books, restored / DATABASE_NAME)
 
     async def go_on() -> str:
@@ -223,7 +223,7 @@ def test_a_backup_never_replaces_a_file(books: Path, tmp_path: Path) -> None:
 
 def test_a_backup_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    data_dir.mkdir()
+    data_dir.mkdir(mode=0o700)
     destination = tmp_path / "copy"
     with pytest.raises(BackupFailed, match="There is no database"):
         backup_database(data_dir, destination)

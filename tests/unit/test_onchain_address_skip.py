@@ -29,7 +29,7 @@ OTHER = "legal winner thank year wave sausage worth useful legal winner thank ye
 async def databases(tmp_path: Path) -> AsyncIterator[tuple[Database, Database]]:
     """That which is lost, and the older copy of it."""
     for name in ("lost", "copy"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(mode=0o700)
     lost, copy = [await Database.open(tmp_path / name) for name in ("lost", "copy")]
     yield lost, copy
     await lost.close()

@@ -710,6 +710,22 @@ def test_an_answer_to_another_request_tells_nothing_of_the_order() -> None:
         payable(status(), pinned_kid=OTHER.kid)
 
 
+@pytest.mark.parametrize(
+    "member",
+    [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"key_ops": "verify"}],
+    ids=str,
+)
+def test_key_that_is_not_for_signatures_is_refused(member: dict[str, Any]) -> None:
+    key = {**JWKS["keys"][0], **member}
+    with pytest.raises(verify.BadJwks, match=next(iter(member))):
+        verify._read_key(key, key["kid"])
+
+
+def test_key_for_verifying_is_taken() -> None:
+    key = {**JWKS["keys"][0], "use": "sig", "key_ops": ["verify"]}
+    assert verify._read_key(key, key["kid"]).kid == key["kid"]
+
+
 # --- whatever comes --------------------------------------------------------------------------
 
 JSON_VALUES = st.recursive(
@@ -719,7 +735,9 @@ JSON_VALUES = st.recursive(
 )
 KEYS = st.fixed_dictionaries(
     {"kid": st.just(KEY.kid) | JSON_VALUES},
-    optional=dict.fromkeys(("kty", "crv", "x", "use", "alg", "d", "retiredAt"), JSON_VALUES),
+    optional=dict.fromkeys(
+        ("kty", "crv", "x", "use", "key_ops", "alg", "d", "retiredAt"), JSON_VALUES
+    ),
 )
 ANY_JWKS = JSON_VALUES | st.just(JWKS) | st.fixed_dictionaries({"keys": st.lists(KEYS)})
 HEADER_VALUES = st.text() | st.none() | st.binary() | st.sampled_from(list(lines().values()))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,8 @@ PROBE_SECONDS = 2
 LARGEST_ANSWER: Final = 16 * 2**20
 Json = dict[str, Any]
 
+# struct ucred of unix(7): process, user and group of the peer.
+_PEER: Final = struct.Struct("iII")
 _AGENT_API: Final = "/api/v1"
 _ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
 MAYBE_DONE: Final = (
@@ -39,17 +43,25 @@ class Unreachable(Exception):
     """No service answers there."""
 
 
+class UntrustedSocket(Exception):
+    """Somebody else listens on the data directory's socket."""
+
+
 class BadUrl(Exception):
     """The text is not the root URL of a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A service that can be called: its name for messages, the path of /rpc, how to connect."""
+    """A service that can be called: its name for messages, the path of /rpc, how to connect.
+
+    ``takes_token`` is false for the socket, whose file mode is the gate.
+    """
 
     name: str
     path: str
     connection: Callable[[], http.client.HTTPConnection]
+    takes_token: bool = True
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -66,7 +78,7 @@ class _UnixConnection(http.client.HTTPConnection):
 def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
     """The service at ``url``, else the one that listens on the data directory, else None.
 
-    Raises BadUrl.
+    Raises BadUrl and UntrustedSocket.
     """
     return endpoint_of(url) if url else socket_endpoint(data_dir)
 
@@ -99,13 +111,16 @@ def endpoint_of(url: str) -> Endpoint:
 
 
 def socket_endpoint(data_dir: Path) -> Endpoint | None:
-    """The server that listens on the data directory's socket, if one does."""
+    """The server that listens on the data directory's socket, if one does.
+
+    Raises UntrustedSocket.
+    """
     path = data_dir / SOCKET_NAME
     try:
         _connected(str(path), PROBE_SECONDS).close()
     except OSError:
         return None
-    return Endpoint(str(path), "/rpc", lambda: _UnixConnection(path))
+    return Endpoint(str(path), "/rpc", lambda: _UnixConnection(path), takes_token=False)
 
 
 def call_rpc(
@@ -124,7 +139,8 @@ def call_rpc(
     known. Raises Unreachable.
     """
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    status, body = _post(endpoint, _written(message), _headers(request_id, token, local_session))
+    headers = _headers(request_id, token if endpoint.takes_token else None, local_session)
+    status, body = _post(endpoint, _written(message), headers)
     try:
         return read_answer(body, method.split(".", 1)[-1], request_id, network)
     except ForeignAnswer as error:
@@ -187,10 +203,29 @@ def _connected(path: str, seconds: int) -> socket.socket:
     try:
         made.settimeout(seconds)
         made.connect(path)
-    except OSError:
+        _require_trusted(made, path)
+    except (OSError, UntrustedSocket):
         made.close()
         raise
     return made
+
+
+def _require_trusted(connection: socket.socket, path: str) -> None:
+    """Raise UntrustedSocket unless this user, root, or for root the directory's owner listens."""
+    owner = _listener_of(connection)
+    ours = os.geteuid()
+    trusted = {0, ours} if ours else {0, Path(path).parent.stat().st_uid}
+    if owner not in trusted:
+        raise UntrustedSocket(
+            f"User id {owner} listens on {path}, and you are {ours}: nothing was sent. Run the"
+            " command as the service's user, or give the --data-dir of your own service."
+        )
+
+
+def _listener_of(connection: socket.socket) -> int:
+    """The user id of the process that listens at the other end."""
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return int(_PEER.unpack(peer)[1])
 
 
 def _headers(

@@ -48,7 +48,7 @@ def _health(context: Context) -> int:
     connection = endpoint.connection()
     try:
         path = endpoint.path.removesuffix("/rpc") + _PATHS[context.options.check]
-        token = context.given_token()
+        token = context.given_token() if endpoint.takes_token else None
         connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
         status, body = read_response(connection)
     except (OSError, http.client.HTTPException) as error:

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from rpcsvc import __version__
 from rpcsvc.settings_plain import SettingsError
-from rpcsvc.transport.cli.client import BadUrl, Unreachable, find_endpoint
+from rpcsvc.transport.cli.client import BadUrl, Unreachable, UntrustedSocket, find_endpoint
 from rpcsvc.transport.cli.context import (
     FAILED,
     INTERRUPTED,
@@ -65,7 +65,7 @@ def _carried_out(
         return int(options.command(Context(options, environ, serve, local)))
     except BadCommandLine as error:
         status, failed = USAGE, error  # the parser has complained
-    except (UsageError, BadUrl, BrokenState, SettingsError) as error:
+    except (UsageError, BadUrl, UntrustedSocket, BrokenState, SettingsError) as error:
         status = _complain(error, USAGE)
         failed = error
     except Unreachable as error:

@@ -63,30 +63,35 @@ class Sources:
     """What others make: the API descriptions, the public keys, the recorded answers.
 
     Each is called when its document is first asked for; ``jwks`` every time, since keys rotate
-    while the service runs.
+    while the service runs. ``new_key`` makes an idempotency key for an example.
     """
 
     openapi: Maker
     openrpc: Maker
     jwks: Maker
     recording: Callable[[], Recording]
+    new_key: Callable[[], str]
 
 
 def catalogue(site: Site, sources: Sources) -> tuple[Document, ...]:
     """Every document of the site."""
     return (
-        *_agent_documents(site),
+        *_agent_documents(site, sources),
         *_descriptions(sources),
         *_pages(site, sources),
         *_well_known(site),
     )
 
 
-def _agent_documents(site: Site) -> tuple[Document, ...]:
+def _agent_documents(site: Site, sources: Sources) -> tuple[Document, ...]:
     return (
         Document(
-            links.QUICKSTART, JSON, lambda now: _json(quickstart.quickstart(site, now)),
-            Renewal.WITH_COPIES,  # its example makes an order, which expires
+            links.QUICKSTART,
+            JSON,
+            lambda now: _json(quickstart.quickstart(site, now, sources.new_key())),
+            # Its example makes an order: whoever has its key has the order's session.
+            Renewal.EVERY_REQUEST,
+            headers={"cache-control": "no-store, no-transform"},
         ),
         Document(
             links.AGENT, JSON, _compact(partial(agent.agent, site)), aliases=(links.AGENT_ALIAS,)
@@ -114,7 +119,7 @@ def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
         Document(
             links.LLMS_FULL,
             TEXT,
-            lambda now: llms_full.llms_full(site, sources.recording(), now),
+            lambda _now: llms_full.llms_full(site, sources.recording(), sources.new_key()),
             Renewal.WITH_COPIES,  # as the quickstart: its examples make an order
         ),
         Document(

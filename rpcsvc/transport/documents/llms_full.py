@@ -16,7 +16,7 @@ from rpcsvc.transport.documents import advice, links
 from rpcsvc.transport.documents.agent import description, limits
 from rpcsvc.transport.documents.exchanges import show, show_elsewhere
 from rpcsvc.transport.documents.llms import document_list, numbered, summary, title
-from rpcsvc.transport.documents.quickstart import example_key, flow
+from rpcsvc.transport.documents.quickstart import flow
 from rpcsvc.transport.documents.recording import Recording, with_key
 from rpcsvc.transport.documents.signatures import signature_check
 from rpcsvc.transport.documents.text import page, table
@@ -25,9 +25,9 @@ from rpcsvc.transport.site import API_ROOT, Site
 _MINUTE = 60
 
 
-def llms_full(site: Site, recording: Recording, written_at: int) -> bytes:
-    """llms-full.txt. ``written_at`` in milliseconds since the epoch."""
-    recording = with_key(recording, example_key("llms-example", written_at))
+def llms_full(site: Site, recording: Recording, key: str) -> bytes:
+    """llms-full.txt. ``key`` is the idempotency key of its examples."""
+    recording = with_key(recording, key)
     sections = (
         ("In short", summary(site)),
         ("The flow", numbered(flow(site))),
@@ -237,8 +237,9 @@ def _idempotency(site: Site, recording: Recording) -> str:
     rules = "\n".join(
         (
             f"- Over HTTPS the header `{links.IDEMPOTENCY_HEADER}`, over JSON-RPC a param of that"
-            " name, on the command line `--idempotency-key`; create and execute only; 1 to 255"
-            " printable ASCII characters. A UUID is a good key.",
+            " name, on the command line `--idempotency-key`; create and execute only; a UUID"
+            " made for this order. 16 to 255 printable ASCII characters: who knows the key can have"
+            " the order's session. 1 to 255 over JSON-RPC with a token, which has keys of its own.",
             "- The same key with the same payload gives the first answer again, with the header"
             " `idempotent-replayed: true`. A copy that arrives while the first is still under way"
             " waits for it.",

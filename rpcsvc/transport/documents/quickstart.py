@@ -16,7 +16,7 @@ from rpcsvc.transport.documents.text import escape_markdown
 from rpcsvc.transport.site import Site
 
 
-def quickstart(site: Site, generated_at: int) -> Json:
+def quickstart(site: Site, generated_at: int, key: str) -> Json:
     """The quickstart response. ``generated_at`` in milliseconds since the epoch."""
     brand = site.brand
     return {
@@ -32,7 +32,7 @@ def quickstart(site: Site, generated_at: int) -> Json:
         },
         "links": links.quickstart_links(site),
         "quickstart": {"flow": flow(site), "endpoints": links.endpoints(site)},
-        "examples": examples(site, generated_at),
+        "examples": examples(site, key),
         "generatedAt": iso8601(generated_at),
         "propagation": propagation(site),
     }
@@ -71,10 +71,9 @@ def _lock(site: Site) -> str:
     )
 
 
-def examples(site: Site, generated_at: int) -> Json:
-    """A plan and an execute call that work as they stand."""
+def examples(site: Site, key: str) -> Json:
+    """A plan and an execute call that work as they stand; ``key`` is the latter's."""
     body = example_swap(site)
-    key = example_key("example", generated_at)
     paths = links.endpoints(site)
     return {
         "plan": {"method": "POST", "path": paths["plan"], "body": {**body, "hasFunds": True}},
@@ -85,15 +84,6 @@ def examples(site: Site, generated_at: int) -> Json:
             "body": body,
         },
     }
-
-
-def example_key(prefix: str, written_at: int) -> str:
-    """The idempotency key of the example in a document that was written at that time (ms).
-
-    It belongs to this rendering: whoever sends the example as it stands gets the one order that it
-    makes. A later rendering has another: its body may differ, and the order of the old key expires.
-    """
-    return f"{prefix}-" + "".join(c for c in iso8601(written_at) if c.isdigit())
 
 
 def example_swap(site: Site) -> Json:

@@ -25,7 +25,7 @@ START_MS = 1_767_323_045_000  # 2026-01-02T03:04:05Z
 STEP_MS = 250
 LONGEST_WAIT_STEPS = 400
 HOUR_MS = 3_600_000
-EXAMPLE_KEY = "0f6c2b9a-order-1"
+EXAMPLE_KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
 _OPERATION = {operation.name: operation for operation in OPERATIONS}
 _DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value})
 

@@ -23,8 +23,9 @@ def shared_parameters() -> Json:
         "IdempotencyKey": {
             "name": links.IDEMPOTENCY_HEADER,
             "in": "header",
-            "description": "1 to 255 printable ASCII characters, such as a UUID made for this"
-            " order. Keys are shared by all callers: take one that nobody else would.",
+            "description": "16 to 255 printable ASCII characters, such as a UUID made for this"
+            " order: who knows the key can have the order's session. With an `x-api-key`, which"
+            " has keys of its own, 1 to 255.",
             # Blanks around a header's value are not part of it (RFC 9110, section 5.5).
             "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
         },

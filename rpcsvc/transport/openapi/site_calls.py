@@ -11,7 +11,7 @@ from rpcsvc import errors
 from rpcsvc.operations.envelope import Json
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents.quickstart import quickstart
-from rpcsvc.transport.documents.recording import START_MS
+from rpcsvc.transport.documents.recording import EXAMPLE_KEY, START_MS
 from rpcsvc.transport.openapi.parts import (
     ANY_CALL,
     JSON,
@@ -54,7 +54,10 @@ def quickstart_item(site: Site) -> Json:
     headers = header_refs(site, charged=charged)
     headers |= {name: header_ref(name) for name in ("ETag", "Cache-Control")}
     good = response("The quickstart.", ref("Quickstart"), headers, ())
-    example = {"summary": "As this installation answers", "value": quickstart(site, START_MS)}
+    example = {
+        "summary": "As this installation answers",
+        "value": quickstart(site, START_MS, EXAMPLE_KEY),
+    }
     good["content"][JSON]["examples"] = {"quickstart": example}
     refused = (*ANY_CALL, *((errors.RateLimited,) if charged else ()))
     return {
@@ -105,7 +108,7 @@ def _health_schema(status: str, more: Json) -> Json:
 
 def _quickstart_schema(site: Site) -> Json:
     """The schema of spec 2.2, its keys those of the document itself."""
-    made = quickstart(site, START_MS)
+    made = quickstart(site, START_MS, EXAMPLE_KEY)
     uri = {"type": "string", "format": "uri"}
     text = {"type": "string"}
     call = {
