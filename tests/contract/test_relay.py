@@ -57,6 +57,7 @@ def environ_of(url: str, dialect: str, **more: Any) -> dict[str, str]:
         "RPCSVC_UPSTREAM__URL": url,
         "RPCSVC_UPSTREAM__DIALECT": dialect,
         "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
+        "RPCSVC_ORDERS__UNFUNDED_ADDRESS_ORDERS": "1000",
         **{f"RPCSVC_UPSTREAM__{name}": str(value) for name, value in more.items()},
     }
 
