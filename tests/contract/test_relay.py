@@ -490,8 +490,8 @@ async def test_status_is_served_from_the_store_and_the_limit_is_kept(
     limits: dict[str, Any] = {"CREATIONS_PER_MINUTE": 40, "CALLS_PER_MINUTE": 50}
     async with service(api.server.url, tmp_path, **limits) as served:
         # However long that takes, so many calls for prices are left beside those that follow.
-        made = [(await create(served))["data"]["order"]["orderId"] for _ in range(12)]
-        for order_id in made * 25:
+        made = [(await create(served))["data"]["order"]["orderId"] for _ in range(10)]
+        for order_id in made * 30:
             assert (await status_of(served, order_id))["state"] == "waiting_for_funding"
         calls = api.sent("GET", "/v1/order/") + api.sent("POST", "/v1/quote")
         assert calls <= 50

@@ -165,14 +165,14 @@ async def test_a_rate_that_comes_back_is_taken_up_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("amount", "config", "is_cut"),
     [
-        (499 * ONE_USDC, {}, False),
-        (500 * ONE_USDC, {}, True),
+        (500 * ONE_USDC, {}, False),
+        (500 * ONE_USDC + 1, {}, True),
         (900 * ONE_USDC, {"disabled": True}, False),
-        (900 * ONE_USDC, {"chunkSizeUsd": 451}, False),
-        (900 * ONE_USDC, {"chunkSizeUsd": 450}, True),
+        (900 * ONE_USDC, {"chunkSizeUsd": 450}, False),
+        (900 * ONE_USDC, {"chunkSizeUsd": 449}, True),
     ],
 )
-async def test_two_chunks_or_more_are_swapped_in_chunks_unless_it_is_disabled(
+async def test_more_than_two_chunks_are_swapped_in_chunks_unless_disabled(
     tmp_path: Path, amount: int, config: dict[str, Any], is_cut: bool
 ) -> None:
     async with booth(tmp_path, ManualClock()) as box:
