@@ -1,7 +1,7 @@
-"""Payments that a reorganisation hurt, and money that one of them held back.
+"""Relays and rebroadcasts XMR payments that stay out of blocks, and gives up what nobody is owed.
 
-Payments are handed to the node once more, with the bytes that are published already: nothing is
-paid that was not before. What does not live here: payments that go their way (payments.py).
+Only bytes that were published before are handed over, so nothing is paid that was not before. It
+also thaws outputs of payments that can never be made. Payments on their usual way: payments.py.
 """
 
 from __future__ import annotations
