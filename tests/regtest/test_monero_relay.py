@@ -118,6 +118,12 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     assert not await pair.is_with_the_peer()
     await pair.own.side.maintain()
     assert "waits in the node's pool for 3 blocks" in pair.own.side.notes()[0]
+    assert pair.own.side.health().ok
+    await until(pair.is_with_the_peer)
+    await pair.peer.flush_pool()
+    await pair.mine(7)
+    await pair.own.side.maintain()
+    assert "waits in the node's pool for 10 blocks" in (pair.own.side.health().detail or "")
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
     assert (await pair.own.side.look_up(transfer)).outcome is Outcome.SETTLED
