@@ -8,7 +8,7 @@ What does not live here: anything that decides or computes.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.backend import Backend
@@ -72,10 +72,12 @@ async def onchain_backend(
     # Addresses of a regtest chain are those of mainnet.
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
     async with (
+        AsyncExitStack() as after,
         wiring.onchain_engine(settings.onchain, parts) as engine,
         audit_loop(settings.onchain, served, settings.data_dir, switch) as audits,
     ):
-        beside = (engine.run, audits.run, *((rates.run,) if rates.run else ()))
+        after.push_async_callback(journal.close)  # the engine gives addresses back before
+        beside = (engine.run, audits.run, journal.run, *((rates.run,) if rates.run else ()))
         try:
             yield Backend(
                 engine,

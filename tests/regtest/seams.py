@@ -12,9 +12,12 @@ from typing import Any, Final
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.payment_ledger import Purpose as EvmPurpose
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
+from rpcsvc.settlement.onchain.journal.entries import EvmEntry, MoneroEntry
+from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState, Purpose
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.store.journaled import JournaledEvmPaymentLedger, JournaledMoneroLedger
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
@@ -40,6 +43,14 @@ def _monero(args: tuple[Any, ...]) -> bool:
     return args[1].purpose is Purpose.TRANSFER
 
 
+def _journaled(purpose: EvmPurpose) -> Counts:
+    return lambda args: isinstance(args[1], EvmEntry) and args[1].payment.order.purpose is purpose
+
+
+def _journaled_monero(args: tuple[Any, ...]) -> bool:
+    return isinstance(args[1], MoneroEntry) and args[1].payment.purpose is Purpose.TRANSFER
+
+
 def _monero_in(state: PaymentState) -> Counts:
     return lambda args: _monero(args) and args[1].state is state
 
@@ -51,17 +62,21 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "engine acknowledge": (OnchainEngine, "acknowledge", _something),
     "evm deposit": (SqliteEvmDepositLedger, "put_deposits", _something),
     "evm acknowledge": (SqliteEvmDepositLedger, "acknowledge", _something),
-    # Before: signed, not committed. After: committed, not published.
-    "evm record": (SqliteEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
+    # Before: signed, not in the journal. After: committed, not published.
+    "evm record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
+    # After: in the journal, not committed.
+    "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
     # After: published, and nothing noted of it.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (SqliteEvmPaymentLedger, "put_payment", _mined),
-    "evm withdraw": (SqliteEvmPaymentLedger, "withdraw", _something),
-    "sweep record": (SqliteEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
+    "evm withdraw": (JournaledEvmPaymentLedger, "withdraw", _something),
+    "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
+    "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
     "monero deposit": (SqliteMoneroLedger, "put_deposits", _something),
     "monero acknowledge": (SqliteMoneroLedger, "acknowledge", _something),
-    "monero record": (SqliteMoneroLedger, "add_payment", _monero),
+    "monero record": (JournaledMoneroLedger, "add_payment", _monero),
+    "monero journal": (PaymentJournal, "_append", _journaled_monero),
     "monero withdraw": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.WITHDRAWN)),
     # After: the wallet may have been told, and was not.
     "monero mark": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),

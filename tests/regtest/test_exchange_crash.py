@@ -40,6 +40,8 @@ CHAINS: dict[str, list[Crash]] = {
         ("engine publish", "before", 1),
         ("evm publish", "before", 1),
     ],
+    # The next start adopts the payment: it is not signed again.
+    "between its journal line and its commit": [("evm journal", "after", 1)],
     "from publishing to its note": [
         ("evm publish", "after", 1),
         ("evm note", "before", 1),

@@ -36,6 +36,9 @@ CHAINS: dict[str, list[Crash]] = {
         ("monero note", "before", 1),
         ("monero note", "after", 1),
     ],
+    # The next start adopts the payment: it is not signed again.
+    "between its journal line and its commit": [("monero journal", "after", 1)],
+    "between the sweep's journal line and its commit": [("sweep journal", "after", 1)],
     "before the relay": [("monero relay", "before", 1)],
     "after the relay, before the wallet stores": [("monero relay", "after", 1)],
     "after the wallet has stored": [("monero relayed", "after", 1)],

@@ -20,6 +20,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted, open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
@@ -274,3 +275,29 @@ async def test_what_the_books_refuse_pauses_payouts(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         assert len(books.adopted.refused) == 1
     assert "the payment journal can't be adopted" in str(PauseSwitch(tmp_path).reason())
+
+
+# --- rpcsvc db check -------------------------------------------------------------------------
+
+
+async def test_check_names_what_the_journal_lacks(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER
+    async with opened(tmp_path) as books:
+        before = books.copy(tmp_path / "before.db")
+        await books.evm.add_payment(evm_payment("ord_1/payout/1", 7, HOT, 4))
+    problems, state = check_journal(tmp_path, folder, [])
+    assert (problems, "0 lines behind" in state) == ([], True), state
+    after = (tmp_path / DATABASE_NAME).read_bytes()
+    put_back(tmp_path, before)
+    problems, state = check_journal(tmp_path, folder, [tmp_path / "none"])
+    assert "1 lines behind" in state
+    assert problems == [f"{tmp_path / 'none'} does not hold the journal: another one"]
+    with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as database:
+        database.execute("UPDATE payment_journal SET line = 2")
+        database.commit()
+    found = " ".join(check_journal(tmp_path, folder, [])[0])
+    assert "line 2 of the payment journal is not in the database" in found
+    (tmp_path / DATABASE_NAME).write_bytes(after)
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+    assert "ends at line 1" in " ".join(check_journal(tmp_path, folder, [])[0])

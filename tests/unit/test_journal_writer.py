@@ -248,6 +248,11 @@ async def test_without_any_further_place_payouts_wait(options: Options, tmp_path
     with pytest.raises(Unavailable):
         await write(made, 1)
     assert "payouts wait" in str(made.health().detail)
+    (tmp_path / "none").mkdir()
+    CLOCK.at += 60_000
+    await made.retry()
+    assert made.health().ok, "without a payment to record, too"
+    assert read_place(options.folder).problem is None
 
 
 async def test_command_gets_each_line_and_what_it_missed(options: Options, tmp_path: Path) -> None:

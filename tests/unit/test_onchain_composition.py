@@ -97,3 +97,18 @@ def order_of(up: Running, chain: str) -> Terms:
         created_at=now,
         expires_at=now + 3_600_000,
     )
+
+
+async def test_service_without_its_journal_starts_and_lets_payouts_wait(tmp_path: Path) -> None:
+    settings = unreachable(tmp_path)
+    async with running(settings) as before:
+        assert "journal" not in (before.service.engine.health().detail or "")
+    folder = tmp_path / "journal"
+    folder.rename(tmp_path / "elsewhere")
+    async with running(settings) as up:
+        told = up.service.engine.health().detail or ""
+        assert "it is missing; the database knows" in told
+        assert "payouts wait" in told
+        (tmp_path / "elsewhere").rename(folder)
+    async with running(settings) as up:
+        assert "journal" not in (up.service.engine.health().detail or "")

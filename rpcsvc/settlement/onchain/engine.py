@@ -123,6 +123,8 @@ class OnchainEngine:
     def require_ready(self) -> None:
         """Raise errors.Unavailable when either side can't settle: a swap needs both."""
         self._guard.require_open()
+        if self._journal is not None and not self._journal.is_usable:
+            raise Unavailable("Payouts can't be recorded right now. Try again later.")
         for asset, side in self._sides.items():
             side.require_ready()
             if self._watches[asset].is_blind():

@@ -319,7 +319,15 @@ def _config_check(context: Context) -> int:
 def _db_check(context: Context) -> int:
     from rpcsvc.store.maintenance import check_database  # noqa: PLC0415
 
-    problems = check_database(context.settings().data_dir)
+    settings = context.settings()
+    problems = check_database(settings.data_dir)
+    if settings.engine == "onchain" and not problems:
+        from rpcsvc.settlement.onchain.journal.files import FOLDER  # noqa: PLC0415
+        from rpcsvc.store.journal_check import check_journal  # noqa: PLC0415
+
+        folder, places = settings.data_dir / FOLDER, settings.onchain.journal_places
+        problems, state = check_journal(settings.data_dir, folder, places)
+        sys.stderr.write(f"{state}\n")
     for problem in problems:
         sys.stdout.write(f"{problem}\n")
     sys.stdout.write(f"{len(problems)} problems\n" if problems else "ok\n")

@@ -87,7 +87,10 @@ class EvmAddressPool:
         async with self._turn:
             unused, self._free, self._is_open = len(self._free), deque(), False
             if unused:
-                await self._ledger.reserve_addresses(self._top - unused)
+                try:
+                    await self._ledger.reserve_addresses(self._top - unused)
+                except Unavailable as reason:
+                    log.info("evm_addresses_left_out", unused=unused, reason=reason.message)
 
     async def _take_up(self, reserved_to: int) -> None:
         await self._know_all(reserved_to)

@@ -232,8 +232,7 @@ class EvmSide:
 
         Raises SideUnusable for the mnemonic of another service.
         """
-        await self._addresses.load()
-        await self._addresses.refill()
+        await self._make_addresses()
         for branch in self._branches.values():
             branch.client.rpc.open()
         await self._each(_Branch.look)
@@ -362,9 +361,17 @@ class EvmSide:
     async def maintain(self) -> None:
         """Addresses, fees, balances, payments that wait too long, sweeps; network by network."""
         try:
-            await self._addresses.refill()
+            await self._make_addresses()
         finally:
             await self._each(_Branch.maintain)
+
+    async def _make_addresses(self) -> None:
+        """Deposits are seen and payments followed while none can be recorded."""
+        try:
+            await self._addresses.load()
+            await self._addresses.refill()
+        except Unavailable as reason:
+            log.warning("evm_addresses_not_made", left=self._addresses.left, reason=reason.message)
 
     async def _each(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
         await asyncio.gather(*(branch.keep_up(work) for branch in self._branches.values()))

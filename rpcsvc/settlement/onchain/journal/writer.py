@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -209,7 +210,10 @@ class PaymentJournal:
         self._unsettled = None
 
     async def _append(self, entry: Entry) -> None:
-        data = await asyncio.to_thread(self._append_to_first, to_body(entry))
+        await self._offer(await asyncio.to_thread(self._append_to_first, to_body(entry)))
+
+    async def _offer(self, data: bytes) -> None:
+        """Have a further place take the line. Raises errors.Unavailable."""
         if self._further:
             await asyncio.gather(*(each.offer(data, self._steady()) for each in self._further))
             if not any(each.problem is None for each in self._further):
@@ -238,6 +242,22 @@ class PaymentJournal:
             log.warning("payment_journal_unusable", reason=text, folder=str(self._options.folder))
         self._problem, self._failed_at = text, self._steady()
 
+    async def run(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Try again what fails, until cancelled: nothing may be recorded for long."""
+        while True:
+            await pause(_RETRY_MS / 1000)
+            await self.retry()
+
+    async def retry(self) -> None:
+        """Open it again, or offer a line to the places that fail: another header."""
+        async with self._one:
+            if self._problem is not None:
+                await asyncio.to_thread(self._try_to_open)
+            elif any(each.problem is not None for each in self._further):
+                body = header(self._end, self._name, self._clock.now_ms())
+                with suppress(Unavailable):  # health says so
+                    await self._offer(await asyncio.to_thread(self._append_to_first, body))
+
     # --- how it is -----------------------------------------------------------------------------
 
     async def require_ready(self) -> None:
@@ -246,10 +266,14 @@ class PaymentJournal:
             return
         since = self._failed_at
         if since is not None and self._steady() - since >= _RETRY_MS:
-            async with self._one:
-                await asyncio.to_thread(self._try_to_open)
+            await self.retry()
         if self._problem is not None:
             raise _unavailable()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether payments could be recorded at the last attempt."""
+        return self._problem is None
 
     def health(self) -> Health:
         """Whether every place takes lines; if not, which does not and what follows from it."""

@@ -106,7 +106,7 @@ class AddressPool:
                 missing = self._options.pool_target - self.left
                 if missing > 0:
                     await self._make(min(missing, self._options.addresses_per_call))
-        await self._reserve()
+        await self._reserve_quietly()
 
     async def close(self) -> None:
         """Give back what was reserved and not handed out."""
@@ -119,7 +119,10 @@ class AddressPool:
             if self._free:
                 unused = min(item.index.minor for item in self._free)
                 self._pooled, self._free = deque(), deque()
-                await self._ledger.reserve_addresses(unused - 1)
+                try:
+                    await self._ledger.reserve_addresses(unused - 1)
+                except Unavailable as reason:
+                    log.info("monero_addresses_left_out", reason=reason.message)
 
     async def _bring_up(self, highest: Subaddress) -> None:
         missing = await self._missing(highest)
@@ -214,7 +217,7 @@ class AddressPool:
             reserved_to = highest
             await self._ledger.reserve_addresses(highest)
         self._pooled.extend(self._ledger.addresses_above(reserved_to))
-        await self._reserve()
+        await self._reserve_quietly()  # deposits are looked for all the same
 
     async def _make(self, count: int) -> None:
         """Make some more. It goes on when the caller is cancelled: addresses that the wallet has
