@@ -54,14 +54,14 @@ def options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def test_no_command_has_an_option_of_which_the_last_one_wins() -> None:
-    """But for those with a default: they choose what is shown, or how much."""
+    """But for those with a default, which choose what is shown or how much, and for a list."""
     free = {
         name
         for option in options(TREE)
         if not isinstance(option, Once)
         for name in option.option_strings
     }
-    assert free == {"--check", "--state", "--limit", "--internal-wei"}
+    assert free == {"--check", "--state", "--limit", "--internal-wei", "--journal"}
 
 
 # --- text ------------------------------------------------------------------------------------
