@@ -7,6 +7,7 @@
     |   +-- InvalidParams          JSON-RPC ``params`` is not an object
     |   +-- UnknownMethod          no operation of that name or path
     |   +-- MethodNotAllowed       a path of this service, but not with that HTTP method
+    |   +-- RequestTimeout         body stalled on its way
     |   +-- PayloadTooLarge        body or batch over its limit
     |   +-- UnsupportedMediaType   body is not declared as application/json
     |   +-- Unauthorized           RPC token or integrator's key missing or wrong
@@ -108,6 +109,14 @@ class MethodNotAllowed(ProtocolError):
 
     code = "invalid_request"
     http_status = 405
+
+
+class RequestTimeout(ProtocolError):
+    """The body of a request stalled on its way."""
+
+    code = "invalid_request"
+    http_status = 408
+    rpc_code = -32600
 
 
 class PayloadTooLarge(ProtocolError):

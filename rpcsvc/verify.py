@@ -52,6 +52,9 @@ from urllib.parse import SplitResult, urlsplit
 
 VERSION: Final = "1"
 ALGORITHM: Final = "ed25519"
+# Stands for the request's body where that was not read, with one of these statuses only.
+UNREAD: Final = "unread"
+UNREAD_STATUSES: Final = frozenset({401, 408, 413, 415, 503})
 LABEL: Final = "service-response-signature"
 JWS_ALGORITHM: Final = "EdDSA"
 JWS_TYPE: Final = "service-order-attestation"
@@ -289,10 +292,14 @@ class Exchange:
         if not isinstance(self.request_body, bytes) or not isinstance(self.body, bytes):
             raise BadInput("request_body and body must be bytes, exactly as sent and as received.")
 
-    def signed_text(self, kid: str, signed_at: str) -> bytes:
-        """What must have been signed for this exchange: the ten lines of design part 3."""
+    def signed_text(self, kid: str, signed_at: str, *, unread: bool = False) -> bytes:
+        """What must have been signed for this exchange: the ten lines of design part 3.
+
+        ``unread``: for a request whose body the service did not read.
+        """
         request, content = (hashlib.sha256(b).hexdigest() for b in (self.request_body, self.body))
-        rest = signed_rest(self.method, self.target, self.status, request, content)
+        asked = UNREAD if unread else request
+        rest = signed_rest(self.method, self.target, self.status, asked, content)
         return signed_head(kid, signed_at) + rest
 
 
@@ -341,8 +348,10 @@ def verify_response(
     key = _find_key(jwks, _form(_KID, kid, names[2]), pinned_kid)
     _check_digest(exchange.body, _form(_SHA256, content_sha256, names[3]))
     made = _header_time(signed_at, names[4])
-    text = exchange.signed_text(kid, signed_at)
-    _check_signature(key, text, _header_signature(signature, names[5]))
+    texts = [exchange.signed_text(kid, signed_at)]
+    if exchange.status in UNREAD_STATUSES:
+        texts.append(exchange.signed_text(kid, signed_at, unread=True))
+    _check_signature(key, texts, _header_signature(signature, names[5]))
     key.vouches_for(made)
     if now is not None:
         _check_age(made, now, max_age)
@@ -526,19 +535,23 @@ def _retired_at(key: Mapping[str, Any], kid: str) -> datetime | None:
     return moment
 
 
-def _check_signature(key: _Key, text: bytes, signature: bytes) -> None:
+def _check_signature(key: _Key, texts: list[bytes], signature: bytes) -> None:
+    """Raise BadSignature unless the signature is over one of ``texts``."""
     # Loaded here: the command line knows this module's options, and mostly does something else.
     from nacl.bindings import crypto_sign_open  # noqa: PLC0415
     from nacl.exceptions import BadSignatureError  # noqa: PLC0415
 
-    try:
-        crypto_sign_open(signature + text, key.public)
-    except BadSignatureError:
-        raise BadSignature(
-            f"The signature is not of key {key.kid} over this content. Something that is signed"
-            " differs from what you gave; for a response: method, target (path and query),"
-            " request body, status, or one of the headers."
-        ) from None
+    for text in texts:
+        try:
+            crypto_sign_open(signature + text, key.public)
+        except BadSignatureError:
+            continue
+        return
+    raise BadSignature(
+        f"The signature is not of key {key.kid} over this content. Something that is signed"
+        " differs from what you gave; for a response: method, target (path and query),"
+        " request body, status, or one of the headers."
+    )
 
 
 # --- the attestation of an order -------------------------------------------------------------
@@ -810,7 +823,7 @@ def verify_attestation(
     header, payload, signature = _parts(token)
     kid = _jws_kid(header)
     key = _find_key(jwks, kid, pinned_kid)
-    _check_signature(key, token.rpartition(".")[0].encode(), signature)
+    _check_signature(key, [token.rpartition(".")[0].encode()], signature)
     terms = _read_terms(payload)
     key.vouches_for(_known_time(terms.issued_at))
     _compare(expected, terms)

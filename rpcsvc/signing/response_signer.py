@@ -17,6 +17,7 @@ from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import SigningKeyError
 from rpcsvc.verify import (
     ALGORITHM,
+    UNREAD,
     VERSION,
     OrderTerms,
     attestation_input,
@@ -52,17 +53,17 @@ class ResponseSigner:
         self._keep_time()
 
     def headers(
-        self, method: str, target: str, status: int, request_body: bytes, body: bytes
+        self, method: str, target: str, status: int, request_body: bytes | None, body: bytes
     ) -> dict[str, str]:
         """The six headers of a response (design part 3 "Signing").
 
         ``target`` is path and query as they came, bytes that are not UTF-8 as surrogates (PEP 383);
-        ``body`` the exact bytes that are sent: none for HEAD and 304. Never raises for what a
-        client sent.
+        ``body`` the exact bytes that are sent: none for HEAD and 304. ``request_body`` is None
+        where the request's body was not read. Never raises for what a client sent.
         """
         self._keep_time()
         content = hashlib.sha256(body).hexdigest()
-        request = hashlib.sha256(request_body).hexdigest()
+        request = UNREAD if request_body is None else hashlib.sha256(request_body).hexdigest()
         text = self._head + signed_rest(method, target, status, request, content)
         signature = b64url(crypto_sign(text, self._secret)[:_SIGNATURE_BYTES])
         return {**self._fixed, self._names[3]: content, self._names[5]: signature}

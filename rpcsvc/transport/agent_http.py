@@ -39,10 +39,14 @@ class AgentHttp:
 
     def routes(self, operations: list[Operation]) -> list[web.RouteDef]:
         """One route for each operation that has a path."""
+        offered = [(op, API_ROOT + op.path) for op in operations if op.path is not None]
         return [
-            web.route(op.method, API_ROOT + op.path, self._handler(op))
-            for op in operations
-            if op.path is not None
+            route
+            for op, path in offered
+            for route in (
+                web.route(op.method, path, self._handler(op)),
+                web.route("*", path, _wrong_method(op)),
+            )
         ]
 
     def _handler(self, operation: Operation) -> Handler:
@@ -75,6 +79,14 @@ class AgentHttp:
             require_key_header(request)
         body = await read_json_object(request, self._body_bytes, self._max_depth)
         return with_path(request, body)
+
+
+def _wrong_method(operation: Operation) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        request[OPERATION] = operation.name
+        raise web.HTTPMethodNotAllowed(request.method, [operation.method])
+
+    return handle
 
 
 def _budget(operation: Operation) -> str:

@@ -13,7 +13,9 @@ what each of these does, and how aiohttp is made to ask (http_server.py).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 from aiohttp import hdrs, web
@@ -21,8 +23,9 @@ from aiohttp import hdrs, web
 from rpcsvc.errors import ServiceError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.http import BODY, Handler, Refusals, unread_body
+from rpcsvc.transport.http import BODY, STOPPING, Handler, Refusals, unread_body
 from rpcsvc.transport.sealing import Sealer
+from rpcsvc.verify import UNREAD_STATUSES
 
 _SERVER: Final = "rpcsvc"
 
@@ -32,8 +35,8 @@ class Edge:
 
     ``check`` raises a ServiceError for a request that is refused by its headers.
 
-    A request body that is longer than ``body_bytes``, or breaks off, is signed for as if it had
-    been empty: it is not read.
+    A request body that is longer than ``body_bytes`` is refused wherever it was sent. ``stopping``
+    is set when no more requests are taken: their responses are the last of their connections.
     """
 
     def __init__(
@@ -52,37 +55,57 @@ class Edge:
         self._cors = cors
         self._sealer = None if signer is None else Sealer(signer)
         self._body_bytes = body_bytes
+        self.stopping = asyncio.Event()
 
     def around(self, routes: Handler) -> Handler:
         """What answers a request that ``routes`` may answer."""
-        refusals, cors, sealer = self._refusals, self._cors, self._sealer
-        check = self._check
-        body_bytes = self._body_bytes
-
-        def refused(request: web.Request) -> web.Response | None:
-            try:
-                check(request)
-            except ServiceError as error:
-                response = refusals.answer(request, error)
-                response.force_close()
-                return response
-            return None
+        sealer = self._sealer
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                response = refused(request) or cors.preflight(request) or await routes(request)
-            except Exception as error:  # noqa: BLE001 - it is answered for, and logged
-                response = refusals.answer(request, error)
-            response.headers[hdrs.SERVER] = _SERVER
-            cors.open(request, response)
+            request[STOPPING] = self.stopping
+            response = await self._answered(request, routes)
             if sealer is not None:
-                asked = request.get(BODY)
-                if asked is None:
-                    asked = await unread_body(request, body_bytes)
-                await sealer.seal(request, asked, response)
+                response = await self._with_body(request, response)
+            self._finish(request, response)
+            if sealer is not None:
+                await sealer.seal(request, _asked(request, response), response)
+            if self.stopping.is_set():
+                response.force_close()
             return response
 
         return answer
+
+    async def _answered(self, request: web.Request, routes: Handler) -> web.StreamResponse:
+        try:
+            self._check(request)
+        except ServiceError as error:
+            response = self._refusals.answer(request, error)
+            response.force_close()
+            return response
+        try:
+            return self._cors.preflight(request) or await routes(request)
+        except Exception as error:  # noqa: BLE001 - it is answered for, and logged
+            return self._refusals.answer(request, error)
+
+    async def _with_body(
+        self, request: web.Request, response: web.StreamResponse
+    ) -> web.StreamResponse:
+        """The response, once the body of its request is read: it is signed for.
+
+        One whose body can't be read is refused for that.
+        """
+        if BODY not in request and response.status not in UNREAD_STATUSES:
+            try:
+                request[BODY] = await unread_body(request, self._body_bytes)
+            except ServiceError as error:
+                return self._refusals.answer(request, error)
+        return response
+
+    def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[hdrs.SERVER] = _SERVER
+        if "x-request-id" not in response.headers:
+            response.headers["x-request-id"] = self._refusals.request_id(request)
+        self._cors.open(request, response)
 
     def refuse(self, request: web.Request, error: Exception) -> web.Response:
         """The response to what never came to the routes, or failed on its way back from them.
@@ -91,8 +114,20 @@ class Edge:
         signing.md says for which one the response is signed.
         """
         response = self._refusals.answer(request, error)
-        response.headers[hdrs.SERVER] = _SERVER
-        self._cors.open(request, response)
+        self._finish(request, response)
         if self._sealer is not None:
-            self._sealer.seal_now(request, request.get(BODY, b""), response)
+            self._sealer.seal_now(request, _asked(request, response), response)
         return response
+
+
+def _asked(request: web.Request, response: web.StreamResponse) -> bytes | None:
+    """The request's body as it is signed for; None where it counts as unread.
+
+    By the status alone, so that a client knows it: but for 503, which also answers to calls that
+    were read.
+    """
+    if response.status in UNREAD_STATUSES - {HTTPStatus.SERVICE_UNAVAILABLE}:
+        return None
+    body: bytes | None = request.get(BODY)
+    is_unread = response.status in UNREAD_STATUSES and request.body_exists
+    return b"" if body is None and not is_unread else body

@@ -7,6 +7,7 @@ it happens to a request (edge.py).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -19,8 +20,10 @@ from rpcsvc.errors import (
     InvalidRequest,
     MethodNotAllowed,
     PayloadTooLarge,
+    RequestTimeout,
     ServiceError,
     Unauthorized,
+    Unavailable,
     UnknownMethod,
     UnsupportedMediaType,
 )
@@ -42,9 +45,11 @@ JSON = "application/json"
 BODY_SECONDS: Final = 30
 
 
-def require_json(request: web.Request, limit: int) -> None:
+def require_json(
+    request: web.Request, limit: int, types: frozenset[str] = frozenset({JSON})
+) -> None:
     """Judge a body by its headers. Raises UnsupportedMediaType and PayloadTooLarge."""
-    if request.headers.get("content-type") != JSON and request.content_type != JSON:
+    if request.content_type not in types:
         raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
@@ -58,7 +63,6 @@ def require_framing(request: web.Request) -> None:
     """
     encodings = ",".join(request.headers.getall("content-encoding", ())).split(",")
     if any(word.strip().lower() not in ("", "identity") for word in encodings):
-        request[BODY] = b""
         raise UnsupportedMediaType(
             "Encoded bodies are not read here. Send the body as it is, without content-encoding."
         )
@@ -68,32 +72,30 @@ def require_framing(request: web.Request) -> None:
         )
 
 
-# The body of a request as far as the service has it: all of it, or nothing of one that it did not
-# read to its end.
+# The body of a request, once all of it was read.
 BODY = web.RequestKey("body", bytes)
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge without reading more than the limit.
 
-    Raises InvalidRequest for a body that breaks off, stalls, or is not what its headers say.
+    Raises RequestTimeout for a body that stalls, InvalidRequest for one that breaks off or is not
+    what its headers say, and Unavailable when the service stops before the body is there.
     """
-    try:
-        request[BODY] = body = await _read(request, limit)
-    except ServiceError:
-        request[BODY] = b""
-        raise
+    request[BODY] = body = await _read(request, limit)
     return body
 
 
 async def unread_body(request: web.Request, limit: int) -> bytes:
-    """The body of a request that was answered without it: refused, or a GET.
+    """The body of a request that was answered without it: refused, or a GET. Raises as read_body.
 
-    Nothing of one that is too long, or can't be read to its end.
+    Nothing of one that breaks off.
     """
-    if not request.body_exists or (request.content_length or 0) > limit:
+    if not request.body_exists:
         return b""
-    with suppress(ServiceError):
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    with suppress(InvalidRequest):
         return await read_body(request, limit)
     return b""
 
@@ -103,17 +105,44 @@ async def _read(request: web.Request, limit: int) -> bytes:
         if request.content.is_eof():  # all of it came with the head: nothing to wait for
             return _of_size(request.content.read_nowait(), limit)
         async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
+            return await _arrived(request)
     except web.HTTPRequestEntityTooLarge:
         raise _too_large(limit) from None
     except TimeoutError:
-        raise InvalidRequest(
+        raise RequestTimeout(
             f"The body did not arrive within {BODY_SECONDS} s. Send it whole."
         ) from None
     except (web.RequestPayloadError, ConnectionError):
         raise InvalidRequest(
             "The body can't be read: it breaks off, or is not encoded as its headers say."
         ) from None
+
+
+# Set on a request: the event after which the service takes no more.
+STOPPING = web.RequestKey("stopping", asyncio.Event)
+# How long a body may pause that is still arriving when the service stops, and take in all.
+_PAUSE_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 6.0
+
+
+async def _arrived(request: web.Request) -> bytes:
+    """The body once it is there. Raises Unavailable when the service stops and it lingers."""
+    reading = asyncio.ensure_future(request.read())
+    stopped = asyncio.ensure_future(request[STOPPING].wait())
+    try:
+        await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        end = time.monotonic() + _STOP_SECONDS
+        while not reading.done():
+            before = request.content.total_bytes
+            await asyncio.wait({reading}, timeout=_PAUSE_SECONDS)
+            if not reading.done() and (
+                request.content.total_bytes == before or time.monotonic() > end
+            ):
+                raise Unavailable("The service is stopping. Send the same call again.")
+        return reading.result()
+    finally:
+        reading.cancel()
+        stopped.cancel()
 
 
 def _of_size(body: bytes, limit: int) -> bytes:
@@ -217,6 +246,10 @@ class Refusals:
         log.error("request_failed", request_id=request_id, path=request.path[:64], exc_info=error)
         return self._refuse(request, InternalError(request_id), request_id=request_id)
 
+    def request_id(self, request: web.Request) -> str:
+        """The caller's own request id, or a new one."""
+        return given_request_id(request) or self._gate.new_request_id()
+
     def _refuse(
         self,
         request: web.Request,
@@ -225,8 +258,8 @@ class Refusals:
         request_id: str | None = None,
     ) -> web.Response:
         visitor = request.get(VISITOR)
-        chosen = request_id or given_request_id(request) or self._gate.new_request_id()
-        flat = request.path.startswith(f"{BFF_ROOT}/")
+        chosen = request_id or self.request_id(request)
+        flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
         if request.path == RPC_PATH:
             body = whole_error(error, chosen)

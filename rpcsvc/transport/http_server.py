@@ -48,6 +48,11 @@ class EdgeRunner(web.AppRunner):
         self._connections = connections
         self._options = options
 
+    async def shutdown(self) -> None:
+        """Let bodies that are still on their way hear that the service stops."""
+        self._edge.stopping.set()
+        await super().shutdown()
+
     async def _make_server(self) -> web.Server:
         routes = await super()._make_server()
         return _EdgeServer(routes, self._edge, self._connections, **self._options)
@@ -131,6 +136,19 @@ class _Connection(web.RequestHandler):
         self._linger_bytes = None if request.content.is_eof() else _LINGER_BYTES
         return await super().finish_response(request, resp, start_time)
 
+    def close(self) -> None:
+        """Take no further request; the body of the one at hand may still arrive.
+
+        Its response is the last one, for the edge says so when the service stops.
+        """
+        if not self._is_arriving():
+            super().close()
+
+    def _is_arriving(self) -> bool:
+        """Whether the body of a request that is being handled is not whole yet."""
+        request = self._current_request
+        return request is not None and not request.content.is_eof()
+
     def data_received(self, data: bytes) -> None:
         """Take bytes from the client, of an unread body only so many."""
         if self._linger_bytes is not None:
@@ -138,7 +156,10 @@ class _Connection(web.RequestHandler):
             if self._linger_bytes < 0:
                 self.force_close()
                 return
+        # aiohttp drops all that comes once it shuts down, the rest of a body included.
+        ending, self._force_close = self._force_close, self._force_close and not self._is_arriving()
         super().data_received(data)
+        self._force_close = ending or self._force_close
 
     def handle_error(
         self,

@@ -303,10 +303,10 @@ class _Entry(Generic[C]):
         self._method = method
 
     def __call__(self, found: _Found[C], params: Any, /) -> jsonrpcserver.Result:
-        if type(params) is not dict:
+        if type(params) is not dict and params != []:
             return jsonrpcserver.InvalidParams()
         found.method = self._method
-        found.params = params
+        found.params = params or {}
         return _FOUND
 
 

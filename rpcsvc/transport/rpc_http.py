@@ -34,7 +34,7 @@ from rpcsvc.transport.gate import (
     given_request_id,
     is_request_id,
 )
-from rpcsvc.transport.http import error_headers, read_body, require_json, respond
+from rpcsvc.transport.http import JSON, error_headers, read_body, require_json, respond
 from rpcsvc.transport.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
 from rpcsvc.transport.misplaced import (
     IDEMPOTENCY_KEY,
@@ -42,6 +42,8 @@ from rpcsvc.transport.misplaced import (
     require_no_query_of_rpc,
 )
 
+# "JSON-RPC 2.0 Transport: HTTP" names all three.
+_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
 # The session that the CLI remembers (operations/service.py, Call).
 LOCAL_SESSION: Final = "x-agent-local-session"
 
@@ -64,6 +66,11 @@ class Caller:
     def request_id(self) -> str:
         """The request id of the whole exchange, for the response header."""
         return self.visitor.request_id or self._last_id or self._fallback()
+
+    @property
+    def batch_request_id(self) -> str:
+        """The same of a batch, whose calls have request ids of their own."""
+        return self.visitor.request_id or self.new_request_id()
 
     def request_id_for(self, hint: str | None) -> str:
         """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
@@ -118,7 +125,7 @@ class RpcHttp:
             client = self._budget_of(request, visitor, by_token=by_token)
             self._gate.charge(visitor, "rpc", client)
             require_no_query_of_rpc(request)
-            require_json(request, self._body_bytes)
+            require_json(request, self._body_bytes, _MEDIA_TYPES)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
             return self._refuse(visitor, error)
@@ -126,9 +133,8 @@ class RpcHttp:
         who = Client("token", client) if by_token and client else visitor.client
         caller = Caller(visitor, request.headers, namespace, client, who, self._gate.new_request_id)
         answer = await self._server.answer(body, caller)
-        return respond(
-            answer.body, caller.request_id, status=answer.status, headers=visitor.headers
-        )
+        request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
+        return respond(answer.body, request_id, status=answer.status, headers=visitor.headers)
 
     def _require_token(self, request: web.Request, visitor: Visitor) -> bool:
         """As Gate.require_token. Raises RateLimited for too many wrong ones."""

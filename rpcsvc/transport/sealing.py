@@ -22,7 +22,7 @@ _ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 
 class _Waiting(NamedTuple):
     request: web.Request
-    asked: bytes
+    asked: bytes | None
     response: web.StreamResponse
     sealed: asyncio.Future[None]
 
@@ -34,8 +34,10 @@ class Sealer:
         self._signer = signer
         self._waiting: list[_Waiting] = []
 
-    async def seal(self, request: web.Request, asked: bytes, response: web.StreamResponse) -> None:
-        """Sign ``response`` over its bytes and the request with the body ``asked``.
+    async def seal(
+        self, request: web.Request, asked: bytes | None, response: web.StreamResponse
+    ) -> None:
+        """Sign ``response`` over its bytes and the request with the body ``asked``, None if unread.
 
         Raises TypeError for a response that is not sent whole.
         """
@@ -58,7 +60,9 @@ class Sealer:
             else:
                 waiting.sealed.set_result(None)
 
-    def seal_now(self, request: web.Request, asked: bytes, response: web.StreamResponse) -> None:
+    def seal_now(
+        self, request: web.Request, asked: bytes | None, response: web.StreamResponse
+    ) -> None:
         """Sign one response by itself, where nothing can be awaited. Raises as seal does."""
         headers = self._signer.headers(
             request.method, _target(request), response.status, asked, _sent(request, response)

@@ -27,6 +27,7 @@ from rpcsvc.transport.jsonrpc import (
     error_object,
     whole_error,
 )
+from tests.contract.serving import Served
 from tests.logs import logs_of
 
 
@@ -315,7 +316,7 @@ async def test_a_batch_within_a_batch_is_one_invalid_request(inner: str) -> None
     assert outline(await reply(f"[{inner}]")) == [(-32600, None)]
 
 
-@pytest.mark.parametrize("params", [[], [1], [{}], [{"minuend": 1}, 2, 3]])
+@pytest.mark.parametrize("params", [[1], [{}], [{"minuend": 1}, 2, 3]])
 async def test_a_list_of_params_is_refused_and_an_object_asked_for(params: list[Any]) -> None:
     caller = Caller()
 
@@ -670,3 +671,34 @@ def test_an_error_without_a_code_of_json_rpc_is_an_invalid_request() -> None:
         "message": "Use POST.",
         "data": {"code": "invalid_request", "message": "Use POST.", "retryable": False},
     }
+
+
+async def test_an_empty_list_of_params_and_the_media_type_of_json_rpc_are_taken(
+    served: Served,
+) -> None:
+    message = b'{"jsonrpc":"2.0","id":1,"method":"service.capabilities","params":[]}'
+    for media_type in ("application/json", "application/json-rpc; charset=utf-8"):
+        answer = await served.raw(message, content_type=media_type)
+        assert (answer.status, answer.body["result"]["ok"]) == (200, True)
+    refused = await served.raw(message.replace(b"[]", b"[1]"))
+    assert refused.body["error"]["code"] == -32602
+
+
+async def test_a_batch_has_a_request_id_of_its_own(served: Served) -> None:
+    call = b'{"jsonrpc":"2.0","id":"%b","method":"service.capabilities"}'
+    answer = await served.raw(b"[%b,%b]" % (call % b"one", call % b"two"))
+    told = {each["result"]["requestId"] for each in answer.body}
+    assert told == {"one", "two"}
+    assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_preflight_has_a_request_id_and_the_bff_its_own_errors(served: Served) -> None:
+    asked = {"origin": "http://localhost", "access-control-request-method": "POST"}
+    response = await served.client.options("/api/v1/agent/swap/plan", headers=asked)
+    assert (response.status, "x-request-id" in response.headers) == (204, True)
+    for path in ("/bff/v1", "/bff/v1/", "/bff/v1/none"):
+        answer = await (await served.client.get(path)).json()
+        assert set(answer) == {"error"}
+    for name in ("plan", "create"):
+        wrong = await (await served.client.get(f"/api/v1/agent/swap/{name}")).json()
+        assert (wrong["operation"], wrong["error"]["code"]) == (f"swap.{name}", "invalid_request")

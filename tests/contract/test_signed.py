@@ -165,16 +165,25 @@ async def test_a_document_that_did_not_change_is_signed_without_its_body(served:
     verify_response(again, await jwks(served), now=datetime.now(UTC))
 
 
-async def test_a_body_too_long_to_be_read_counts_as_none(served: Served) -> None:
-    body = b" " * 100_000
-
-    exchange = await exchanged(served, "POST", f"{API}/agent/swap/plan", body, **JSON)
-
+@pytest.mark.parametrize("path", [f"{API}/agent/swap/plan", "/no/such"])
+async def test_a_body_too_long_to_be_read_is_signed_for_as_unread(
+    served: Served, path: str
+) -> None:
+    exchange = await exchanged(served, "POST", path, b" " * 100_000, **JSON)
     assert exchange.status == 413
     keys = await jwks(served)
+    verify_response(exchange, keys)
+    verify_response(changed(exchange, request_body=b"another"), keys)
     with pytest.raises(BadSignature):
-        verify_response(exchange, keys)
-    verify_response(changed(exchange, request_body=b""), keys)
+        verify_response(changed(exchange, status=400), keys)
+
+
+async def test_a_refused_token_is_signed_for_as_unread(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}) as served:
+        exchange = await exchanged(served, "POST", "/rpc", ORDER, **JSON)
+        assert exchange.status == 401
+        keys = await jwks(served)
+        verify_response(changed(exchange, request_body=b""), keys)
 
 
 def changed(exchange: Exchange, **parts: Any) -> Exchange:

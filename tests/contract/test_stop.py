@@ -123,3 +123,34 @@ async def test_a_connection_that_sends_no_whole_request_is_closed(
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize("rest", [b"{}", b""], ids=["it arrives", "it stalls"])
+async def test_a_body_that_is_arriving_at_a_stop_is_finished_or_refused(
+    tmp_path: Path, rest: bytes
+) -> None:
+    port = free_port()
+    flags = {"data_dir": str(tmp_path), "port": port}
+    settings = load_settings(config_file=None, environ={}, flags=flags).settings
+    async with app.running(settings) as up:
+        listening = serving.listening(up)
+        await listening.__aenter__()
+        idle, closing = await asyncio.open_connection("127.0.0.1", int(port))
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(
+            b"POST /api/v1/agent/swap/plan HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+            b"content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+        )
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+        stopping = asyncio.create_task(listening.__aexit__(None, None, None))
+        await _refuses_connections(port)
+        assert not stopping.done()
+        writer.write(rest)
+        assert await idle.read() == b"", "an idle connection is closed at once"
+        answer = (await reader.read()).lower()
+        assert answer.startswith(b"http/1.1 200 " if rest else b"http/1.1 503 ")
+        assert b"\r\nconnection: close\r\n" in answer
+        await stopping
+        for each in (writer, closing):
+            each.close()
+            await each.wait_closed()
