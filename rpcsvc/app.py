@@ -39,6 +39,7 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
+from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
@@ -245,6 +246,7 @@ async def _compose(
         effects,
         clock,
         keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
+        keep_tickets_ms=settings.support.keep_days * 86_400_000,
         is_paused=engine.is_paused,
         beside=(*backend.beside, retries, *((relay.run, relay.follower.run) if relay else ())),
     )
@@ -252,7 +254,10 @@ async def _compose(
         break_bps = settings.orders.lock_break_bps
         locks = PriceLocks(store, processor, backend.rates, aside, clock, break_bps=break_bps)
         worker.on_beat(locks.break_due)
+    support = settings.support
+    budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
     service = Service(
+        ticket_budget=budget if settings.rate_limit.enabled else None,
         venue=venue,
         store=store,
         engine=engine,

@@ -195,6 +195,14 @@ class UpstreamSettings(Group):
     reservable_usd: Annotated[int, whole(1, 1_000_000_000)] = 250_000
 
 
+class SupportSettings(Group):
+    """Tickets of one client a day, bytes of all clients a day, and days for which they are kept."""
+
+    tickets_per_client: Annotated[int, whole(1, 1_000_000)] = 20
+    bytes_per_day: Annotated[int, whole(65_536, 2**40)] = 8 * 1024 * 1024
+    keep_days: Annotated[int, whole(1, 36_500)] = 365
+
+
 class SigningSettings(Group):
     """Whether responses and orders are signed, with keys made in the data directory."""
 
@@ -234,6 +242,7 @@ class Settings(Group):
     upstream: UpstreamSettings = UpstreamSettings()
     onchain: OnchainSettings = OnchainSettings()
     rates: RatesSettings = RatesSettings()
+    support: SupportSettings = SupportSettings()
     signing: SigningSettings = SigningSettings()
     log: LogSettings = LogSettings()
 

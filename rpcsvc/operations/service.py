@@ -16,6 +16,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports import Health, Holdings, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
@@ -79,6 +80,7 @@ class Service:
     promises: Promises | None = None
     # Keys the hashes of clients' names.
     client_secret: bytes = b""
+    ticket_budget: TicketBudget | None = None
 
     def stored(self, client: Client) -> str:
         """What is kept of a client with its unfunded orders; empty where none are counted."""

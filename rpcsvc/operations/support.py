@@ -34,6 +34,10 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     named = None if order_id is None else service.store.order(order_id)
     order = _owned(named, session)
     refund_to = _refund_address(service, params, order)
+    budget = service.ticket_budget
+    if budget is not None and not _sets_refund_address(order, refund_to):
+        size = len(params.message.encode("utf-8", "surrogatepass"))
+        budget.charge(call.client, size, service.clock.now_ms())
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
         created_at=service.clock.now_ms(),
@@ -96,6 +100,13 @@ def _refund_address(service: Service, params: SupportParams, order: Order | None
 def _read(address: str, order: Order, service: Service) -> str:
     direction = order.terms.direction
     return read_refund_address(address, direction, service, field="walletAddress")
+
+
+def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:
+    """Whether money waits for this ticket: no budget may keep a refund from its owner."""
+    if order is None or refund_to is None:
+        return False
+    return order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order)
 
 
 def _untried(order: Order, address: str) -> str:

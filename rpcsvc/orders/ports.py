@@ -239,6 +239,13 @@ class OrderStore(Protocol):
         """Wait until every commit begun so far is on disk or refused."""
         ...
 
+    async def forget_tickets(self, before: int) -> int:
+        """Drop tickets made before that time, the oldest first and so many at once.
+
+        Returns how many.
+        """
+        ...
+
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time, a few hours' worth; returns how many."""
         ...

@@ -37,7 +37,7 @@ class Worker:
     ``beside``: endless loops that run as long as the beats do, each begun again if it breaks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it works with, named
         self,
         store: OrderStore,
         processor: OrderProcessor,
@@ -46,6 +46,7 @@ class Worker:
         clock: Clock,
         *,
         keep_responses_ms: int,
+        keep_tickets_ms: int | None = None,
         is_paused: Callable[[], bool] = lambda: False,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
@@ -57,6 +58,7 @@ class Worker:
         self._sight = watcher.sight
         self._clock = clock
         self._keep_responses_ms = keep_responses_ms
+        self._keep_tickets_ms = keep_tickets_ms
         self._is_paused = is_paused
         self._each_beat: list[Callable[[], Awaitable[int]]] = []
         self._beside = tuple(beside)
@@ -196,6 +198,10 @@ class Worker:
         forgotten = await self._store.forget_responses(now - self._keep_responses_ms)
         if forgotten:
             log.info("idempotency_keys_forgotten", count=forgotten)
+        if self._keep_tickets_ms is not None:
+            dropped = await self._store.forget_tickets(now - self._keep_tickets_ms)
+            if dropped:
+                log.info("tickets_forgotten", count=dropped)
         return 0
 
 

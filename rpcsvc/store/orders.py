@@ -39,6 +39,11 @@ from rpcsvc.store.sqlite import Statement, Tables
 
 # How much of a session id its index holds (migrations/0005_sessions.sql).
 _SESSION_START: Final = 8
+# Rows are numbered as they come: only the oldest thousand are looked at.
+_OLD_TICKETS: Final = (
+    "SELECT rowid FROM (SELECT rowid, created_at FROM tickets ORDER BY rowid LIMIT 1000)"
+    " WHERE created_at < ?"
+)
 # Twice what falls due between two times of forgetting, so that what is left over gets less.
 _FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
 _SELECT_VIEW: Final = (
@@ -200,6 +205,18 @@ class SqliteOrderStore(SqliteRelays):
         """Wait until every commit begun so far is on disk or refused."""
         with suppress(Unavailable):  # closing: the writes that wait are finished all the same
             await self._db.write(())
+
+    async def forget_tickets(self, before: int) -> int:
+        """Drop tickets made before that time, the oldest first and so many at once.
+
+        Returns how many.
+        """
+        row = self._db.read_one(f"SELECT count(*) FROM ({_OLD_TICKETS})", (before,))  # noqa: S608 - a constant
+        count = int(row[0]) if row else 0
+        if count:
+            sql = f"DELETE FROM tickets WHERE rowid IN ({_OLD_TICKETS})"  # noqa: S608 - a constant
+            await self._db.write([Statement(sql, (before,))])
+        return count
 
     async def forget_responses(self, before: int) -> int:
         """Drop idempotency keys made before that time, and within two hours of the oldest.
