@@ -54,7 +54,7 @@ def shared_headers(site: Site) -> Json:
         ),
         "ETag": _header("The tag of these bytes.", '^"[0-9a-f]+"$', required=True),
         "Cache-Control": _header(
-            "For how long a copy may be kept.", "^public, max-age=[0-9]+, no-transform$",
+            "For how long a copy may be kept.", "^(public, max-age=[0-9]+|no-store), no-transform$",
             required=True,
         ),
         **_signature_headers(site),
