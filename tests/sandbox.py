@@ -12,7 +12,7 @@ import orjson
 from rpcsvc.app import Running, running
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 
@@ -54,7 +54,7 @@ class Sandbox:
 
     async def call(self, name: str, **params: Any) -> dict[str, Any]:
         key = params.pop("key", None)
-        call = Call("test", idempotency_key=key)
+        call = Call("test", idempotency_key=key, client=params.pop("client", SOCKET))
         reply = await self.up.dispatcher.run(_BY_NAME[name], params, call)
         answer: dict[str, Any] = orjson.loads(reply.body)
         assert reply.http_status != 500, answer
