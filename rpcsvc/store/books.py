@@ -62,6 +62,26 @@ def doubts(data_dir: Path) -> list[Doubt]:
     return [Doubt(*row) for row in _rows(data_dir, sql)]
 
 
+class StoredTicket(NamedTuple):
+    """A support ticket. ``created_at`` in ms since the epoch."""
+
+    ticket_id: str
+    created_at: int
+    category: str
+    order_id: str | None
+    wallet_address: str | None
+    message: str
+
+
+def tickets(data_dir: Path) -> list[StoredTicket]:
+    """The tickets, oldest first. Raises BooksUnreadable."""
+    sql = (
+        "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
+        " ORDER BY rowid"
+    )
+    return [StoredTicket(*row) for row in _rows(data_dir, sql)]
+
+
 def _rows(data_dir: Path, sql: str) -> list[tuple[Any, ...]]:
     path = data_dir / DATABASE_NAME
     if not path.is_file():

@@ -313,6 +313,11 @@ def close_claim(data_dir: Path, order_id: str, reason: str) -> bool:
     return _write(data_dir, sql, (after, reason, reason, order_id, before))
 
 
+def close_ticket(data_dir: Path, ticket_id: str) -> bool:
+    """Delete a ticket that was dealt with; False when there is none. Raises BooksUnreadable."""
+    return _write(data_dir, "DELETE FROM tickets WHERE ticket_id = ?", (ticket_id,))
+
+
 def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:
     """One statement in a transaction of its own, durable when this returns.
 

@@ -129,3 +129,21 @@ def test_without_a_database_it_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         status = run(arguments, {"RPCSVC_DATA_DIR": str(tmp_path)}, serve=_never, local=_never)
         assert status == 2
         assert "no database" in capsys.readouterr().err
+
+
+async def test_tickets_are_listed_shown_and_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with sandbox(tmp_path) as box:
+        for message in ("first", "second"):
+            assert (await box.call("support.create", message=message))["ok"]
+        rows = told(tmp_path, capsys, "tickets", "list")["tickets"]
+        assert len(rows) == 2
+        first, second = [row["ticketId"] for row in rows]
+        assert "first" not in str(rows)
+        shown = told(tmp_path, capsys, "tickets", "show", first)["ticket"]
+        assert shown == {**rows[0], "message": "first"}
+        assert told(tmp_path, capsys, "tickets", "close", first)["closed"]["ticketId"] == first
+        for action in ("show", "close"):
+            assert refused(tmp_path, capsys, "tickets", action, first)[0] == 2
+        assert told(tmp_path, capsys, "tickets", "list")["tickets"][0]["ticketId"] == second

@@ -60,16 +60,16 @@ def add_books(commands: Any, common: Common) -> None:
 
 def _new_key(_context: Context) -> int:
     key = system_random(KEY_BYTES).hex()
-    return _print({"key": key, "hash": key_hash(key).hex()})
+    return print_json({"key": key, "hash": key_hash(key).hex()})
 
 
 def _report(context: Context) -> int:
     from rpcsvc.store.books import integrator_fees  # noqa: PLC0415 - help needs none of it
 
     assets = {asset.symbol: asset for asset in (XMR, USDC)}
-    with _usable_books():
+    with usable_books():
         found = integrator_fees(context.settings().data_dir)
-    return _print(
+    return print_json(
         {
             "fees": [
                 {
@@ -87,9 +87,9 @@ def _report(context: Context) -> int:
 def _relays(context: Context) -> int:
     from rpcsvc.store.books import doubts  # noqa: PLC0415 - as above
 
-    with _usable_books():
+    with usable_books():
         found = doubts(context.settings().data_dir)
-    return _print(
+    return print_json(
         {
             "inDoubt": [
                 {
@@ -112,18 +112,18 @@ def _close(context: Context) -> int:
     if not note:
         raise UsageError("--note must say what was found: it is all that the books will tell.")
     reason = f"closed by the operator at {iso8601(SystemClock().now_ms())}: {note}"
-    with _usable_books():
+    with usable_books():
         is_closed = close_claim(context.settings().data_dir, order_id, reason)
     if not is_closed:
         raise UsageError(
             f"no upstream order {order_id[:60]} is in doubt. rpcsvc relays lists those;"
             " one whose call is still under way can't be closed."
         )
-    return _print({"closed": {"orderId": order_id, "reason": reason}})
+    return print_json({"closed": {"orderId": order_id, "reason": reason}})
 
 
 @contextmanager
-def _usable_books() -> Iterator[None]:
+def usable_books() -> Iterator[None]:
     """Books that can't be read or written are told as a wrong use, in a line."""
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415 - as above
 
@@ -133,6 +133,7 @@ def _usable_books() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def _print(value: Json) -> int:
+def print_json(value: Json) -> int:
+    """Write the command's answer to stdout; returns the exit status."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
     return OK

@@ -207,6 +207,12 @@ def _add_verify(commands: Any) -> None:
     add_verify(commands)
 
 
+def _add_tickets(commands: Any) -> None:
+    from rpcsvc.transport.cli.tickets import add_tickets  # noqa: PLC0415
+
+    add_tickets(commands, add_common)
+
+
 def _add_books(commands: Any) -> None:
     from rpcsvc.transport.cli.books import add_books  # noqa: PLC0415
 
@@ -270,6 +276,7 @@ _BRANCHES: Final[Mapping[str, Callable[[Any], None]]] = {
     "verify": _add_verify,
     "integrators": _add_books,
     "relays": _add_books,
+    "tickets": _add_tickets,
     "audit": _add_audit,
     "onchain": _add_onchain,
     "treasury": _add_treasury,
