@@ -55,7 +55,11 @@ class ChainRegistry:
         self._by_id = _unique({}, ((c.chain_id, c) for c in self._chains))
         names = ((n.lower(), c) for c in self._chains for n in (c.name, *c.aliases))
         self._by_name = _unique({}, names)
-        self.token_contracts = frozenset(c.usdc_contract.lower() for c in self._chains)
+        self.token_contracts = frozenset(
+            contract.lower()
+            for chain in self._chains
+            for contract in (chain.usdc_contract, chain.test_usdc_contract)
+        )
 
     def all(self) -> tuple[Chain, ...]:
         """The chains in the order of the configuration."""

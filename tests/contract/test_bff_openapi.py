@@ -128,3 +128,10 @@ async def test_the_schemas_name_the_fields_of_the_spec(served: Served) -> None:
         for name, kind in wanted.items():
             nullable = "null" in json.dumps(named[schema]["properties"][name])
             assert nullable == (kind.endswith(("|null", "?"))), (schema, name)
+
+
+async def test_every_call_lists_the_refusal_of_a_wrong_key(served: Served) -> None:
+    document = openapi_document(site_of(served.up.settings, served.up.service))
+    for operation in BFF_OPERATIONS:
+        described = document["paths"][BFF_ROOT + operation.path][operation.method.lower()]
+        assert "401" in described["responses"], operation.name

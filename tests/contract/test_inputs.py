@@ -295,3 +295,12 @@ async def test_an_address_on_the_tokens_blacklist_is_refused_before_an_order(
     over_bff = await bff.post(served, "/orders", {**bff.ORDER, "toAddress": listed})
     assert over_bff.body["error"]["details"]["problems"][0]["field"] == "toAddress"
     assert served.count("orders") == 0
+
+
+async def test_the_token_that_a_sandbox_payment_names_is_no_destination(served: Served) -> None:
+    swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO}
+    made = await served.post("/agent/swap/execute", swap)
+    uri = made.body["data"]["fundingInstructions"]["paymentUri"]
+    token = uri.removeprefix("ethereum:").partition("@")[0]
+    answer = await served.post("/agent/swap/execute", {**SWAP, "to": token})
+    assert answer.body["error"]["code"] == "invalid_destination"

@@ -174,7 +174,7 @@ def _responses(site: Site, operation: BffOperation) -> Json:
     good = response(operation.summary, ref(operation.result.__name__), headers, ())
     by_code = schemas.errors_by_code()
     refusals: list[ErrorClass] = [by_code[code] for code in operation.errors]
-    refusals += [*ANY_OPERATION, *ANY_CALL]
+    refusals += [*ANY_OPERATION, *ANY_CALL, errors.Unauthorized]
     if operation.method == "POST":
         refusals += ANY_BODY
     if site.rate_limit.enabled:
