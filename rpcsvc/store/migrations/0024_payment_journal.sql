@@ -1,4 +1,4 @@
--- The payment journal (docs/adr/0011-payment-journal.md): up to which line of which journal
+-- The payment journal (docs/adr/0012-payment-journal.md): up to which line of which journal
 -- everything is in this database.
 CREATE TABLE payment_journal (
     id      INTEGER PRIMARY KEY CHECK (id = 1),

@@ -3,7 +3,7 @@
 One line at a time: written and synced, then committed to the database together with the line's
 position. So no payment can reach a network whose line is not on disk, and every line up to the
 database's position is in the database. Without a journal that is whole nothing is recorded, and so
-nothing is signed, published or swept (docs/adr/0011-payment-journal.md).
+nothing is signed, published or swept (docs/adr/0012-payment-journal.md).
 """
 
 from __future__ import annotations
