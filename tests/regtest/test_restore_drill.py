@@ -22,7 +22,13 @@ from tests.regtest.commands import command
 from tests.regtest.daemons import Anvil, Miner, WalletRpc
 from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, swept
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import copy_of, differences, restore_wallet_from_words
+from tests.regtest.restoring import (
+    copy_of,
+    differences,
+    explain_sweeps,
+    restore,
+    restore_wallet_from_words,
+)
 from tests.regtest.token import Token
 
 pytestmark = pytest.mark.slow
@@ -98,6 +104,49 @@ async def test_restore_with_journal_pays_nobody_twice(
         assert await asyncio.to_thread(at.stop) == 0
     await stack.mine(3)
     assert await _paid(stack, wallet, payees) == paid
+    assert await differences(stack) == []
+
+
+async def test_restore_without_journal_names_a_batch_that_the_wallet_forgot(
+    stack: Exchange, wallet: WalletClient, tmp_path: Path
+) -> None:
+    payees = [(await wallet.create_addresses(1))[0].address for _ in range(2)]
+    async with stack.serving() as at:
+        orders = [await ordered(at, "u2x", to) for to in payees]
+        await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
+        for _, address in orders:
+            await stack.pay_usdc(address, 165 * USDC)
+        for order, _ in orders:
+            await reaches(stack, at, order, "deposit_confirmed")
+        copy = await copy_of(stack, tmp_path / "copy.db")
+        await command(stack, "payouts", "resume")
+        for order, _ in orders:
+            await reaches(stack, at, order, "completed")
+        assert await asyncio.to_thread(at.stop) == 0
+    paid = await _paid(stack, wallet, payees)
+    await restore_wallet_from_words(stack)
+    await restore(stack, copy)
+    await command(stack, "payouts", "pause", "--reason", "restored")
+
+    found = [item for item in await differences(stack) if item["kind"] == "unrecorded_payment"]
+    (batch,) = found
+    explain = ("treasury", "explain", "monero", batch["subject"], "--note", "a batch")
+    assert (await command(stack, *explain)).status == 1, "both would be paid once more"
+    for order, _ in orders:
+        close = ("payouts", "close", f"{order}/payout/1", batch["subject"])
+        assert " ".join(close) in batch["hint"]
+        closed = await command(stack, *close, "--note", "its owner has it")
+        assert closed.status == 0, closed
+    assert (await command(stack, *explain)).status == 0
+    await explain_sweeps(stack)
+    await command(stack, "payouts", "resume")
+    async with stack.serving() as at:
+        for order, _ in orders:
+            await reaches(stack, at, order, "completed")
+        assert await asyncio.to_thread(at.stop) == 0
+    await stack.mine(3)
+    assert await _paid(stack, wallet, payees) == paid
+    await explain_sweeps(stack)
     assert await differences(stack) == []
 
 
