@@ -1063,13 +1063,13 @@ def _get(
     connection, target = _connection_to(url)
     try:
         connection.request("GET", target, headers={"accept": "application/json", **headers})
-        response = connection.getresponse()
-        raw = response.read(LARGEST_ANSWER + 1)
+        with connection.getresponse() as response:
+            raw = response.read(LARGEST_ANSWER + 1)
+            return response.status, response.getheaders(), raw
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise Unreachable(f"{trouble}: {error or type(error).__name__}.") from error
     finally:
         connection.close()
-    return response.status, response.getheaders(), raw
 
 
 def _connection_to(url: str) -> tuple[http.client.HTTPConnection, str]:

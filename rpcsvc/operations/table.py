@@ -6,6 +6,7 @@ not live here: what the operations do (the handlers), how a call arrives (transp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,11 @@ class Effect(StrEnum):
     READ = "read"
     WRITE = "write"
     MOVES_MONEY = "moves_money"
+
+
+def option_of(wire_name: str) -> str:
+    """The CLI's option for an input: ``--refund-address`` for ``refundAddress``."""
+    return "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
 
 
 @dataclass(frozen=True, slots=True)

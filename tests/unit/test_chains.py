@@ -125,7 +125,8 @@ def test_the_usdc_contracts_are_those_that_circle_publishes(chains: ChainRegistr
 def test_no_test_network_is_a_network_where_funds_are_real(chains: ChainRegistry) -> None:
     real = {chain.chain_id for chain in chains.all()}
     assert real.isdisjoint(chain.test_chain_id for chain in chains.all())
-    assert chains.token_contracts.isdisjoint(c.test_usdc_contract.lower() for c in chains.all())
+    contracts = {chain.usdc_contract.lower() for chain in chains.all()}
+    assert contracts.isdisjoint(chain.test_usdc_contract.lower() for chain in chains.all())
 
 
 def test_the_op_stack_chains_and_no_others_name_the_oracle_of_l1_fees(

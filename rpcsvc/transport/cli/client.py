@@ -262,8 +262,8 @@ def read_response(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
 
     Raises OSError, and HTTPException, also for a body that is larger than any of the service's.
     """
-    response = connection.getresponse()
-    body = response.read(LARGEST_ANSWER + 1)
+    with connection.getresponse() as response:
+        body = response.read(LARGEST_ANSWER + 1)
     if len(body) > LARGEST_ANSWER:
         raise http.client.HTTPException(f"it answers with more than {LARGEST_ANSWER} bytes")
     return response.status, body

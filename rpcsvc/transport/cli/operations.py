@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.operations.table import OPERATIONS, Operation, option_of
 from rpcsvc.transport.cli.call import FIELD, run_operation
 from rpcsvc.transport.cli.context import Json
 from rpcsvc.transport.cli.options import Once, Text, add_common, add_target
@@ -44,7 +44,7 @@ def _add_operation(commands: Any, operation: Operation) -> None:
 
 
 def _add_field(group: Any, wire_name: str, annotation: Any, description: str | None) -> None:
-    flag = "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
+    flag = option_of(wire_name)
     extra: Json = {"dest": FIELD + wire_name, "help": description, "metavar": "VALUE"}
     types = set(_types_in(annotation))
     if bool in types:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
+from rpcsvc.operations.table import option_of
 from rpcsvc.transport.documents import links
 from rpcsvc.transport.documents.recording import Exchange
 from rpcsvc.transport.documents.text import code, json_text
@@ -50,7 +51,7 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
         f"POST {RPC_PATH} HTTP/1.1\nhost: {site.url.partition('://')[2]}"
         f"\ncontent-type: application/json{token}\n\n{json_text(message)}"
     )
-    options = " ".join(f"--{name} {value}" for name, value in exchange.params.items())
+    options = " ".join(f"{option_of(name)} {value}" for name, value in exchange.params.items())
     command = (
         f"{site.client} {operation.command} --url {site.url} {options}"
         f" --idempotency-key {exchange.key} --request-id {exchange.name}"
