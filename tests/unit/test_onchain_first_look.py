@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +45,7 @@ class Wallet:
 
     async def unknown(self) -> list[str]:
         self.asked += 1
+        await asyncio.sleep(0)  # others run while a wallet is asked
         if self.failure is not None:
             raise self.failure
         return self._ledger.not_on_record(self.sent)
@@ -100,6 +102,16 @@ async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(stand: St
         await stand.engine.prepare(transfer("monero"))
     assert (stand.signed, stand.wallet.asked) == (["monero", "monero"], 1)
     assert stand.switch.reason() is None
+
+
+async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(stand: Stand) -> None:
+    """The upkeep looks first; what it found is acknowledged, so the waiter's look finds nothing."""
+    stand.wallet.sent = {"ab"}
+    looked = await asyncio.gather(
+        stand.look.require_done(), stand.engine.prepare(transfer("monero")), return_exceptions=True
+    )
+    assert [type(item) for item in looked] == [Unavailable, Unavailable]
+    assert stand.signed == []
 
 
 async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(

@@ -206,6 +206,9 @@ class OnchainEngine:
         with self._guard.passing(transfer, companions) as together:
             if (look := self._first_looks.get(side.asset)) is not None:
                 await look.require_done()
+            # Payouts may have been paused meanwhile: by another caller's first look, which leaves
+            # this one nothing to find.
+            self._guard.require_open()
             return await side.prepare(transfer, together)
 
     async def publish(self, transfer: Transfer) -> Verdict:
