@@ -52,10 +52,10 @@ _WRONG_AMOUNT = """
     WHERE t.kind = 'payout' AND t.state NOT IN ('failed', 'cancelled')
         AND t.units <> o.expected_output
         AND o.order_id NOT IN (SELECT order_id FROM fills)
-        AND (SELECT sum(units) FROM deposits d WHERE d.transfer_id = t.transfer_id
-             AND d.first_seen_at <= o.expires_at) = o.deposit_amount
+        AND (SELECT sum(units) FROM deposits d WHERE d.transfer_id = t.transfer_id)
+            = o.deposit_amount
         AND NOT EXISTS (SELECT 1 FROM deposits d WHERE d.transfer_id = t.transfer_id
-             AND d.first_seen_at > o.expires_at)
+             AND d.first_seen_at > o.price_locked_until)
 """
 _NOWHERE = """
     SELECT d.txid FROM deposits d JOIN orders o USING (order_id)

@@ -26,8 +26,9 @@ def shared_parameters() -> Json:
             "description": "16 to 255 printable ASCII characters, such as a UUID made for this"
             " order: who knows the key can have the order's session. With an `x-api-key`, which"
             " has keys of its own, 1 to 255.",
-            # Blanks around a header's value are not part of it (RFC 9110, section 5.5).
-            "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
+            # The stricter of the two lengths: every caller may use it. Blanks around a header's
+            # value are not part of it (RFC 9110, section 5.5).
+            "schema": {"type": "string", "pattern": "^[!-~][ -~]{14,253}[!-~]$"},
         },
         "IfNoneMatch": {
             "name": "if-none-match",
