@@ -219,7 +219,7 @@ def _payout_faults(order: Order, payout: Transfer) -> list[str]:
     if order.fills:
         brought = sum(fill.output for fill in order.fills)
         is_right = payout.units == brought and _unswapped(order, payout) >= 0
-    elif any(d.first_seen_at > terms.expires_at for d in taken):
+    elif any(d.first_seen_at > order.price_locked_until for d in taken):
         is_right = keeps_proportion(
             output=payout.units,
             deposited=total,
