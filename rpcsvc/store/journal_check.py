@@ -8,7 +8,13 @@ from contextlib import closing
 from pathlib import Path
 
 from rpcsvc.clock import iso8601
-from rpcsvc.settlement.onchain.journal.entries import EvmEntry, MoneroEntry, VoidEntry, from_body
+from rpcsvc.settlement.onchain.journal.entries import (
+    EvmEntry,
+    MoneroEntry,
+    VoidEntry,
+    from_body,
+    latest,
+)
 from rpcsvc.settlement.onchain.journal.files import Found, read_place
 from rpcsvc.settlement.onchain.journal.lines import Line, Position
 from rpcsvc.settlement.onchain.journal.writer import Mark
@@ -17,6 +23,10 @@ from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
 _RECORDED = (
     "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"
     " SELECT 1 FROM evm_attempts WHERE txid = ?1"
+)
+_KEEPS_NONCE = (
+    "SELECT 1 FROM evm_payments WHERE payment_id = ? AND network = ? AND sender = ?"
+    " AND nonce = ? AND state <> 'withdrawn'"
 )
 
 
@@ -54,20 +64,38 @@ def _problems(found: Found, mark: Mark | None) -> Iterator[str]:
 def _unrecorded(
     lines: Sequence[Line], mark: Mark | None, reader: sqlite3.Connection
 ) -> Iterator[str]:
-    """Payments up to the mark that the database does not have: it was put together from two."""
-    entries = [(line.at.line, from_body(line.body)) for line in lines]
-    void = {entry.txid for _, entry in entries if isinstance(entry, VoidEntry)}
-    for number, entry in entries:
-        if mark is None or number > mark.at.line:
-            return
-        if isinstance(entry, MoneroEntry):
-            txid = entry.payment.txid
-        elif isinstance(entry, EvmEntry):
-            txid = entry.payment.attempts[0].txid
-        else:
+    """Payments up to the mark that the database does not have: it was put together from two.
+
+    What a replay leaves out on purpose is none of them.
+    """
+    upto = mark.at.line if mark is not None else 0
+    known = [(line.at.line, from_body(line.body)) for line in lines if line.at.line <= upto]
+    entries = {number: entry for number, entry in known if entry is not None}
+    void = {(e.payment_id, e.txid) for e in entries.values() if isinstance(e, VoidEntry)}
+    kept = {id(entry) for entry in latest(list(entries.values()), void)}
+    for number, entry in entries.items():
+        if id(entry) not in kept or not isinstance(entry, MoneroEntry | EvmEntry):
             continue
-        if txid not in void and reader.execute(_RECORDED, (txid,)).fetchone() is None:
+        txid = _txid(entry)
+        if (entry.payment.payment_id, txid) not in void and not _is_known(reader, entry, txid):
             yield f"line {number} of the payment journal is not in the database: {txid}"
+
+
+def _txid(entry: MoneroEntry | EvmEntry) -> str:
+    if isinstance(entry, MoneroEntry):
+        return entry.payment.txid
+    return entry.payment.attempts[0].txid
+
+
+def _is_known(reader: sqlite3.Connection, entry: MoneroEntry | EvmEntry, txid: str) -> bool:
+    """Whether it is on record, or is to fill a nonce that the payment before it has kept."""
+    if reader.execute(_RECORDED, (txid,)).fetchone() is not None:
+        return True
+    if isinstance(entry, MoneroEntry) or entry.fills is None:
+        return False
+    payment = entry.payment
+    values = (entry.fills, payment.network, payment.sender, payment.nonce)
+    return reader.execute(_KEEPS_NONCE, values).fetchone() is not None
 
 
 def _state(found: Found, mark: Mark | None) -> str:

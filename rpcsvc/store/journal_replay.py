@@ -32,6 +32,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     SweptEntry,
     VoidEntry,
     from_body,
+    latest,
 )
 from rpcsvc.settlement.onchain.journal.lines import Line
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
@@ -91,7 +92,7 @@ class JournalReplay:
         """
         entries = [entry for line in lines if (entry := from_body(line.body)) is not None]
         self._void = {(e.payment_id, e.txid) for e in entries if isinstance(e, VoidEntry)}
-        for entry in _latest(entries, self._void):
+        for entry in latest(entries, self._void):
             try:
                 await self._adopt(entry)
             except StoreConflict as conflict:
@@ -261,35 +262,6 @@ async def open_journal(
 def _waits_for(transfer: Transfer, address: str, units: int) -> bool:
     same = (transfer.address.lower(), transfer.units) == (address.lower(), units)
     return same and transfer.state is TransferState.PLANNED
-
-
-def _latest(entries: Sequence[Entry], void: set[tuple[str, str]]) -> list[Entry]:
-    """Without payments that a later one took the place of.
-
-    The database took the later one, so it knew that the earlier one was over.
-    """
-    kept: list[Entry] = []
-    claimed: set[str] = set()
-    for entry in reversed(entries):
-        claims = _claims(entry, void)
-        if claims & claimed:
-            continue
-        claimed |= claims
-        kept.append(entry)
-    return kept[::-1]
-
-
-def _claims(entry: Entry, void: set[tuple[str, str]]) -> set[str]:
-    """What only one payment can have: a transfer, an output, a nonce."""
-    if isinstance(entry, MoneroEntry):
-        payment = entry.payment
-        if (payment.payment_id, payment.txid) in void:
-            return set()
-        payees = {item.transfer_id for item in payment.payees}
-        return payees | set(payment.key_images)
-    if isinstance(entry, EvmEntry) and entry.fills is None:
-        return {entry.payment.payment_id}
-    return set()
 
 
 def _name(entry: Entry) -> str:

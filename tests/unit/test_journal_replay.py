@@ -17,8 +17,9 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.journal.entries import EvmEntry
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted, open_journal
@@ -28,6 +29,7 @@ from rpcsvc.store.journaled import (
     JournaledMoneroLedger,
 )
 from rpcsvc.store.onchain_books import OnchainBooks
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import DATABASE_NAME, Database
 from tests.sandbox import ManualClock
@@ -243,6 +245,40 @@ async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
         assert wallet.reserved_to == 2
 
 
+async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path) -> None:
+    """Done, then void by a deep reorganisation, then made anew: one of them took the deposit."""
+    async with opened(tmp_path) as books:
+        await books.addresses.adopt_wallet(HOT)
+        await books.addresses.add_addresses([EvmAddress(1, "0x01")])
+        before = books.copy(tmp_path / "before.db")
+        for serial in (1, 2):
+            payment = await sweep_from(books, serial)
+            settled = replace(payment, state=evm.PaymentState.SETTLED)
+            await books.evm.put_payment(settled)
+            if serial == 1:
+                await books.evm.put_payment(replace(settled, state=evm.PaymentState.FAILED))
+        assert books.evm.unswept_of("arbitrum", 1) == -9
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        first = books.evm.payment("sweep-arbitrum-1-1")
+        assert first is not None
+        assert first.state is evm.PaymentState.PUBLISHED
+        await books.evm.put_payment(replace(first, state=evm.PaymentState.FAILED))
+        assert books.evm.unswept_of("arbitrum", 1) == -9
+        (void,) = books.evm.void_sweeps("arbitrum", 1)
+        assert void.serial == 1
+
+
+async def sweep_from(books: Books, serial: int) -> evm.EvmPayment:
+    """A sweep of 9 units from the first address, done."""
+    name = f"sweep-arbitrum-1-{serial}"
+    payment = evm_payment(name, 9, HOT, serial, purpose=evm.Purpose.SWEEP)
+    sweep = evm.Sweep("arbitrum", 1, serial, "0x01", evm.SweepMethod.RECEIVE, 9, "aa", name)
+    await books.evm.add_payment(payment, sweep)
+    await books.evm.put_sweep(replace(sweep, state=evm.SweepState.DONE, taken=9))
+    return payment
+
+
 async def test_addresses_handed_out_since_are_left_out(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
@@ -301,3 +337,33 @@ async def test_check_names_what_the_journal_lacks(tmp_path: Path) -> None:
     (file,) = folder.iterdir()
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert "ends at line 1" in " ".join(check_journal(tmp_path, folder, [])[0])
+
+
+async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> None:
+    """A payment that a later one took the place of, and the filling of a nonce that is kept."""
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+        before = books.copy(tmp_path / "before.db")
+        await books.evm.add_payment(evm_payment("ord_9/payout/1", 7, HOT, 4))
+        first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
+        await books.monero.add_payment(first)
+    # As if its line had come, and neither its commit nor the word that it is void.
+    async with opened(tmp_path) as books:
+        withdrawn = replace(first, state=monero.PaymentState.WITHDRAWN)
+        await SqliteMoneroLedger(books.db).put_payment(withdrawn)
+        await books.monero.add_payment(xmr_payment(order, "bb"))
+        payment = books.evm.payment("ord_9/payout/1")
+        assert payment is not None
+        fill = evm_payment("fill-arbitrum-4", 0, HOT, 4, purpose=evm.Purpose.FILL)
+        fill = replace(fill, attempts=(replace(fill.attempts[0], txid="0xfill"),))
+        await books.evm._journal.record(EvmEntry(fill, fills=payment.payment_id), _nothing)
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        assert books.adopted.refused == []
+        assert not books.monero.has_transaction("aa")
+        assert not books.evm.has_transaction("0xfill")
+    assert check_journal(tmp_path, tmp_path / FOLDER, [])[0] == []
+
+
+async def _nothing(_mark: Mark) -> None: ...

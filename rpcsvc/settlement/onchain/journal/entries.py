@@ -6,7 +6,7 @@ publish the same bytes again, and to tell whom it pays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -107,6 +107,35 @@ def from_body(body: Mapping[str, Any]) -> Entry | None:
     if kind not in _READERS:
         raise ValueError(f"line {body['line']} of the journal is of the unknown kind {kind!r}")
     return _READERS[kind](body)
+
+
+def latest(entries: Sequence[Entry], void: Collection[tuple[str, str]]) -> list[Entry]:
+    """Without payments that a later one took the place of; ``void``: (payment id, txid).
+
+    The database took the later one, so it knew that the earlier one was over.
+    """
+    kept: list[Entry] = []
+    claimed: set[str] = set()
+    for entry in reversed(entries):
+        claims = _claims(entry, void)
+        if claims & claimed:
+            continue
+        claimed |= claims
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
+    """What only one payment can have: a transfer, an output, a nonce."""
+    if isinstance(entry, MoneroEntry):
+        payment = entry.payment
+        if (payment.payment_id, payment.txid) in void:
+            return set()
+        payees = {item.transfer_id for item in payment.payees}
+        return payees | set(payment.key_images)
+    if isinstance(entry, EvmEntry) and entry.fills is None:
+        return {entry.payment.payment_id}
+    return set()
 
 
 def _monero_body(entry: MoneroEntry) -> dict[str, Any]:
