@@ -121,7 +121,7 @@ class Report:
     """What an upstream last said of an order that it settles. ``output`` in payout units.
 
     ``extra`` is JSON text: its twap object, if the order is swapped in chunks there, or how far a
-    bridge order has come (spec 2.4).
+    bridge order has come (spec 2.4). ``refund_address`` is where it sends refunds, once it has one.
     """
 
     deposit_txid: str | None = None
@@ -130,6 +130,7 @@ class Report:
     error: str | None = None
     completed_at: int | None = None
     extra: str | None = None
+    refund_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,8 @@ class Order:
     @property
     def refund_to(self) -> str | None:
         """The refund address: the agreed one, else the one that was named later, if any."""
-        return self.terms.refund_address or self.refund_address
+        reported = self.report.refund_address if self.report else None
+        return self.terms.refund_address or self.refund_address or reported
 
     @property
     def unspent(self) -> tuple[Deposit, ...]:

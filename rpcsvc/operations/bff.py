@@ -64,7 +64,6 @@ from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.support import create_ticket
 from rpcsvc.operations.swap import find_order
-from rpcsvc.operations.twap_view import twap_view
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim
 
@@ -137,11 +136,7 @@ async def cancel(service: Service, params: BffCancelParams, _call: Call) -> Flat
 
 
 def _order(service: Service, order: Order) -> Flat:
-    view = draft_order_view(order) | _refund_address(order)
-    if order.report is not None and order.report.extra is not None:
-        return Flat({**view, "twap": orjson.Fragment(order.report.extra)})
-    progress = twap_view(order, service.clock.now_ms())
-    return Flat(view if progress is None else {**view, "twap": progress})
+    return Flat(draft_order_view(order, service.clock.now_ms()) | _refund_address(order))
 
 
 async def list_orders(service: Service, params: BffSessionParams, _call: Call) -> Flat:

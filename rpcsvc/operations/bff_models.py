@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain import twap
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.operations.models import Time, Units, View
+from rpcsvc.operations.models import Time, TwapProgress, Units, View
 from rpcsvc.operations.params import WHOLE, OrderId, Params, RefundAddress, SessionId
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
@@ -32,7 +32,6 @@ UsdText = Annotated[
         json_schema_extra={"pattern": r"^(0|[1-9][0-9]*)(\.[0-9]+)?$"},
     ),
 ]
-TwapStatus = Literal["pending", "active", "completed", "failed"]
 
 
 class Nothing(Params):
@@ -185,20 +184,6 @@ class BffNewOrder(View):
     ] = None
 
 
-class Twap(View):
-    """How far an order that is swapped in chunks has come. Quantities in whole deposit units."""
-
-    enabled: bool
-    status: TwapStatus
-    chunks_completed: int
-    chunks_total: int
-    filled_qty: float
-    total_qty: float
-    chunk_size_usd: float
-    interval_ms: int
-    estimated_time_remaining_ms: int
-
-
 class BffOrder(View):
     """An order as it stands."""
 
@@ -216,9 +201,7 @@ class BffOrder(View):
     refund_tx_hash: str | None
     created_at: Time
     completed_at: Time | None
-    twap: Annotated[
-        Twap | None, Field(description="There only for orders that are swapped in chunks.")
-    ] = None
+    twap: TwapProgress = None
     refund_address: Annotated[
         str | None, Field(description="Where refunds go; there only once it was given.")
     ] = None

@@ -253,6 +253,25 @@ class FundingInstructions(View):
     warnings: Annotated[list[str], Field(description="Show them to the user.")]
 
 
+class Twap(View):
+    """How far an order that is swapped in chunks has come. Quantities in whole deposit units."""
+
+    enabled: bool
+    status: Literal["pending", "active", "completed", "failed"]
+    chunks_completed: int
+    chunks_total: int
+    filled_qty: float
+    total_qty: float
+    chunk_size_usd: float
+    interval_ms: int
+    estimated_time_remaining_ms: int
+
+
+TwapProgress = Annotated[
+    Twap | None, Field(description="There only for orders that are swapped in chunks.")
+]
+
+
 class OrderView(View):
     """An order, and its deadline while its status is not terminal (spec 2.4).
 
@@ -279,6 +298,7 @@ class OrderView(View):
     ]
     price_locked_until: PriceLockedUntil
     completed_at: Time | None
+    twap: TwapProgress = None
     deadline_at: Annotated[
         Time | None, Field(description="When the service acts by itself; absent when terminal.")
     ] = None

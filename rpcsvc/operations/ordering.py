@@ -153,7 +153,11 @@ async def _make_there(
             twap=None,
         )
         order = open_order(terms)
-        return await _commit(service, order, found, claim, write, wish.client, record)
+        body = await _commit(service, order, found, claim, write, wish.client, record)
+    if wish.twap is not None:
+        # Whether it is cut, and how, is told with its status only.
+        await relay.follower.ask_first(record.order_id)
+    return body
 
 
 async def _commit(

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rpcsvc import __version__
 from rpcsvc.domain.addresses import ZERO_ADDRESS
-from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts
+from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts, TwapPlan
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.states import (
@@ -24,6 +24,7 @@ from rpcsvc.domain.states import (
     OrderStatus,
 )
 from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.twap import is_filling
 from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Venue
@@ -38,8 +39,11 @@ def status_answer(venue: Venue, order: Order, now: int) -> Answer:
 
 
 def project(venue: Venue, order: Order) -> StatusView | None:
-    """The status answer as bytes, and until when it holds; None for a bridge order."""
-    if order.terms.is_bridge:
+    """The status answer as bytes, and until when it holds.
+
+    None for a bridge order, and while chunks are swapped: the time that they still take changes.
+    """
+    if order.terms.is_bridge or is_filling(order):
         return None
     return as_view(order, status_answer(venue, order, order.status_at))
 
@@ -93,4 +97,5 @@ def _sample_terms(direction: Direction, chain: str) -> Terms:
         created_at=0,
         expires_at=1000,
         timeouts=Timeouts(1, 1, 1, 1, 1),
+        twap=TwapPlan(1, 1),
     )

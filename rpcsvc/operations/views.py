@@ -20,6 +20,7 @@ from rpcsvc.domain.states import (
 )
 from rpcsvc.operations.envelope import Json, action
 from rpcsvc.operations.service import Venue
+from rpcsvc.operations.twap_view import twap_view
 
 _LOCK_WARNING = (
     "The rate is locked until priceLockedUntil, which comes earlier if the market moves far. A"
@@ -29,8 +30,8 @@ _LOCK_WARNING = (
 _EXPIRED_WINDOW = "The deposit window is over. Don't send anything to this address any more."
 
 
-def draft_order_view(order: Order) -> Json:
-    """An order as the BFF shows it (spec 2.4), without the twap object."""
+def draft_order_view(order: Order, now: int) -> Json:
+    """An order as spec 2.4 has it; ``now`` in ms, for the time that its chunks still take."""
     terms = order.terms
     seen = order.report or _own_report(order)
     return {
@@ -48,7 +49,16 @@ def draft_order_view(order: Order) -> Json:
         "refundTxHash": seen.refund_txid,
         "createdAt": iso8601(terms.created_at),
         "completedAt": iso8601(order.completed_at) if order.completed_at else None,
+        **_twap(order, now),
     }
+
+
+def _twap(order: Order, now: int) -> Json:
+    """``twap``, where there is one: an upstream's words of an order that it settles, else ours."""
+    if order.report is not None and order.report.extra is not None:
+        return {"twap": orjson.Fragment(order.report.extra)}
+    progress = twap_view(order, now)
+    return {} if progress is None else {"twap": progress}
 
 
 def may_fund(order: Order, now: int) -> bool:
@@ -60,7 +70,7 @@ def may_fund(order: Order, now: int) -> bool:
 def order_view(venue: Venue, order: Order, now: int) -> Json:
     """``data.order``."""
     view = {
-        **draft_order_view(order),
+        **draft_order_view(order, now),
         "expiresAt": iso8601(order.terms.expires_at),
         "refundAddress": order.refund_to,
         "priceLockedUntil": _price_locked_until(order),
@@ -211,24 +221,28 @@ def status_data(venue: Venue, order: Order, now: int) -> Json:
             transfer_view(t) for t in order.transfers if t.state is not TransferState.CANCELLED
         ],
         "outcome": order.status.value if order.status.is_terminal else None,
-        "actionRequired": order.action_required,
+        "actionRequired": _action_required(order),
         "receipt": _receipt(order),
     }
+
+
+def _action_required(order: Order) -> str | None:
+    return REFUND_ADDRESS if awaits_upstream_refund(order) else order.action_required
 
 
 def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
     """``nextActions`` for an order as it stands."""
     state = AGENT_STATE_OF[order.status]
     actions = _actions_of_state(venue, order, state, now)
-    if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
+    if _action_required(order) == REFUND_ADDRESS:
         actions.insert(0, _give_refund_address(order))
     return actions
 
 
 def awaits_upstream_refund(order: Order) -> bool:
-    """Whether an upstream may be waiting for an XMR address: it does not tell."""
+    """Whether an upstream may be waiting for an XMR address: it tells only which one it has."""
     is_going_back = order.status is OrderStatus.REFUNDING or _was_swapped_in_part(order.report)
-    return is_going_back and may_be_refunded_upstream(order)
+    return is_going_back and order.refund_to is None and may_be_refunded_upstream(order)
 
 
 def may_be_refunded_upstream(order: Order) -> bool:

@@ -25,6 +25,8 @@ from rpcsvc.orders.upstream_port import Sighted, UpstreamVenue, VenueResting
 
 log = structlog.get_logger(__name__)
 
+# How long the answer to a new order's first look is waited for.
+FIRST_ANSWER_MS: Final = 2_000
 # An order is not asked for more often than this.
 ASK_EVERY_MS: Final = 1_000
 # One that could not be read is left alone for twice as long each time, up to this.
@@ -61,6 +63,7 @@ class Follower:
         self._calls = 0
         self._is_failing = False  # the last order that was asked for could not be read
         self._wake = asyncio.Event()
+        self._first_asks: set[asyncio.Task[None]] = set()
 
     def recover(self) -> None:
         """Take up the open orders that an earlier process left."""
@@ -105,6 +108,13 @@ class Follower:
         if order_id in self._open:
             self._open[order_id] = self._clock.now_ms()
         return wait_ms
+
+    async def ask_first(self, order_id: str) -> None:
+        """Ask for an order that was just made, and wait a moment for the answer."""
+        asking = asyncio.create_task(self.ask_now(order_id))
+        self._first_asks.add(asking)
+        asking.add_done_callback(self._first_asks.discard)
+        await asyncio.wait([asking], timeout=FIRST_ANSWER_MS / 1000)
 
     async def ask_now(self, order_id: str) -> None:
         """Ask for an open order once, where ``run`` does not. What goes wrong is logged."""

@@ -17,7 +17,7 @@ import pytest
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.integrators import Integrators, parse_integrators
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.operations import bff_models, bridge_models
+from rpcsvc.operations import bff_models, bridge_models, models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
 from rpcsvc.store.books import integrator_fees
@@ -103,7 +103,7 @@ def test_the_statuses_are_those_of_the_spec() -> None:
     assert set(BridgeStatus) == {
         "awaiting_deposit", "pending_confirmations", "processing", "completed", "failed", "expired",
     }  # fmt: skip
-    twap = bff_models.Twap.model_json_schema()["properties"]["status"]["enum"]
+    twap = models.Twap.model_json_schema()["properties"]["status"]["enum"]
     assert set(twap) == {"pending", "active", "completed", "failed"}
 
 

@@ -16,6 +16,7 @@ from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
+from rpcsvc.orders.following import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 
@@ -169,6 +170,26 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
     assert ours["twap"]["filledQty"] == 4
 
 
+async def test_agent_status_of_a_sidecar_tells_the_chunks_from_the_start(
+    central: Served, sidecar: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asks_for_nothing(_follower: Follower) -> int:
+        return 60_000
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Follower, "ask_next", asks_for_nothing)
+        body = {**ORDER, "fromAmount": str(4 * 10**12)}
+        made = (await post(sidecar, "/orders", body)).body
+        status = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
+    at_central = upstream_id(sidecar, made["orderId"])
+    theirs = (await call(central, "GET", f"/orders/{at_central}")).body["twap"]
+    assert theirs["status"] == "pending"
+    assert status["data"]["order"]["twap"] == theirs
+    owned = {"orderId": made["orderId"], "sessionId": ORDER["sessionId"]}
+    ended = (await sidecar.rpc("swap.cancel", owned)).body["result"]["data"]["order"]
+    assert (ended["status"], ended["twap"]["status"]) == ("expired", "failed")
+
+
 @pytest.mark.parametrize(
     ("way", "to", "amount"), [("deposit", EVM, "0.5"), ("withdraw", STAGENET, "75")]
 )
@@ -244,6 +265,7 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
     await central.post("/sandbox/fund", {"orderId": at_central})
     waits = await until(sidecar, order_id, "refunding")
     assert waits["nextActions"][0]["action"] == "provide_refund_address"
+    assert waits["data"]["actionRequired"] == "refund_address"
     ticket = {"message": "refund, please", "orderId": order_id, "walletAddress": STAGENET}
     strangers = (await sidecar.rpc("support.create", ticket)).body["result"]
     assert strangers["data"]["refundAddress"] is None
@@ -253,6 +275,17 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
     ended = await until(sidecar, order_id, "terminal_failure")
     assert ended["data"]["outcome"] == "refunded"
     assert ended["data"]["order"]["refundTxHash"]
+    assert ended["data"]["order"]["refundAddress"] == STAGENET
+    assert ended["data"]["actionRequired"] is None
+
+
+async def test_no_refund_address_is_asked_for_that_the_upstream_has(sidecar: Served) -> None:
+    made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
+    order = sidecar.up.service.store.order(made["order"]["orderId"])
+    assert order is not None
+    waiting = replace(order, status=OrderStatus.REFUNDING, report=Report())
+    assert awaits_upstream_refund(waiting)
+    assert not awaits_upstream_refund(replace(waiting, report=Report(refund_address=STAGENET)))
 
 
 async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_no_more(

@@ -99,6 +99,42 @@ async def test_an_order_is_swapped_in_chunks_and_paid_their_sum(
     assert audit(tmp_path) == []
 
 
+@pytest.mark.parametrize("direction", ["x2u", "u2x"])
+async def test_agent_status_tells_the_chunks_as_the_bff_does(
+    tmp_path: Path, direction: str
+) -> None:
+    async with booth(tmp_path, ManualClock()) as box:
+        placed = await make(box, direction, AMOUNTS[direction])
+        told: dict[str, set[int]] = {}
+        await placed.fund()
+        for _ in range(60):
+            progress = (await placed.status())["data"]["order"]["twap"]
+            assert progress == (await seen(box, placed))["twap"]
+            told.setdefault(progress["status"], set()).add(progress["estimatedTimeRemainingMs"])
+            await box.settle(1)
+        assert list(told) == ["pending", "active", "completed"]
+        # A stored answer would tell the time as it was when the last chunk was swapped.
+        assert len(told["active"]) > 4
+        assert told["completed"] == {0}
+
+
+async def test_agent_status_tells_that_no_chunk_of_an_order_was_swapped(tmp_path: Path) -> None:
+    async with booth(tmp_path, ManualClock()) as box:
+        cancelled = await make(box, "u2x", AMOUNTS["u2x"])
+        expired = await make(box, "u2x", AMOUNTS["u2x"])
+        plain = await make(box, "u2x", 100 * ONE_USDC)
+        owned = {"orderId": cancelled.order_id, "sessionId": cancelled.session_id}
+        ended = await box.call("swap.cancel", **owned)
+        assert ended["data"]["order"]["twap"]["status"] == "failed"
+        await box.jump(3 * HOUR_MS)
+        await box.settle(2)
+        for placed in (cancelled, expired):
+            order = (await placed.status())["data"]["order"]
+            assert (order["status"], order["twap"]["status"]) == ("expired", "failed")
+            assert order["twap"] == (await seen(box, placed))["twap"]
+        assert "twap" not in (await plain.status())["data"]["order"]
+
+
 async def test_a_restart_between_any_two_chunks_goes_on_with_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock()
     async with booth(tmp_path, clock) as box:

@@ -392,6 +392,7 @@ def _sighted(terms: Terms, found: m.UpstreamStatus) -> Sighted | None:
         error=found.error_message,
         completed_at=found.completed_at,
         extra=_twap_text(found.twap),
+        refund_address=found.refund_address,
     )
     return Sighted(found.status, report, found.raw)
 

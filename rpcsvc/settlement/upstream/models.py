@@ -287,7 +287,10 @@ class UpstreamTwap:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """Order (GET by id) of spec 2.4. ``status_text`` is the upstream's own word."""
+    """Order (GET by id) of spec 2.4, and the refund address of another rpcsvc's BFF.
+
+    ``status_text`` is the upstream's own word.
+    """
 
     order_id: str
     status: OrderReading
@@ -305,6 +308,7 @@ class UpstreamStatus:
     created_at: int
     completed_at: int | None
     twap: UpstreamTwap | None
+    refund_address: str | None = field(repr=False)
     raw: bytes = field(repr=False)
 
 

@@ -329,6 +329,7 @@ def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> m.Upstr
         created_at=f.time("createdAt"),
         completed_at=f.nullable("completedAt", f.time),
         twap=f.nullable("twap", lambda name: _twap(f.inner(name))),
+        refund_address=f.nullable("refundAddress", f.text),
         raw=answer.kept,
     )
 
