@@ -50,6 +50,7 @@ from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.promises import Promises, payable_for
 from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.retention import Kept, Retention
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.orders.worker import Worker
@@ -82,6 +83,8 @@ from rpcsvc.transport.rpc_http import RpcHttp
 from rpcsvc.transport.site import Site, site_of
 
 log = structlog.get_logger(__name__)
+
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +248,10 @@ async def _compose(
         watcher,
         effects,
         clock,
-        keep_responses_ms=settings.orders.idempotency_days * 86_400_000,
-        keep_tickets_ms=settings.support.keep_days * 86_400_000,
         is_paused=engine.is_paused,
         beside=(*backend.beside, retries, *((relay.run, relay.follower.run) if relay else ())),
     )
+    worker.on_beat(Retention(store, clock, _kept(settings)).clean)
     if relay is None:
         break_bps = settings.orders.lock_break_bps
         locks = PriceLocks(store, processor, backend.rates, aside, clock, break_bps=break_bps)
@@ -276,6 +278,16 @@ async def _compose(
         client_secret=client_secret(settings.data_dir, random) if promises is not None else b"",
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
+
+
+def _kept(settings: Settings) -> Kept:
+    orders = settings.orders
+    return Kept(
+        responses=orders.idempotency_days * _DAY_MS,
+        tickets=settings.support.keep_days * _DAY_MS,
+        unpaid=orders.unpaid_keep_days * _DAY_MS,
+        unpaid_bytes=orders.unpaid_bytes,
+    )
 
 
 def _view_key(

@@ -128,7 +128,8 @@ class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
     ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
-    are percentages of what the wallet holds beside funded orders.
+    are percentages of what the wallet holds beside funded orders. ``unpaid_*``: how many days the
+    answers of orders that ended unpaid are kept, and how many bytes of them (orders/retention.py).
     """
 
     deposit_window_seconds: Seconds = HOUR
@@ -146,6 +147,8 @@ class OrderSettings(Group):
     unfunded_address_orders: Annotated[int, whole(1, 100_000)] = 10
     unfunded_token_share: Percent = 30
     unfunded_token_orders: Annotated[int, whole(1, 1_000_000)] = 100
+    unpaid_keep_days: Annotated[int, whole(1, 36_500)] = 30
+    unpaid_bytes: Annotated[int, whole(1024 * 1024, 2**40)] = 256 * 1024 * 1024
     confirm_timeout_seconds: Seconds = DAY
     prepare_timeout_seconds: Seconds = 900
     payout_check_seconds: Seconds = 600

@@ -238,6 +238,12 @@ class Order:
         return lock_end if self.lock_broken_at is None else min(lock_end, self.lock_broken_at)
 
     @property
+    def ended_unpaid(self) -> bool:
+        """Whether the order is over and nothing was ever seen of a deposit, here or upstream."""
+        paid_upstream = self.report is not None and self.report.deposit_txid is not None
+        return self.status is OrderStatus.EXPIRED and not self.deposits and not paid_upstream
+
+    @property
     def order_id(self) -> str:
         """The order's public id, ``ord_...``."""
         return self.terms.order_id

@@ -250,6 +250,12 @@ class OrderStore(Protocol):
         """Drop idempotency keys made before that time, a few hours' worth; returns how many."""
         ...
 
+    async def prune_unpaid(self, before: int, most: int, limit: int) -> int:
+        """Delete the stored answers of orders that ended unpaid: of those that ended before that
+        time, and of the oldest of those beyond ``most``. ``limit`` at once; returns how many.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DepositSighting:

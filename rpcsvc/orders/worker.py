@@ -25,7 +25,6 @@ log = structlog.get_logger(__name__)
 
 TICK_MS = 200
 DEADLINES_PER_TICK = 200
-HOUR_MS = 3_600_000
 RESTART_SECONDS = 1
 # A beat takes milliseconds, or seconds where there is much to catch up on.
 LONG_BEAT_MS = 60_000
@@ -37,7 +36,7 @@ class Worker:
     ``beside``: endless loops that run as long as the beats do, each begun again if it breaks.
     """
 
-    def __init__(  # noqa: PLR0913 - what it works with, named
+    def __init__(
         self,
         store: OrderStore,
         processor: OrderProcessor,
@@ -45,8 +44,6 @@ class Worker:
         effects: EffectRunner,
         clock: Clock,
         *,
-        keep_responses_ms: int,
-        keep_tickets_ms: int | None = None,
         is_paused: Callable[[], bool] = lambda: False,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
@@ -57,13 +54,10 @@ class Worker:
         self._aside = watcher.aside
         self._sight = watcher.sight
         self._clock = clock
-        self._keep_responses_ms = keep_responses_ms
-        self._keep_tickets_ms = keep_tickets_ms
         self._is_paused = is_paused
         self._each_beat: list[Callable[[], Awaitable[int]]] = []
         self._beside = tuple(beside)
         self._beat_began: int | None = None
-        self._next_cleaning = 0
         self._wake = asyncio.Event()
         self._failure: str | None = None
         self._stopping = False
@@ -119,7 +113,7 @@ class Worker:
         done = 0
         failures: list[Exception] = []
         for part in (self._watcher.reconcile, *self._each_beat, self._keep_deadlines,
-                     self._start_effects, self._forget_old_responses):  # fmt: skip
+                     self._start_effects):  # fmt: skip
             try:
                 done += await part()
             except Exception as error:  # noqa: BLE001 - raised below
@@ -185,24 +179,6 @@ class Worker:
                 await self._processor.apply(order_id, DeadlinePassed())
             except ImpossibleTransition as refused:
                 log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))
-
-    async def _forget_old_responses(self) -> int:
-        """Drop the answers to idempotency keys that are kept long enough, once an hour.
-
-        Nothing is left to do after it, so it counts as none of the beat's work.
-        """
-        now = self._clock.now_ms()
-        if now < self._next_cleaning:
-            return 0
-        self._next_cleaning = now + HOUR_MS
-        forgotten = await self._store.forget_responses(now - self._keep_responses_ms)
-        if forgotten:
-            log.info("idempotency_keys_forgotten", count=forgotten)
-        if self._keep_tickets_ms is not None:
-            dropped = await self._store.forget_tickets(now - self._keep_tickets_ms)
-            if dropped:
-                log.info("tickets_forgotten", count=dropped)
-        return 0
 
 
 def _log_failure(error: Exception) -> str:

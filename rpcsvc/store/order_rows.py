@@ -35,7 +35,7 @@ from rpcsvc.domain.states import (
     TransferKind,
     TransferState,
 )
-from rpcsvc.orders.ports import StatusView, StoredResponse, Ticket
+from rpcsvc.orders.ports import StoredResponse, Ticket
 from rpcsvc.store.sqlite import Insert
 
 Row = tuple[Any, ...]
@@ -59,8 +59,7 @@ _STANDING: Final = (
     "action_required", "error_message", "completed_at", "leftover", "lock_broken_at",
 )  # fmt: skip
 ORDER: Final = (*TERMS, *_STANDING)
-_VIEW: Final = ("view", "view_valid_until", "view_key")
-CHANGING: Final = (*_STANDING, *_VIEW)
+CHANGING: Final = (*_STANDING, "unpaid_since")
 DEPOSIT: Final = (
     "network", "txid", "output_index", "order_id", "units", "sender", "first_seen_at", "state",
     "transfer_id", "is_dust", "rate",
@@ -151,8 +150,8 @@ def terms_row(terms: Terms) -> Row:
     )
 
 
-def changing_row(order: Order, view: StatusView | None, view_key: str) -> Row:
-    """The values of CHANGING. A view that is not there is never found."""
+def changing_row(order: Order) -> Row:
+    """The values of CHANGING."""
     return _changing_in_order(
         {
             "status": order.status.value,
@@ -166,9 +165,7 @@ def changing_row(order: Order, view: StatusView | None, view_key: str) -> Row:
             "completed_at": order.completed_at,
             "leftover": order.leftover,
             "lock_broken_at": order.lock_broken_at,
-            "view": view.body if view else b"",
-            "view_valid_until": view.valid_until if view else None,
-            "view_key": view_key if view else "",
+            "unpaid_since": order.completed_at if order.ended_unpaid else None,
         }
     )
 

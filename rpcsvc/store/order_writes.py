@@ -47,11 +47,22 @@ _INSERT_EVENT: Final = Insert(
     "INSERT INTO event_log (order_seq, version, at, event, status, details) VALUES {rows}",
     "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?, ?, ?)",
 )
+_UPSERT_VIEW: Final = Insert(
+    "INSERT INTO status_views (order_seq, view, valid_until, key) VALUES {rows}"
+    " ON CONFLICT (order_seq) DO UPDATE SET view = excluded.view,"
+    " valid_until = excluded.valid_until, key = excluded.key",
+    "((SELECT seq FROM orders WHERE order_id = ?), ?, ?, ?)",
+)
+_DELETE_VIEW: Final = (
+    "DELETE FROM status_views WHERE order_seq = (SELECT seq FROM orders WHERE order_id = ?)"
+)
 _INSERT_EFFECT: Final = (
     "INSERT OR IGNORE INTO effects (order_id, kind, transfer_id) VALUES (?, ?, ?)"
 )
 _DELETE_EFFECT: Final = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
-_INSERT_RESPONSE: Final = insert("idempotency_keys", RESPONSE)
+_INSERT_RESPONSE: Final = insert("idempotency_keys", (*RESPONSE, "order_seq"))._replace(
+    row=f"({'?, ' * len(RESPONSE)}(SELECT seq FROM orders WHERE order_id = ?))"  # noqa: S608
+)
 _INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
 _DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = ?"
 _INSERT_TICKET: Final = insert("tickets", TICKET)
@@ -62,8 +73,8 @@ def statements(change: Change, view_key: str) -> list[Statement]:
     found = [Statement(_DELETE_EFFECT, effect_row(*pending)) for pending in change.done]
     if change.order is not None:
         order_id = change.order.order_id
-        changing = changing_row(change.order, change.view, view_key)
-        found += _order_statements(change.order, changing, is_new=change.is_new)
+        found += _order_statements(change.order, changing_row(change.order), is_new=change.is_new)
+        found += _view_statements(change, order_id, view_key)
         found += [
             Statement(_INSERT_EFFECT, effect_row(order_id, effect)) for effect in change.effects
         ]
@@ -75,7 +86,8 @@ def statements(change: Change, view_key: str) -> list[Statement]:
     if change.relay is not None:
         found.append(relay_statement(change.relay))
     if change.response is not None:
-        found.append(Statement(_INSERT_RESPONSE, response_row(change.response)))
+        made = change.order and change.order.order_id
+        found.append(Statement(_INSERT_RESPONSE, (*response_row(change.response), made)))
     if change.ticket is not None:
         found.append(Statement(_INSERT_TICKET, in_order(TICKET, change.ticket)))
     return found
@@ -97,6 +109,14 @@ def _order_statements(order: Order, changing: Row, *, is_new: bool) -> list[Stat
         *(Statement(_UPSERT_TRANSFER, transfer_row(order_id, t)) for t in order.transfers),
         *_fill_statements(order),
     ]
+
+
+def _view_statements(change: Change, order_id: str, key: str) -> list[Statement]:
+    """Replace the view, or delete the one of before, which is not true any more."""
+    view = change.view
+    if view is not None:
+        return [Statement(_UPSERT_VIEW, (order_id, view.body, view.valid_until, key))]
+    return [] if change.is_new else [Statement(_DELETE_VIEW, (order_id,))]
 
 
 def _fill_statements(order: Order) -> list[Statement]:

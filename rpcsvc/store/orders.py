@@ -1,8 +1,8 @@
 """Orders in SQLite: the OrderStore port over the tables of a database.
 
 What does not live here: transactions and connections (sqlite.py), rows (order_rows.py), what a
-change writes (order_writes.py), claims on upstream orders (relays.py), what the values mean
-(domain/).
+change writes (order_writes.py), claims on upstream orders (relays.py), deleting (retention.py),
+what the values mean (domain/).
 """
 
 from __future__ import annotations
@@ -35,20 +35,14 @@ from rpcsvc.store.order_rows import (
 )
 from rpcsvc.store.order_writes import statements
 from rpcsvc.store.relays import SqliteRelays
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.retention import SqliteRetention
+from rpcsvc.store.sqlite import Tables
 
 # How much of a session id its index holds (migrations/0005_sessions.sql).
 _SESSION_START: Final = 8
-# Rows are numbered as they come: only the oldest thousand are looked at.
-_OLD_TICKETS: Final = (
-    "SELECT rowid FROM (SELECT rowid, created_at FROM tickets ORDER BY rowid LIMIT 1000)"
-    " WHERE created_at < ?"
-)
-# Twice what falls due between two times of forgetting, so that what is left over gets less.
-_FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
 _SELECT_VIEW: Final = (
-    "SELECT to_address, view FROM orders WHERE order_id = ? AND view_key = ?"
-    " AND (view_valid_until IS NULL OR view_valid_until > ?)"
+    "SELECT o.to_address, v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
+    " WHERE o.order_id = ? AND v.key = ? AND (v.valid_until IS NULL OR v.valid_until > ?)"
 )
 _SELECT_ORDER: Final = f"SELECT {', '.join(ORDER)} FROM orders WHERE order_id = ?"  # noqa: S608
 _SELECT_DEPOSITS: Final = (
@@ -94,7 +88,7 @@ _SELECT_RESPONSE: Final = (
 )
 
 
-class SqliteOrderStore(SqliteRelays):
+class SqliteOrderStore(SqliteRelays, SqliteRetention):
     """The OrderStore port (orders/ports.py) over a Database."""
 
     def __init__(self, database: Tables, view_key: Callable[[], str]) -> None:
@@ -205,38 +199,3 @@ class SqliteOrderStore(SqliteRelays):
         """Wait until every commit begun so far is on disk or refused."""
         with suppress(Unavailable):  # closing: the writes that wait are finished all the same
             await self._db.write(())
-
-    async def forget_tickets(self, before: int) -> int:
-        """Drop tickets made before that time, the oldest first and so many at once.
-
-        Returns how many.
-        """
-        row = self._db.read_one(f"SELECT count(*) FROM ({_OLD_TICKETS})", (before,))  # noqa: S608 - a constant
-        count = int(row[0]) if row else 0
-        if count:
-            sql = f"DELETE FROM tickets WHERE rowid IN ({_OLD_TICKETS})"  # noqa: S608 - a constant
-            await self._db.write([Statement(sql, (before,))])
-        return count
-
-    async def forget_responses(self, before: int) -> int:
-        """Drop idempotency keys made before that time, and within two hours of the oldest.
-
-        Returns how many. This is called once an hour: what falls due is gone in time, but a clock
-        that was set weeks ahead costs no key that a retry may still come with.
-        """
-        oldest = self._db.read_one("SELECT created_at FROM idempotency_keys ORDER BY seq LIMIT 1")
-        if oldest is None:
-            return 0
-        before = min(before, oldest[0] + _FORGOTTEN_AT_ONCE_MS)
-        # Keys are numbered as they come, so the old ones are those up to the first young one.
-        row = self._db.read_one(
-            "SELECT count(*), max(seq) FROM idempotency_keys WHERE seq < coalesce("
-            "(SELECT seq FROM idempotency_keys WHERE created_at >= ? ORDER BY seq LIMIT 1),"
-            " (SELECT max(seq) + 1 FROM idempotency_keys))",
-            (before,),
-        )
-        count, last = row
-        if count:
-            sql = "DELETE FROM idempotency_keys WHERE seq <= ?"
-            await self._db.write([Statement(sql, (last,))])
-        return int(count)

@@ -57,6 +57,9 @@ _CROCKFORD = bytes.maketrans(
 _DIGITS = "123456789"  # valid in hexadecimal, base58 and base32 alike
 _SHORTEST_TOKEN = 16  # anything shorter could stand in a text by chance
 
+_ORDER_OF_SEQ = "(SELECT order_id FROM orders WHERE seq = order_seq)"
+_SEQ_OF_ORDER = "(SELECT seq FROM orders WHERE order_id = ?)"
+
 Params = dict[str, Any]
 
 
@@ -376,7 +379,8 @@ def _row_template(table: str, row: Params, tokens: list[str], *, finished: bool)
         for column, value in enumerate(row.values())
         if _covered(_as_text(value), tokens)
     ]
-    names, marks = ", ".join(f'"{name}"' for name in row), ", ".join("?" * len(row))
+    names = ", ".join(f'"{name}"' for name in row)
+    marks = ", ".join(_SEQ_OF_ORDER if name == "order_seq" else "?" for name in row)
     return _RowTemplate(
         f'INSERT INTO "{table}" ({names}) VALUES ({marks})', list(row.values()), varying
     )
@@ -395,14 +399,17 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def _rows(db: sqlite3.Connection, table: str) -> list[Params]:
-    """All rows of a table as mappings, without a column that SQLite numbers by itself."""
+    """All rows of a table as mappings, without a column that SQLite numbers by itself.
+
+    ``order_seq`` holds the order's id.
+    """
     columns = db.execute(f'PRAGMA table_info("{table}")').fetchall()
     keys = [name for _, name, _, _, _, key in columns if key]
     numbered = {
         name for _, name, kind, _, _, key in columns if key and len(keys) == 1 and kind == "INTEGER"
-    }
+    } - {"order_seq"}
     # A table of a number alone has nothing else to copy.
     names = [name for _, name, *_ in columns if name not in numbered] or [*numbered]
-    listed = ", ".join(f'"{name}"' for name in names)
+    listed = ", ".join(_ORDER_OF_SEQ if name == "order_seq" else f'"{name}"' for name in names)
     found = db.execute(f'SELECT {listed} FROM "{table}"')
     return [dict(zip(names, row, strict=True)) for row in found]

@@ -71,9 +71,7 @@ _HALF_WRITTEN = """
     WHERE e.version IS NULL
     UNION ALL
     SELECT 'key ' || idempotency_key FROM idempotency_keys k
-    WHERE NOT EXISTS (SELECT 1 FROM orders
-        WHERE order_id = coalesce(json_extract(CAST(k.body AS TEXT), '$.data.order.orderId'),
-            json_extract(CAST(k.body AS TEXT), '$.orderId')))
+    WHERE NOT EXISTS (SELECT 1 FROM orders o WHERE o.seq = k.order_seq)
 """
 _CHECKS = {
     "a payout is not what was quoted": _WRONG_AMOUNT,

@@ -27,8 +27,8 @@ PAYOUT = "ord_1/payout/1"
 CHANGES = {
     "orders": {
         "status", "status_at", "version", "deadline_at", "on_deadline", "refund_address",
-        "action_required", "error_message", "completed_at", "view", "view_valid_until", "view_key",
-        "leftover", "lock_broken_at",
+        "action_required", "error_message", "completed_at",
+        "leftover", "lock_broken_at", "unpaid_since",
     },
     "deposits": {"state", "transfer_id", "is_dust"},
     "transfers": {"state", "txid", "raw", "reason", "receipt"},

@@ -225,9 +225,7 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
         "twap_chunk_usd": 120,
         "twap_chunk_micros": 119,
         "twap_interval_ms": 121,
-        "view": b"view",
-        "view_valid_until": 605,
-        "view_key": "view key",
+        "unpaid_since": None,
         "agreed_refund_address": None,
     }
     row = stored(tmp_path, "orders")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
 from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import DepositKey, Order, Report, Terms, Timeouts, TwapPlan
+from rpcsvc.domain.order import Deposit, DepositKey, Order, Report, Terms, Timeouts, TwapPlan
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.refunds import leftover_in
 from rpcsvc.domain.states import (
@@ -423,3 +423,20 @@ def test_an_exact_deposit_is_paid_what_was_quoted() -> None:
         assert order.payout is not None
         assert order.payout.units == order.terms.expected_output
         assert order.deposits[0].state is DepositState.CONFIRMED
+
+
+@pytest.mark.parametrize(
+    ("changes", "unpaid"),
+    [
+        ({}, True),
+        ({"report": Report()}, True),
+        ({"report": Report(deposit_txid="tx")}, False),
+        ({"deposits": (Deposit(key(1), 1, None, NOW, DepositState.REMOVED),)}, False),
+        ({"status": OrderStatus.REFUNDED}, False),
+    ],
+)
+def test_only_an_expired_order_that_saw_no_deposit_ended_unpaid(
+    changes: dict[str, Any], unpaid: bool
+) -> None:
+    order = replace(open_order(terms(Direction.XMR_TO_USDC)), status=OrderStatus.EXPIRED)
+    assert replace(order, **changes).ended_unpaid is unpaid

@@ -60,10 +60,6 @@ class Parts:
     async def apply(self, _order_id: str, _event: DeadlinePassed) -> None:
         self._do("apply")
 
-    async def forget_responses(self, _before: int) -> int:
-        self._do("forget_responses")
-        return 0
-
     def start_due(self) -> int:
         self._do("start_due")
         return 2
@@ -77,10 +73,7 @@ class Parts:
 
 def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
     anything = cast("Any", parts)
-    return Worker(
-        anything, anything, anything, anything, ManualClock(), keep_responses_ms=1,
-        is_paused=lambda: paused,
-    )  # fmt: skip
+    return Worker(anything, anything, anything, anything, ManualClock(), is_paused=lambda: paused)
 
 
 @pytest.fixture
@@ -89,7 +82,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     return captured(monkeypatch, "rpcsvc.orders.worker")
 
 
-ALL = ["reconcile", "overdue", "start_due", "forget_responses"]
+ALL = ["reconcile", "overdue", "start_due"]
 
 
 async def test_a_beat_does_all_of_its_parts() -> None:
@@ -262,7 +255,7 @@ async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_
 
     assert await worker_of(parts).tick() == 4, "those that wait are no work"
 
-    assert parts.done[-2:] == ["start_due", "forget_responses"]
+    assert parts.done[-1:] == ["start_due"]
     assert "apply ord_4" in parts.done
     assert not any(order_id in parts.aside for order_id in waiting), "none of them was tried"
 

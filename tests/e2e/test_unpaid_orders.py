@@ -1,0 +1,165 @@
+"""Orders that ended without a deposit: their answers go, and late money still finds its way."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rpcsvc.orders import retention
+from rpcsvc.store.maintenance import check_database
+from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
+from tools.unpaid_orders import measured
+
+DAY_MS = 24 * HOUR_MS
+WAYS = ("x2u", "u2x")
+LATE = {"x2u": "0.5", "u2x": "90"}
+REFUND_TO = {"x2u": MONERO, "u2x": EVM}
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
+    async with sandbox(tmp_path) as box:
+        yield box
+
+
+async def make(box: Sandbox, direction: str, **more: Any) -> Placed:
+    amount = "0.8" if direction == "x2u" else "150"
+    answer = await box.call(
+        "swap.execute",
+        direction=direction,
+        chain="arbitrum",
+        amount=amount,
+        to=REFUND_TO["u2x" if direction == "x2u" else "x2u"],
+        refundAddress=REFUND_TO[direction],
+        **more,
+    )
+    assert answer["ok"], answer
+    return Placed(box, answer["data"]["order"]["orderId"], answer["data"]["sessionId"])
+
+
+async def cancel(box: Sandbox, order: Placed) -> None:
+    answer = await box.call("swap.cancel", orderId=order.order_id, sessionId=order.session_id)
+    assert answer["ok"], answer
+
+
+def holds(box: Sandbox, order: Placed) -> bool:
+    """Whether answers of the order are stored."""
+    tables = ("status_views", "idempotency_keys")
+    query = " UNION ALL ".join(f"SELECT order_seq FROM {table}" for table in tables)
+    seq = "(SELECT seq FROM orders WHERE order_id = ?)"
+    found = box.up.database.read(
+        f"SELECT 1 FROM ({query}) WHERE order_seq = {seq}", (order.order_id,)
+    )
+    return bool(found)
+
+
+class Life(NamedTuple):
+    """``late``: days after which a deposit comes; None: never. ``again``: so many of them."""
+
+    direction: str
+    is_cancelled: bool
+    late: int | None
+    again: int
+
+
+LIVES = st.builds(
+    Life,
+    st.sampled_from(WAYS),
+    st.booleans(),
+    st.none() | st.sampled_from([1, 29, 31, 62]),
+    st.integers(1, 2),
+)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lives=st.lists(LIVES, min_size=1, max_size=5))
+def test_late_deposits_are_refunded_however_old_the_order(lives: list[Life]) -> None:
+    asyncio.run(play(lives))
+
+
+async def play(lives: list[Life]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        async with sandbox(Path(folder)) as box:
+            orders = [await make(box, life.direction) for life in lives]
+            for order, life in zip(orders, lives, strict=True):
+                if life.is_cancelled:
+                    await cancel(box, order)
+            addresses = [
+                (await each.status())["data"]["order"]["depositAddress"] for each in orders
+            ]
+            await box.jump(2 * HOUR_MS)
+            for day in range(1, 64):
+                await box.jump(DAY_MS)
+                for order, life in zip(orders, lives, strict=True):
+                    for _ in range(life.again if day == life.late else 0):
+                        await order.fund(LATE[life.direction])
+            await box.settle(8)
+            for order, life, address in zip(orders, lives, addresses, strict=True):
+                data = (await order.status())["data"]
+                assert (data["outcome"], data["order"]["depositAddress"]) == ("expired", address)
+                refunds = [each for each in data["transfers"] if each["status"] == "settled"]
+                to = [(each["kind"], each["address"]) for each in refunds]
+                assert to == [("refund", REFUND_TO[life.direction])] * (
+                    life.again if life.late else 0
+                )
+                assert holds(box, order) is bool(life.late), "it is pruned unless money came"
+        assert check_database(Path(folder)) == []
+
+
+async def test_a_pruned_order_answers_as_before(box: Sandbox) -> None:
+    order = await make(box, "x2u")
+    await cancel(box, order)
+    before = await order.status()
+    await box.jump(31 * DAY_MS)
+    assert not holds(box, order)
+    assert await order.status() == before
+    again = await box.call("swap.cancel", orderId=order.order_id, sessionId=order.session_id)
+    assert again["ok"]
+
+
+async def test_answers_are_kept_until_their_time(box: Sandbox) -> None:
+    order = await make(box, "x2u", key=KEY)
+    await cancel(box, order)
+    await box.jump(29 * DAY_MS)
+    assert holds(box, order)
+
+
+async def test_above_the_size_the_oldest_unpaid_orders_are_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "UNPAID_BYTES", 1024 * 1024 // 3)
+    async with sandbox(tmp_path, flags={"orders.unpaid_bytes": 1024 * 1024}) as box:
+        orders = [await make(box, "u2x", key=f"{KEY}{number}") for number in range(6)]
+        for order in orders[:-1]:
+            box.clock.now += 1
+            await cancel(box, order)
+        await box.jump(60_000)
+        assert [holds(box, each) for each in orders] == [False, False, True, True, True, True]
+        same = await make(box, "u2x", key=f"{KEY}5")
+        assert same.order_id == orders[5].order_id, "an order that awaits money keeps its key"
+
+
+async def test_pruning_goes_in_small_steps(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "STEP", 2)
+    orders = [await make(box, "x2u") for _ in range(5)]
+    for order in orders:
+        await cancel(box, order)
+    box.clock.now += 31 * DAY_MS
+    left = []
+    for _ in range(4):
+        await box.up.worker.tick()
+        left.append(sum(holds(box, each) for each in orders))
+    assert left == [3, 1, 0, 0]
+
+
+async def test_an_unpaid_order_holds_no_more_than_is_budgeted(tmp_path: Path) -> None:
+    before, after = await measured(100, tmp_path)
+    assert 3_000 < before - after <= retention.UNPAID_BYTES
