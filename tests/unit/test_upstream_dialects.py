@@ -785,12 +785,13 @@ async def test_only_the_bff_honours_keys_so_only_it_resumes() -> None:
 @pytest.mark.parametrize(
     ("url", "bff", "v1"),
     [
-        ("https://a.example", "https://a.example/bff/v1", "https://a.example/v1"),
-        ("https://a.example/", "https://a.example/bff/v1", "https://a.example/v1"),
+        ("https://a.example", "https://a.example", "https://a.example/v1"),
+        ("https://a.example/", "https://a.example", "https://a.example/v1"),
         ("https://a.example/api", "https://a.example/api", "https://a.example/api"),
+        ("https://a.example/bff/v1/", "https://a.example", "https://a.example/bff/v1/"),
     ],
 )
-def test_an_address_without_a_path_gets_the_usual_one(url: str, bff: str, v1: str) -> None:
+def test_an_address_is_the_sites_or_that_of_its_api(url: str, bff: str, v1: str) -> None:
     assert (BFF.base_url(url), V1.base_url(url)) == (bff, v1)
 
 

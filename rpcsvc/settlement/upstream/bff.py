@@ -1,5 +1,7 @@
 """The dialect of another rpcsvc's BFF: paths of spec 4.4, errors of spec 7, idempotency keys.
 
+Its network is in the capabilities of its agent API, at the same site.
+
 What does not live here: the calls themselves (calls.py) and their answers (reading.py).
 """
 
@@ -49,22 +51,28 @@ def code_of(refusal: Refused) -> str | None:
     return refusal.code if refusal.code in CALLER_CODES else None
 
 
+def base_url(url: str) -> str:
+    """The site's root, of that or of its BFF."""
+    return url.rstrip("/").removesuffix("/bff/v1")
+
+
 BFF: Final = Dialect(
     name="bff",
-    default_base="/bff/v1",
+    base_url=base_url,
     paths={
-        "health": "/health",
-        "chains": "/chains",
-        "quote": "/quote",
-        "create_order": "/orders",
-        "order": "/orders/{id}",
-        "cancel_order": "/orders/{id}/cancel",
-        "orders": "/orders",
-        "create_ticket": "/support/tickets",
-        "bridge_rates": "/bridge/rates",
-        "bridge_deposit": "/bridge/deposit",
-        "bridge_withdraw": "/bridge/withdraw",
-        "bridge_order": "/bridge/order/{id}",
+        "capabilities": "/api/v1/agent/capabilities",
+        "health": "/bff/v1/health",
+        "chains": "/bff/v1/chains",
+        "quote": "/bff/v1/quote",
+        "create_order": "/bff/v1/orders",
+        "order": "/bff/v1/orders/{id}",
+        "cancel_order": "/bff/v1/orders/{id}/cancel",
+        "orders": "/bff/v1/orders",
+        "create_ticket": "/bff/v1/support/tickets",
+        "bridge_rates": "/bff/v1/bridge/rates",
+        "bridge_deposit": "/bff/v1/bridge/deposit",
+        "bridge_withdraw": "/bff/v1/bridge/withdraw",
+        "bridge_order": "/bff/v1/bridge/order/{id}",
     },
     keys=True,
     cuts_usdc=True,

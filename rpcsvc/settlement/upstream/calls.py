@@ -7,11 +7,10 @@ What does not live here: what differs between the dialects (bff.py, v1.py), the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import structlog
-from yarl import URL
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import USDC, as_decimal, format_units, limits_told
@@ -52,8 +51,8 @@ log = structlog.get_logger(__name__)
 class Dialect:
     """What differs between upstreams.
 
-    ``paths`` come after the base address, by the names of the calls; ``default_base`` is the base
-    when the configured URL has no path. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
+    ``paths`` come after the base address, by the names of the calls; ``base_url`` gives that of the
+    configured URL. ``keys``: idempotency keys are honoured. ``cuts_usdc``:
     orders that pay USDC in are cut into chunks too, so that they have a twapConfig.
     ``refund_addresses``: an order may be created with a final refundAddress. ``code_of``
     gives a refusal one of CALLER_CODES, or None where nothing is certain. ``messages_for_users``:
@@ -62,7 +61,7 @@ class Dialect:
     """
 
     name: str
-    default_base: str
+    base_url: Callable[[str], str]
     paths: Mapping[str, str]
     keys: bool
     cuts_usdc: bool
@@ -71,13 +70,6 @@ class Dialect:
     code_of: Callable[[Refused], str | None]
     messages_for_users: bool
     times_ends: bool
-
-    def base_url(self, url: str) -> str:
-        """``url``, with the dialect's usual base path where it has none."""
-        parsed = URL(url)
-        # with_path would drop a query, which the check of the options refuses.
-        is_bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment)
-        return str(parsed.with_path(self.default_base)) if is_bare else url
 
 
 class Upstream:
@@ -110,6 +102,18 @@ class Upstream:
     async def health(self) -> m.UpstreamHealth:
         """The upstream's own health."""
         return await self._read(self._call("health"), reading.health)
+
+    @property
+    def tells_network(self) -> bool:
+        """Whether the dialect has a call that tells on which network orders are settled."""
+        return "capabilities" in self._dialect.paths
+
+    async def network(self, demand: Demand, *, patience_ms: int | None = None) -> str:
+        """The network on which it settles: sandbox, mainnet, stagenet, ..."""
+        call = replace(self._call("capabilities"), takes_key=False)
+        return await self._client.read(
+            call, reading.network, demand=demand, patience_ms=patience_ms
+        )
 
     async def chains(
         self, demand: Demand | None = None, *, patience_ms: int | None = None

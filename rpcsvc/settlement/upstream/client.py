@@ -211,7 +211,8 @@ class UpstreamClient:
             permit.abandoned()
             raise
         permit.succeeded()
-        self._key_refused = None
+        if call.takes_key:
+            self._key_refused = None
         return answer
 
     # --- small things ---

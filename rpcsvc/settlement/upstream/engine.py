@@ -131,6 +131,7 @@ class UpstreamEngine:
 
     async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
+        await self.watch.require_network()
         make = self._create_bridge if asked.chain.name == PERPS else self._create_swap
         try:
             return await make(asked, key, resumed=resumed)
@@ -277,15 +278,18 @@ class UpstreamEngine:
     # --- the engine ---
 
     async def start(self) -> None:
-        """Learn which chains there are; the upstream may be down while this service starts."""
+        """Learn chains and network; the upstream may be down while this service starts."""
         await self.watch.start()
 
     def require_ready(self) -> None:
-        """Raise errors.Unavailable until the upstream's chains are known. Calls tell the rest."""
+        """Raise errors.Unavailable until the upstream's chains and network are known.
+
+        Calls tell the rest.
+        """
         self.watch.require_known()
 
     def health(self) -> Health:
-        """Whether the upstream answers, and its chains are known."""
+        """Whether the upstream answers, its chains are known, and it is on our network."""
         answers = self._client.health()
         return answers if not answers.ok else self.watch.health()
 

@@ -65,13 +65,17 @@ _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCall:
-    """One call. ``name`` is for logs; ``path`` begins with / and comes after the base address."""
+    """One call. ``name`` is for logs; ``path`` begins with / and comes after the base address.
+
+    ``takes_key``: it is made with the API key, if there is one.
+    """
 
     name: str
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: Mapping[str, Any] | None = field(default=None, repr=False)
+    takes_key: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ class Exchange:
         headers = {}
         if call.body is not None:
             headers["Content-Type"] = "application/json"
-        if self._options.api_key is not None:
+        if self._options.api_key is not None and call.takes_key:
             headers["x-api-key"] = self._options.api_key
         if key is not None:
             headers["idempotency-key"] = key

@@ -1,10 +1,10 @@
 """Which chains can be offered here: those that are configured, and that the upstream lists.
 
     OfferedChains   the registry that our surfaces read
-    ChainWatch      learns the upstream's list at start, and again now and then
+    ChainWatch      learns the upstream's list, and its network, at start and again now and then
 
-What does not live here: the call and its answer (calls.py, reading.py), what a surface does with a
-chain that is not on offer (operations/).
+What does not live here: the call and its answer (calls.py, reading.py), what the network must be
+(network.py), what a surface does with a chain that is not on offer (operations/).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import UpstreamChain, UpstreamError
+from rpcsvc.settlement.upstream.network import NetworkCheck
 from rpcsvc.settlement.upstream.timing import Timing
 
 log = structlog.get_logger(__name__)
@@ -105,11 +106,20 @@ class Pace:
 
 
 class ChainWatch:
-    """Keeps OfferedChains to what the upstream lists. A refresh that fails changes nothing."""
+    """Keeps OfferedChains to what the upstream lists. A refresh that fails changes nothing.
+
+    ``network`` is asked for together with the list; None where the upstream does not tell it.
+    """
 
     def __init__(
-        self, upstream: Upstream, chains: OfferedChains, timing: Timing, pace: Pace | None = None
+        self,
+        upstream: Upstream,
+        chains: OfferedChains,
+        timing: Timing,
+        pace: Pace | None = None,
+        network: NetworkCheck | None = None,
     ) -> None:
+        self._network = network
         self._upstream = upstream
         self._chains = chains
         self._timing = timing
@@ -135,7 +145,11 @@ class ChainWatch:
             await asyncio.wait([self._task])
 
     def require_known(self) -> None:
-        """Raise errors.Unavailable until the upstream has told its list once."""
+        """Raise errors.Unavailable until the upstream has told its list once, and while it is not
+        known to be on our network.
+        """
+        if self._network is not None:
+            self._network.require_same()
         if self._learned_at is None:
             left = self._due_at - self._timing.now_ms()
             raise Unavailable(
@@ -143,8 +157,15 @@ class ChainWatch:
                 retry_after=max(1, -(-left // 1000)),
             )
 
+    async def require_network(self) -> None:
+        """Raise errors.Unavailable unless the upstream told just now that it is on our network."""
+        if self._network is not None:
+            await self._network.require_same_now()
+
     def health(self) -> Health:
-        """Not ok until the upstream has told its list once."""
+        """Not ok until the upstream has told its list once, and that it is on our network."""
+        if self._network is not None and not (network := self._network.health()).ok:
+            return network
         if self._learned_at is None:
             return Health(False, f"The upstream's chains are not known: {self._problem}")
         return Health(True)
@@ -154,8 +175,19 @@ class ChainWatch:
         self._due_at = min(self._due_at, self._asked_at + self._pace.least)
 
     async def ask(self, urgency: Urgency, *, patience_ms: int | None = None) -> None:
-        """Ask for the list now. What goes wrong is logged and shown by ``health``."""
+        """Ask for the list and the network now. What goes wrong is logged, and in ``health``."""
         self._asked_at = self._timing.now_ms()
+        if self._network is None:
+            await self._ask_for_chains(urgency, patience_ms)
+            return
+        await asyncio.gather(
+            self._ask_for_chains(urgency, patience_ms),
+            self._network.ask(Demand(urgency), patience_ms=patience_ms),
+        )
+        if not self._network.health().ok:
+            self._due_at = min(self._due_at, self._timing.now_ms() + self._pace.unknown)
+
+    async def _ask_for_chains(self, urgency: Urgency, patience_ms: int | None) -> None:
         try:
             told = await self._upstream.chains(Demand(urgency), patience_ms=patience_ms)
         except UpstreamError as error:

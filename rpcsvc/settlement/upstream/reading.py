@@ -236,6 +236,11 @@ def health(answer: UpstreamAnswer) -> m.UpstreamHealth:
     return m.UpstreamHealth(f.text("status"), f.text("version"), f.time("time"), answer.kept)
 
 
+def network(answer: UpstreamAnswer) -> str:
+    """The network that another rpcsvc's capabilities name."""
+    return Fields(answer.value).inner("data").identifier("network")
+
+
 def chains(answer: UpstreamAnswer) -> m.UpstreamChains:
     """The list of chains."""
     found = tuple(_chain(f) for f in Fields(answer.value).items("chains"))

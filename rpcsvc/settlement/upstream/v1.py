@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from yarl import URL
+
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.models import Refused, RemoteError
 
@@ -52,9 +54,17 @@ def code_of(refusal: Refused) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
+def base_url(url: str) -> str:
+    """``url``, with /v1 where it has no path."""
+    parsed = URL(url)
+    # with_path would drop a query, which the check of the options refuses.
+    is_bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment)
+    return str(parsed.with_path("/v1")) if is_bare else url
+
+
 V1: Final = Dialect(
     name="v1",
-    default_base="/v1",
+    base_url=base_url,
     paths={
         "chains": "/chains",
         "quote": "/quote",

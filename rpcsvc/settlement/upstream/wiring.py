@@ -23,6 +23,7 @@ from rpcsvc.settlement.upstream.budget import (
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.network import NetworkCheck
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 from rpcsvc.settlement.upstream.options import ClientOptions, base_url
 from rpcsvc.settlement.upstream.reading import Networks
@@ -65,7 +66,8 @@ async def upstream_engine(
     async with client:
         upstream = Upstream(client, dialect, networks)
         offered = OfferedChains(chains)
-        watch = ChainWatch(upstream, offered, timing)
+        check = NetworkCheck(upstream, monero, timing) if upstream.tells_network else None
+        watch = ChainWatch(upstream, offered, timing, network=check)
         try:
             yield UpstreamEngine(client, upstream, offered, watch, creations, monero)
         finally:

@@ -1,0 +1,173 @@
+"""A sidecar makes no order at an upstream that settles on another network than its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.settlement.upstream import network
+from rpcsvc.settlement.upstream.budget import Urgency
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from tests.contract import upstream_server as does
+from tests.contract.bff import ORDER, post
+from tests.contract.serving import EVM, MONERO, Served, serving
+from tests.contract.test_relay import Cutting, service, states
+from tests.contract.upstream_server import UpstreamServer
+
+STAGENET = stagenet_subaddress(bytes(range(64)))
+SWAPS = [
+    {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
+    # A sandbox takes addresses of every network: only the network tells that it is none of ours.
+    {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO},
+]
+
+
+class Renamed(Cutting):
+    """A service that says that it is on another network; None: it does not say."""
+
+    network: str | None = "sandbox"
+
+    async def handle(self, server: UpstreamServer, request: web.Request) -> web.StreamResponse:
+        if not request.path.endswith("/capabilities"):
+            return await super().handle(server, request)
+        if self.network is None:
+            return web.json_response(
+                {"error": {"code": "unavailable", "message": "no"}}, status=503
+            )
+        return web.json_response({"data": {"network": self.network}})
+
+
+@pytest.fixture
+async def central(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path / "central") as ready:
+        yield ready
+
+
+@asynccontextmanager
+async def in_front_of(
+    central: Served, tmp_path: Path, **settings: str
+) -> AsyncIterator[tuple[Served, Renamed]]:
+    """A sidecar on stagenet, and what stands between the two."""
+    async with does.running() as server:
+        between = Renamed(server, central.url)
+        async with service(server.url, tmp_path / "sidecar", "bff", **settings) as sidecar:
+            yield sidecar, between
+
+
+async def look(served: Served) -> tuple[int, str]:
+    """Status of /readyz, and what /health says of the engine."""
+    ready = await served.client.get("/readyz")
+    health = await (await served.client.get("/health")).json()
+    return ready.status, health["checks"]["engine"].get("detail", "")
+
+
+def engine_of(served: Served) -> UpstreamEngine:
+    engine = served.up.service.engine
+    assert isinstance(engine, UpstreamEngine)
+    return engine
+
+
+async def ask(served: Served) -> None:
+    """Have chains and network asked for now, as they are now and then."""
+    await engine_of(served).watch.ask(Urgency.ROUTINE)
+
+
+async def create(served: Served, swap: dict[str, str] = SWAPS[0]) -> dict[str, Any]:
+    return dict((await served.rpc("swap.create", swap)).body["result"])
+
+
+async def test_no_order_is_made_at_a_sandbox_by_a_sidecar_of_real_money(
+    central: Served, tmp_path: Path
+) -> None:
+    environ = {"RPCSVC_ENGINE": "upstream", "RPCSVC_UPSTREAM__URL": central.url}
+    async with serving(tmp_path / "sidecar", environ) as sidecar:
+        status, detail = await look(sidecar)
+        assert status == 503
+        assert detail == (
+            "The upstream settles on sandbox, and upstream.monero_network is mainnet: no order is"
+            " made. Set upstream.url to a service on mainnet, or upstream.monero_network to"
+            " stagenet, and restart."
+        )
+        for swap in SWAPS:
+            assert (await create(sidecar, swap))["error"]["code"] == "unavailable"
+            priced = {name: swap[name] for name in ("direction", "chain", "amount")}
+            quoted = (await sidecar.rpc("swap.quote", priced)).body["result"]
+            assert "another network" in quoted["error"]["message"]
+        assert (await post(sidecar, "/orders", ORDER)).status == 503
+        assert (await post(sidecar, "/bridge/deposit", {"toAddress": EVM})).status == 503
+        assert (states(sidecar), central.count("orders")) == ([], 0)
+
+
+async def test_an_upstream_that_changes_its_network_gets_no_more_orders(
+    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "FRESH_MS", 0)
+    async with in_front_of(central, tmp_path) as (sidecar, between):
+        assert (await create(sidecar))["ok"]
+        between.network = "mainnet"
+        refused = await create(sidecar)
+        assert refused["error"]["code"] == "unavailable"
+        assert central.count("orders") == 1
+        assert states(sidecar) == ["created", "refused"]
+        assert (await look(sidecar))[1].startswith("The upstream settles on mainnet")
+        between.network = "sandbox"
+        await ask(sidecar)
+        assert (await look(sidecar))[0] == 200
+        assert (await create(sidecar))["ok"]
+
+
+async def test_without_the_upstreams_network_no_order_is_made(
+    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Renamed, "network", None)
+    async with in_front_of(central, tmp_path) as (sidecar, between):
+        status, detail = await look(sidecar)
+        assert (status, detail.split(":")[0]) == (503, "The upstream's network is not known")
+        assert (await create(sidecar))["error"]["code"] == "unavailable"
+        assert central.count("orders") == 0
+        between.network = "sandbox"
+        await ask(sidecar)
+        assert (await create(sidecar))["ok"]
+        monkeypatch.setattr(network, "FRESH_MS", 0)
+        between.network = None
+        refused = await create(sidecar)
+        assert "does not tell its network now" in refused["error"]["message"]
+        assert central.count("orders") == 1
+
+
+async def test_network_is_asked_for_without_the_key_which_stays_refused(
+    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "FRESH_MS", 0)
+    async with in_front_of(central, tmp_path, API_KEY="nobodys-key") as (sidecar, between):
+        calls = {s.target: s.headers.get("x-api-key") for s in between.server.seen}
+        assert calls == {
+            "/bff/v1/chains": "nobodys-key",
+            "/api/v1/agent/capabilities": None,
+        }
+        await engine_of(sidecar).watch.require_network()
+        assert "API key" in (await look(sidecar))[1]
+
+
+async def test_a_key_in_doubt_is_not_sent_again_to_another_network(
+    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "FRESH_MS", 0)
+    async with in_front_of(central, tmp_path) as (sidecar, between):
+        swap = {**SWAPS[0], "idempotency-key": "mine-0123456789a"}
+        between.lose_calls = True
+        assert (await create(sidecar, swap))["error"]["code"] == "unavailable"
+        assert states(sidecar) == ["reconciling"]
+        between.lose_calls, between.network = False, "mainnet"
+        assert (await create(sidecar, swap))["error"]["code"] == "unavailable"
+        assert (states(sidecar), central.count("orders")) == (["reconciling"], 0)
+        between.network = "sandbox"
+        await ask(sidecar)
+        assert (await create(sidecar, swap))["ok"]
+        assert (states(sidecar), central.count("orders")) == (["created"], 1)

@@ -1,0 +1,108 @@
+"""When an upstream's network is asked for, and which answers let an order through."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.calls import Upstream
+from rpcsvc.settlement.upstream.models import NeverSent
+from rpcsvc.settlement.upstream.network import FRESH_MS, NetworkCheck
+from rpcsvc.settlement.upstream.timing import Timing
+from tests.unit.test_upstream_budget import VirtualTime
+
+
+class Told:
+    """Stands for the upstream's calls: tells its network, or can't be reached (None)."""
+
+    def __init__(self, network: str | None) -> None:
+        self.network = network
+        self.asked: list[Urgency] = []
+
+    async def network_told(self, demand: Demand, *, patience_ms: int | None = None) -> str:
+        assert patience_ms is None
+        self.asked.append(demand.urgency)
+        if self.network is None:
+            raise NeverSent("no connection")
+        return self.network
+
+
+class Stub:
+    """The one call of Upstream that is made here."""
+
+    def __init__(self, told: Told) -> None:
+        self.network = told.network_told
+
+
+def check_of(time: VirtualTime, told: Told, ours: str = "mainnet") -> NetworkCheck:
+    timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
+    return NetworkCheck(cast("Upstream", Stub(told)), MoneroNetwork(ours), timing)
+
+
+@pytest.mark.parametrize(
+    ("told", "ours", "is_same"),
+    [
+        ("mainnet", "mainnet", True),
+        ("sandbox", "stagenet", True),
+        ("stagenet", "stagenet", True),
+        ("testnet", "testnet", True),
+        ("sandbox", "mainnet", False),
+        ("stagenet", "mainnet", False),
+        ("mainnet", "stagenet", False),
+        ("sandbox", "testnet", False),
+        # Addresses as on mainnet, and no money behind them.
+        ("regtest", "mainnet", False),
+        ("Mainnet", "mainnet", False),
+    ],
+)
+async def test_orders_pass_only_where_the_networks_are_the_same(
+    told: str, ours: str, is_same: bool
+) -> None:
+    check = check_of(VirtualTime(), Told(told), ours)
+    assert not check.health().ok
+    with pytest.raises(Unavailable):
+        check.require_same()
+    assert await check.ask(Demand())
+    health = check.health()
+    assert health.ok is is_same
+    if is_same:
+        await check.require_same_now()
+        return
+    assert f"settles on {told}, and upstream.monero_network is {ours}" in (health.detail or "")
+    for_now, for_orders = check.require_same, check.require_same_now
+    with pytest.raises(Unavailable, match="another network"):
+        for_now()
+    with pytest.raises(Unavailable, match="another network"):
+        await for_orders()
+
+
+async def test_an_order_asks_again_only_when_the_last_answer_is_old() -> None:
+    time, told = VirtualTime(), Told("mainnet")
+    check = check_of(time, told)
+    await check.require_same_now()
+    time.now += FRESH_MS - 1
+    await check.require_same_now()
+    assert told.asked == [Urgency.CREATION]
+    time.now += 1
+    await check.require_same_now()
+    assert told.asked == [Urgency.CREATION] * 2
+
+
+async def test_an_old_answer_lets_no_order_through_once_the_upstream_is_silent() -> None:
+    time, told = VirtualTime(), Told("mainnet")
+    check = check_of(time, told)
+    await check.require_same_now()
+    told.network = None
+    await check.require_same_now()
+    time.now += FRESH_MS
+    with pytest.raises(Unavailable, match="does not tell its network now"):
+        await check.require_same_now()
+    # Prices are still told: what is asked before each order decides.
+    check.require_same()
+    told.network = "sandbox"
+    with pytest.raises(Unavailable, match="another network"):
+        await check.require_same_now()
