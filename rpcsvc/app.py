@@ -39,7 +39,7 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
-from rpcsvc.operations.ticket_budget import TicketBudget
+from rpcsvc.operations.ticket_budget import TicketBudget, day_of
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
@@ -257,9 +257,12 @@ async def _compose(
         locks = PriceLocks(store, processor, backend.rates, aside, clock, break_bps=break_bps)
         worker.on_beat(locks.break_due)
     support = settings.support
-    budget = TicketBudget(support.tickets_per_client, support.bytes_per_day)
+    now = clock.now_ms()
+    budget = TicketBudget(
+        support.tickets_per_client, support.bytes_per_day, now, store.tickets_taken(day_of(now))
+    )
     service = Service(
-        ticket_budget=budget if settings.rate_limit.enabled else None,
+        ticket_budget=budget,
         venue=venue,
         store=store,
         engine=engine,
@@ -275,7 +278,7 @@ async def _compose(
         sandbox=backend.sandbox,
         relay=relay,
         promises=promises,
-        client_secret=client_secret(settings.data_dir, random) if promises is not None else b"",
+        client_secret=client_secret(settings.data_dir, random),
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
 

@@ -14,6 +14,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.settings import load_settings
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -117,13 +118,16 @@ class Placed:
     async def status(self) -> dict[str, Any]:
         return await self._sandbox.call("swap.status", orderId=self.order_id)
 
-    async def ask_for_refund(self, address: str, session_id: str | None = None) -> dict[str, Any]:
+    async def ask_for_refund(
+        self, address: str, session_id: str | None = None, client: Client = SOCKET
+    ) -> dict[str, Any]:
         return await self._sandbox.call(
             "support.create",
             message="refund, please",
             orderId=self.order_id,
             sessionId=session_id or self.session_id,
             walletAddress=address,
+            client=client,
         )
 
     async def give_refund_address(self, address: str, session_id: str | None = None) -> Any:

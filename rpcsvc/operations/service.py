@@ -76,11 +76,11 @@ class Service:
     random: RandomBytes
     wake: Callable[[], None]
     sandbox: SandboxControls | None
+    ticket_budget: TicketBudget
+    # Keys the hashes of clients' names.
+    client_secret: bytes
     relay: Relay | None = None
     promises: Promises | None = None
-    # Keys the hashes of clients' names.
-    client_secret: bytes = b""
-    ticket_budget: TicketBudget | None = None
 
     def stored(self, client: Client) -> str:
         """What is kept of a client with its unfunded orders; empty where none are counted."""

@@ -20,7 +20,7 @@ from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_se
 from rpcsvc.operations.lessons import combined
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.results import NO_SESSION, session_source, with_session
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import SOCKET, Call, Service
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.orders.ports import Change, Ticket
@@ -34,10 +34,6 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     named = None if order_id is None else service.store.order(order_id)
     order = _owned(named, session)
     refund_to = _refund_address(service, params, order)
-    budget = service.ticket_budget
-    if budget is not None and not _sets_refund_address(order, refund_to):
-        size = len(params.message.encode("utf-8", "surrogatepass"))
-        budget.charge(call.client, size, service.clock.now_ms())
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
         created_at=service.clock.now_ms(),
@@ -47,7 +43,10 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
         session_id=session,
         wallet_address=params.wallet_address,
     )
-    await service.store.commit(Change(ticket=ticket))
+    charge = None
+    if call.client != SOCKET and not _sets_refund_address(order, refund_to):
+        charge = service.ticket_budget.charge(call.client.stored(service.client_secret), ticket)
+    await service.store.commit(Change(ticket=ticket, charge=charge))
     log.info("ticket_created", ticket_id=ticket.ticket_id, order_id=ticket.order_id)
     accepted = await _give(service, order, refund_to, ticket)
     data = {"ticket": _ticket_view(ticket), "refundAddress": accepted}

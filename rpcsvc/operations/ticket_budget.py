@@ -1,50 +1,60 @@
 """How many tickets are taken in a day, from each client and in all.
 
-Counted in memory: a restart begins a new day's budget. The size in all bounds what a day may add to
-the database; the worker deletes what is old.
+The size in all bounds what a day may add to the database. The counts of the day are stored with the
+tickets, so that they hold over a restart.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.ports import Ticket, TicketCharge
 
 _DAY_MS: Final = 86_400_000
-_CLIENTS: Final = 10_000
+# What a ticket takes beside its texts: numbers, ids, its row and its client's count.
+_ROW_BYTES: Final = 200
 
 
 class TicketBudget:
     """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
 
-    The UNIX socket, which is the operator's, is not counted. Nor is any client beyond the first
-    10,000 of a day: ``size`` bounds these.
+    ``taken`` are the charges of the day so far, by client.
     """
 
-    def __init__(self, per_client: int, size: int) -> None:
+    def __init__(self, per_client: int, size: int, now: int, taken: Mapping[str, tuple[int, int]]):
         self._per_client = per_client
         self._size = size
-        self._day = -1
-        self._of_client: Counter[Client] = Counter()
-        self._taken = 0
+        self._day = day_of(now)
+        self._of_client = Counter({client: tickets for client, (tickets, _) in taken.items()})
+        self._taken = sum(size for _, size in taken.values())
 
-    def charge(self, client: Client, size: int, now: int) -> None:
-        """Take one ticket of ``size`` bytes at ``now`` (ms). Raises Unavailable."""
-        if client.kind == "socket":
-            return
-        if now // _DAY_MS != self._day:
-            self._day = now // _DAY_MS
+    def charge(self, client: str, ticket: Ticket) -> TicketCharge:
+        """Take a ticket of a client, named as it is stored. Raises Unavailable."""
+        now, size = ticket.created_at, _size(ticket)
+        if day_of(now) != self._day:
+            self._day = day_of(now)
             self._of_client.clear()
             self._taken = 0
         if self._of_client[client] >= self._per_client:
             raise _refusal(f"More than {self._per_client} tickets a day.", now)
         if self._taken + size > self._size:
             raise _refusal("No more tickets can be taken today.", now)
-        if client in self._of_client or len(self._of_client) < _CLIENTS:
-            self._of_client[client] += 1
+        self._of_client[client] += 1
         self._taken += size
+        return TicketCharge(self._day, client, size)
+
+
+def day_of(now: int) -> int:
+    """The day of UTC that a time (ms) is in, counted from the epoch."""
+    return now // _DAY_MS
+
+
+def _size(ticket: Ticket) -> int:
+    texts = (ticket.message, ticket.category, ticket.wallet_address or "")
+    return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def _refusal(message: str, now: int) -> Unavailable:

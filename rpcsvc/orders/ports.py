@@ -64,6 +64,14 @@ class Ticket:
     wallet_address: str | None
 
 
+class TicketCharge(NamedTuple):
+    """What a ticket took of a day's budget: the day of UTC, the client as stored, and bytes."""
+
+    day: int
+    client: str
+    size: int
+
+
 class StatusView(NamedTuple):
     """An order's status answer, written when the order last changed (operations/projection.py).
 
@@ -128,6 +136,7 @@ class Change:
     done: tuple[PendingEffect, ...] = ()
     response: StoredResponse | None = None
     ticket: Ticket | None = None
+    charge: TicketCharge | None = None
     relay: RelayRecord | None = None
     evidence: bytes = b""
     client: str | None = None
@@ -237,6 +246,10 @@ class OrderStore(Protocol):
 
     async def settle(self) -> None:
         """Wait until every commit begun so far is on disk or refused."""
+        ...
+
+    def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
+        """Tickets and bytes that each client was charged on a day of UTC."""
         ...
 
     async def forget_tickets(self, before: int) -> int:

@@ -66,6 +66,11 @@ _INSERT_RESPONSE: Final = insert("idempotency_keys", (*RESPONSE, "order_seq"))._
 _INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
 _DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = ?"
 _INSERT_TICKET: Final = insert("tickets", TICKET)
+_COUNT_TICKET: Final = (
+    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (?, ?, 1, ?)"
+    " ON CONFLICT (day, client) DO UPDATE SET tickets = tickets + 1, bytes = bytes + excluded.bytes"
+)
+_DELETE_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < ?"
 
 
 def statements(change: Change, view_key: str) -> list[Statement]:
@@ -90,6 +95,9 @@ def statements(change: Change, view_key: str) -> list[Statement]:
         found.append(Statement(_INSERT_RESPONSE, (*response_row(change.response), made)))
     if change.ticket is not None:
         found.append(Statement(_INSERT_TICKET, in_order(TICKET, change.ticket)))
+    if change.charge is not None:
+        found.append(Statement(_DELETE_TICKET_COUNTS, (change.charge.day,)))
+        found.append(Statement(_COUNT_TICKET, change.charge))
     return found
 
 

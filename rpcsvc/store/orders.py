@@ -171,6 +171,11 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         """Who asked for each order that awaits its deposit, by order id."""
         return dict(self._db.read("SELECT order_id, client FROM order_clients"))
 
+    def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
+        """Tickets and bytes that each client was charged on a day of UTC."""
+        sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = ?"
+        return {client: (tickets, size) for client, tickets, size in self._db.read(sql, (day,))}
+
     def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         return [

@@ -100,10 +100,11 @@ async def serving(
     port: int | None = None,
     **flags: Any,
 ) -> AsyncIterator[Served]:
-    """A service on ``data_dir``; rate limits are off unless ``flags`` say otherwise."""
+    """A service on ``data_dir``; limits are off unless ``flags`` say otherwise."""
     given = {
         "data_dir": str(data_dir),
         "rate_limit.enabled": False,
+        "support.tickets_per_client": 1_000_000,
         "sandbox.xmr_block_ms": 50,
         "sandbox.usdc_block_ms": 50,
         **{name.replace("__", "."): value for name, value in flags.items()},

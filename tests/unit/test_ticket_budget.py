@@ -4,56 +4,111 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.ticket_budget import TicketBudget
-from rpcsvc.orders.ports import Change, Ticket
-from rpcsvc.orders.unfunded import ADDRESS, Client
+from rpcsvc.orders.ports import Change, Ticket, TicketCharge
+from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
+from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database
-from tests.contract.serving import serving
+from tests.contract.serving import MONERO, Served, serving
+from tests.sandbox import HOUR_MS, Placed, sandbox
 
 DAY = 86_400_000
-ONE, OTHER = Client(ADDRESS, "192.0.2.1"), Client(ADDRESS, "192.0.2.2")
 TICKET = {"message": "where is it?"}
+LIMITED = {"support.tickets_per_client": 2}
+ADDRESS = Client(ADDRESS_KIND, "192.0.2.1")
+
+
+def ticket(size: int, at: int) -> Ticket:
+    """One that is charged ``size`` bytes."""
+    return Ticket("tkt_1", at, "other", "m" * (size - 205), None, None, None)
 
 
 def test_client_has_so_many_tickets_a_day() -> None:
-    budget = TicketBudget(2, 1_000)
+    budget = TicketBudget(2, 10_000, 0, {})
     for _ in range(2):
-        budget.charge(ONE, 10, 5)
+        budget.charge("one", ticket(300, 5))
     with pytest.raises(Unavailable) as refused:
-        budget.charge(ONE, 10, DAY - 1_500)
+        budget.charge("one", ticket(300, DAY - 1_500))
     assert refused.value.retry_after == 2
-    budget.charge(OTHER, 10, DAY - 1)
-    budget.charge(ONE, 10, DAY)
+    budget.charge("other", ticket(300, DAY - 1))
+    assert budget.charge("one", ticket(300, DAY)) == TicketCharge(1, "one", 300)
 
 
 def test_all_clients_share_the_size_of_a_day() -> None:
-    budget = TicketBudget(100, 1_000)
-    budget.charge(ONE, 600, 5)
+    budget = TicketBudget(100, 1_000, 0, {})
+    budget.charge("one", ticket(600, 5))
     with pytest.raises(Unavailable):
-        budget.charge(OTHER, 401, 6)
-    budget.charge(OTHER, 400, 7)
-    budget.charge(Client("socket"), 10_000, 8)  # the operator's
+        budget.charge("other", ticket(401, 6))
+    budget.charge("other", ticket(400, 7))
 
 
-async def test_tickets_over_the_budget_are_not_stored(tmp_path: Path) -> None:
-    async with serving(tmp_path, rate_limit__enabled=True, support__tickets_per_client=3) as served:
-        answers = [await served.post("/agent/support/tickets", TICKET) for _ in range(5)]
-        assert [answer.status for answer in answers] == [200, 200, 200, 503, 503]
-        assert int(answers[-1].headers["retry-after"]) > 0
+def test_what_was_taken_before_a_restart_counts() -> None:
+    budget = TicketBudget(2, 1_000, DAY + 5, {"one": (1, 300), "other": (2, 400)})
+    with pytest.raises(Unavailable):
+        budget.charge("other", ticket(205, DAY + 6))
+    with pytest.raises(Unavailable):
+        budget.charge("one", ticket(301, DAY + 6))
+    budget.charge("one", ticket(300, DAY + 6))
+
+
+@pytest.mark.parametrize("limited", [True, False])
+async def test_tickets_over_the_budget_are_not_stored(tmp_path: Path, limited: bool) -> None:
+    """Whether calls are limited or not, and over a restart."""
+    flags: dict[str, Any] = {"rate_limit__enabled": limited, "support__tickets_per_client": 3}
+    async with serving(tmp_path, **flags) as served:
+        assert [await status(served) for _ in range(2)] == [200, 200]
+    async with serving(tmp_path, **flags) as served:
+        assert [await status(served) for _ in range(3)] == [200, 503, 503]
         assert served.count("tickets") == 3
+        (name,) = [name for (name,) in served.up.database.read("SELECT client FROM ticket_counts")]
+        assert "127.0.0.1" not in name
+
+
+async def status(served: Served) -> int:
+    answer = await served.post("/agent/support/tickets", TICKET)
+    assert answer.status == 200 or int(answer.headers["retry-after"]) > 0
+    return answer.status
+
+
+async def test_counts_of_days_before_are_deleted(tmp_path: Path) -> None:
+    async with sandbox(tmp_path) as box:
+        for _ in range(3):
+            assert (await box.call("support.create", client=ADDRESS, **TICKET))["ok"]
+            await box.jump(DAY)
+        days = box.up.database.read("SELECT count(DISTINCT day), sum(tickets) FROM ticket_counts")
+        assert days == [(1, 1)]
+
+
+async def test_a_ticket_with_the_awaited_refund_address_is_never_refused(tmp_path: Path) -> None:
+    async with sandbox(tmp_path, flags=LIMITED) as box:
+        order = await box.order("x2u")
+        await box.jump(2 * HOUR_MS)
+        await order.fund("0.5")
+        await box.settle()
+        answers = [await box.call("support.create", client=ADDRESS, **TICKET) for _ in range(3)]
+        assert [answer["ok"] for answer in answers] == [True, True, False]
+        stranger = await named(order, "00000000-0000-4000-8000-000000000000")
+        assert stranger["error"]["code"] == "unavailable", "it is not the owner's"
+        answer = await named(order, order.session_id)
+        assert answer["data"]["refundAddress"] == {"accepted": True, "address": MONERO}
+
+
+async def named(order: Placed, session_id: str) -> dict[str, Any]:
+    """The answer to a ticket that names a refund address."""
+    return await order.ask_for_refund(MONERO, session_id, client=ADDRESS)
 
 
 async def test_old_tickets_are_forgotten(tmp_path: Path) -> None:
     database = await Database.open(tmp_path)
     store = SqliteOrderStore(database, lambda: "")
-    ticket = Ticket("tkt_1", 1_000, "other", "help", None, None, None)
     for number in range(3):
-        made = replace(ticket, ticket_id=f"tkt_{number}", created_at=1_000 + number)
+        made = replace(ticket(300, 0), ticket_id=f"tkt_{number}", created_at=1_000 + number)
         await store.commit(Change(ticket=made))
     assert await store.forget_tickets(1_002) == 2
     assert await store.forget_tickets(1_002) == 0
