@@ -567,7 +567,8 @@ class OrderTerms:
     3339 in UTC. ``network`` is ``sandbox`` for simulated money. ``issuer`` is the service's site
     address. ``refund_control`` says who decides where refunds go: ``address``, all of them go to
     ``refund_address``; ``session``, the holder of the session whose id (lower case) has the SHA-256
-    ``session_sha256``.
+    ``session_sha256``. ``price_locked_until`` is when the price lock ends at the latest; None,
+    and then no term of the attestation, where the service gives none.
     """
 
     order_id: str
@@ -586,6 +587,7 @@ class OrderTerms:
     refund_control: str
     refund_address: str | None
     session_sha256: str
+    price_locked_until: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in self._members():
@@ -602,6 +604,7 @@ class OrderTerms:
         return {
             _WIRE[name]: str(value) if name in _AMOUNTS else value
             for name, value in self._members()
+            if value is not None or name != _OPTIONAL
         }
 
     def canonical(self) -> bytes:
@@ -611,9 +614,9 @@ class OrderTerms:
     @classmethod
     def from_json(cls, value: object) -> OrderTerms:
         """The terms that ``as_json`` gave. Raises BadInput for anything else."""
-        if not isinstance(value, dict) or value.keys() != set(_WIRE.values()):
+        if not isinstance(value, dict) or {*value, _WIRE[_OPTIONAL]} != set(_WIRE.values()):
             raise BadInput(f"must have exactly the terms {', '.join(_WIRE.values())}.")
-        members = {name: value[wire] for name, wire in _WIRE.items()}
+        members: dict[str, Any] = {name: value.get(wire) for name, wire in _WIRE.items()}
         for name in _AMOUNTS:
             members[name] = _units(members[name], _WIRE[name])
         return cls(**members)
@@ -635,6 +638,7 @@ def _camel(name: str) -> str:
 
 _WIRE: Final = {field.name: _camel(field.name) for field in fields(OrderTerms)}
 _AMOUNTS: Final = ("deposit_amount", "expected_output", "min_received")
+_OPTIONAL: Final = "price_locked_until"
 
 
 def _units(text: object, name: str) -> int:
@@ -663,6 +667,7 @@ _ALLOWED: Final = dict.fromkeys(_WIRE, _is_text) | {
     "min_received": _is_units,
     "expires_at": lambda value: parse_time(value) is not None,
     "issued_at": lambda value: parse_time(value) is not None,
+    "price_locked_until": lambda value: value is None or parse_time(value) is not None,
     "issuer": lambda value: _is_text(value) and not value.endswith("/"),
     "refund_control": lambda value: isinstance(value, str) and value in (BY_ADDRESS, BY_SESSION),
     "refund_address": lambda value: value is None or _is_text(value),

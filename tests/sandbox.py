@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -147,3 +148,9 @@ async def sandbox(
     async with running(settings, clock=clock) as up:
         up.effects.recover()
         yield Sandbox(up, clock)
+
+
+def attested(order: dict[str, Any]) -> dict[str, Any]:
+    """The terms in an order's attestation."""
+    payload = order["attestation"].split(".")[1]
+    return dict(orjson.loads(base64.urlsafe_b64decode(payload + "==")))

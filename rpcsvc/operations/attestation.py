@@ -27,6 +27,7 @@ def attester(
 
 def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> OrderTerms:
     """The terms as the user can check them against what was ordered."""
+    lock_end = terms.price_locked_until
     return OrderTerms(
         order_id=terms.order_id,
         direction=terms.direction.value,
@@ -44,4 +45,5 @@ def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer:
         refund_control=BY_SESSION if terms.refund_address is None else BY_ADDRESS,
         refund_address=terms.refund_address,
         session_sha256=session_sha256(terms.session_id),
+        price_locked_until=None if lock_end is None else iso8601(lock_end),
     )

@@ -19,6 +19,7 @@ from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.orders.following import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
+from tests.sandbox import attested
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
 SWAPS = {
@@ -99,6 +100,16 @@ async def test_a_swap_runs_through_both_to_its_end(
     uri = made["data"]["fundingInstructions"]["paymentUri"]
     assert made["data"]["fundingInstructions"]["network"] in ("monero-stagenet", "arbitrum-sepolia")
     assert uri.startswith("monero:") or "@421614/" in uri
+
+
+async def test_a_sidecar_gives_no_price_lock(sidecar: Served) -> None:
+    """Its upstream's BFF tells none: not in the quote, the order or the attestation."""
+    quote = {name: SWAPS["x2u"][name] for name in ("direction", "chain", "amount")}
+    quoted = (await sidecar.rpc("swap.quote", quote)).body["result"]["data"]["quote"]
+    made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
+    for told in (quoted, made["order"], made["fundingInstructions"]):
+        assert told["priceLockedUntil"] is None
+    assert "priceLockedUntil" not in attested(made["order"])
 
 
 async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(

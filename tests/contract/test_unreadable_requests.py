@@ -143,6 +143,21 @@ async def test_encoded_body_is_refused_unread(served: Served, path: str, encodin
     assert b"without content-encoding" in got.body
 
 
+@pytest.mark.parametrize("path", [PLAN, "/rpc", "/bff/v1/quote"])
+async def test_wrong_content_type_is_refused_unread(served: Served, path: str) -> None:
+    """Nobody waits for a body that is refused in any case."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.client.port)
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n"
+    writer.write(head.encode() + b"content-length: 100\r\n\r\n")
+
+    async with asyncio.timeout(5):
+        got = await _read(reader)
+
+    assert got.status == 415
+    verify_response(got.to("POST", path, b"whatever"), await jwks(served), now=datetime.now(UTC))
+    writer.transport.abort()
+
+
 async def test_identity_encoding_is_no_encoding(served: Served) -> None:
     raw = post(b"content-encoding: identity", b"connection: close")
 

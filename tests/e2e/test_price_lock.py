@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.clock import iso8601
-from tests.sandbox import MONERO, Sandbox, sandbox
+from tests.sandbox import MONERO, Sandbox, attested, sandbox
 
 BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
 LOCK_MS = 900_000
@@ -47,6 +47,7 @@ async def test_the_end_of_the_lock_is_told_before_and_after_an_order(
     data = (await order.status())["data"]
     assert data["order"]["priceLockedUntil"] == end
     assert data["fundingInstructions"]["priceLockedUntil"] == end
+    assert attested(data["order"])["priceLockedUntil"] == end
     assert "priceLockedUntil" in " ".join(data["fundingInstructions"]["warnings"])
     capabilities = await box.call("capabilities")
     assert capabilities["data"]["priceLockSeconds"] == 900

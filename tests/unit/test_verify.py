@@ -375,6 +375,9 @@ def terms(**changes: Any) -> Json:
     } | changes
 
 
+LOCK_END = "2026-01-02T03:19:05.000Z"
+
+
 def expected(**changes: Any) -> Expected:
     values: Json = {
         "direction": "x2u",
@@ -395,11 +398,13 @@ FULL: Json = {
 }
 
 
-def test_an_attestation_signed_by_another_implementation_verifies() -> None:
-    found = verify_attestation(KEY.attest(terms()), JWKS, expected(**FULL), now=NOW)
+@pytest.mark.parametrize("lock", [{}, {"priceLockedUntil": LOCK_END}])
+def test_an_attestation_signed_by_another_implementation_verifies(lock: Json) -> None:
+    """Also one from before ``priceLockedUntil``."""
+    found = verify_attestation(KEY.attest(terms(**lock)), JWKS, expected(**FULL), now=NOW)
     assert isinstance(found, Attestation)
     assert (found.kid, found.key_retired_at, found.expired) == (KEY.kid, None, False)
-    assert found.terms.as_json() == terms()
+    assert found.terms.as_json() == terms(**lock)
     assert found.terms.deposit_amount == 800_000_000_000
 
 
@@ -584,6 +589,8 @@ TWICE = canonical(terms())[:-1] + b',"toAddress":"' + OTHER_EVM.encode() + b'"}'
         KEY.attest(terms(refundControl="operator")),
         KEY.attest(terms(sessionSha256="0")),
         KEY.attest(_without("refundAddress")),
+        KEY.attest(terms(priceLockedUntil=None)),
+        KEY.attest(terms(priceLockedUntil="soon")),
         KEY.attest(terms(toAddress=EVM + "\u200b")),
         KEY.attest(terms()) + "=",
         KEY.attest(terms()) + "\n",
