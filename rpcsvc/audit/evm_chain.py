@@ -222,7 +222,7 @@ class EvmReader:
         opening = books.openings.get(self.network.name)
         moved = {txid for txid, _ in memory.moves}
         wanted: list[str] = []
-        for payment in _signed(books, self.network.name):
+        for payment in books.payments_on(self.network.name):
             known = [txid for txid in payment.txids if txid in moved or self._receipts.knows(txid)]
             if not known:
                 wanted += payment.txids
@@ -238,7 +238,7 @@ class EvmReader:
         done = {txid for txid, _ in memory.moves} | mined.keys()
         left = [
             txid
-            for payment in _signed(books, self.network.name)
+            for payment in books.payments_on(self.network.name)
             if not done.intersection(payment.txids)
             for txid in payment.txids
         ]
@@ -266,7 +266,7 @@ class EvmReader:
         own = {txid: made for txid, made in since.items() if made.nonce is not None}
         costs |= {txid: (made.mined.cost, made.sent) for txid, made in own.items()}
         # Nodes forget receipts before they forget events.
-        recorded = {txid for item in _signed(books, self.network.name) for txid in item.txids}
+        recorded = {txid for item in books.payments_on(self.network.name) for txid in item.txids}
         moved = {item.txid for item in self._moved_since(opening.block)} & recorded
         costs |= dict.fromkeys(moved.difference(costs), (None, 0))
         return Ether(
@@ -297,11 +297,6 @@ class EvmReader:
     async def _require_same(self, head: Block) -> None:
         if (await self._block(head.number)).hash != head.hash:
             raise ChainMoved(f"block {head.number} of {self.network.name} was replaced")
-
-
-def _signed(books: Books, network: str) -> Iterator[PaymentEntry]:
-    """Payments that may have been published."""
-    return (item for item in books.payments_on(network) if item.state != "withdrawn")
 
 
 def _costs(payment: PaymentEntry, opening: Opening | None) -> bool:

@@ -175,9 +175,7 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
     And each since the opening balance: a lost record may be that of the first payment.
     """
     recorded = {
-        item.nonce: item
-        for item in books.payments_on(facts.network)
-        if item.nonce is not None and item.state != "withdrawn"
+        item.nonce: item for item in books.payments_on(facts.network) if item.nonce is not None
     }
     told = set(facts.explained.values())
     firsts = [*recorded, facts.nonce]

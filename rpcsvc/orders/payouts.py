@@ -1,15 +1,16 @@
 """Bringing a transfer to its end: prepare, commit, publish, confirm. Exactly once.
 
-The order of the steps is the whole point. The signed bytes and their transaction id are
-committed before anything is published; whoever resumes asks the network for that id first and
-publishes the same bytes again; nothing is ever signed anew while the first may live. One writer
-per wallet holds from prepare to publish. An exception means that the outcome is not known: only
-the network's own word that a transfer failed lets its money go elsewhere.
+The order of the steps is the whole point. One commit has the signed bytes, for the order and for
+the wallet, before anything is published; whoever resumes asks the network for their transaction id
+first and publishes the same bytes again; nothing is ever signed anew while the first may live. One
+writer per wallet holds from prepare to publish. An exception means that the outcome is not known:
+only the network's own word that a transfer failed lets its money go elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import structlog
 
@@ -18,7 +19,6 @@ from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.events import (
     Event,
     TransferFailed,
-    TransferPrepared,
     TransferPublished,
     TransferSettled,
     TransferUnknown,
@@ -31,6 +31,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
+    Commit,
     OrderStore,
     Outcome,
     PreparedTransfer,
@@ -66,6 +67,8 @@ class Payouts:
         self._clock = clock
         self._aside = aside
         self._wallets = KeyedLocks()
+        # Transfers that could not be recorded together with others, one of which may be to blame.
+        self._alone: set[str] = set()
 
     async def advance(self, order_id: str, effect: AdvanceTransfer) -> bool:
         """Take the transfer as far as it goes now; True when it has reached its end.
@@ -73,58 +76,63 @@ class Payouts:
         Raises errors.Unavailable when the store can't record a step: then nothing further was
         done, and the effect is still pending.
         """
-        network = self._find(order_id, effect)[1].network
+        network = self._find(order_id, effect.transfer_id)[1].network
         async with self._wallets.hold(network):
-            order, transfer = self._find(order_id, effect)
+            order, transfer = self._find(order_id, effect.transfer_id)
             if transfer.state is TransferState.PLANNED:
-                prepared = await self._prepare(order, transfer, effect)
-                if prepared is None:
-                    # It may have been taken back while it was being signed.
-                    return await self._drop_if_over(order_id, effect)
-                transfer = prepared
-            elif transfer.state.is_final:
-                return await self._drop_if_over(order_id, effect)
+                await self._prepare(order, transfer, effect)
+                transfer = self._find(order_id, effect.transfer_id)[1]
+            if transfer.state.is_final:  # also when it was cancelled while it was being signed
+                await self._processor.discard(order_id, effect)
+                return True
+            if transfer.state is TransferState.PLANNED:
+                return False
             return await self._publish_and_record(order_id, transfer, effect)
 
-    async def _drop_if_over(self, order_id: str, effect: AdvanceTransfer) -> bool:
-        """Forget the effect of a transfer that is at its end; whether it is."""
-        if not self._find(order_id, effect)[1].state.is_final:
-            return False
-        await self._processor.discard(order_id, effect)
-        return True
-
-    def _find(self, order_id: str, effect: AdvanceTransfer) -> tuple[Order, Transfer]:
+    def _find(self, order_id: str, transfer_id: str) -> tuple[Order, Transfer]:
         order = self._store.order(order_id)
-        transfer = order.transfer(effect.transfer_id) if order else None
+        transfer = order.transfer(transfer_id) if order else None
         if order is None or transfer is None:
-            raise LookupError(f"effect for {effect.transfer_id}, which is not in the store")
+            raise LookupError(f"transfer {transfer_id} is not in the store")
         return order, transfer
 
-    async def _prepare(
-        self, order: Order, transfer: Transfer, effect: AdvanceTransfer
-    ) -> Transfer | None:
-        """Sign and commit; None when the transfer could not be, or may no longer be, prepared."""
+    async def _prepare(self, order: Order, transfer: Transfer, effect: AdvanceTransfer) -> None:
+        """Have it signed and put on record, if it may be and can be."""
         if not _is_agreed(order, transfer):
             log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
-            return None
+            return
         if not self._may_be_signed(order, transfer):
-            return None
+            return
         try:
-            async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS):
-                signed = await self._engine.prepare(transfer, self._companions(transfer))
+            async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
+                record = partial(self._record, limit)
+                await self._engine.prepare(transfer, self._companions(transfer), record)
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
-            return None
+        except ImpossibleTransition as refused:
+            # Cancelled while it was being signed. Nobody has seen the bytes: they are dropped.
+            log.info("transfer_withdrawn", transfer_id=transfer.transfer_id, reason=str(refused))
         except Unavailable as reason:
             log.warning(
                 "transfer_not_prepared", transfer_id=transfer.transfer_id, reason=reason.message
             )
-            return None
         except Exception:
+            self._alone.add(transfer.transfer_id)
             log.warning("transfer_not_prepared", transfer_id=transfer.transfer_id, exc_info=True)
-            return None
-        return await self._commit_prepared(order.order_id, transfer, signed)
+        else:
+            self._alone.discard(transfer.transfer_id)
+
+    async def _record(
+        self, limit: asyncio.Timeout, signed: PreparedTransfer, commit: Commit | None = None
+    ) -> None:
+        """Look again at all that the bytes pay, since signing takes time, and commit."""
+        for name in signed.transfer_ids:
+            order, transfer = self._find(order_of(name), name)
+            if not (_is_agreed(order, transfer) and self._may_be_signed(order, transfer)):
+                raise Unavailable(f"{name} must wait: what it pays for has changed.")
+        limit.reschedule(None)  # what is being committed is waited for, however long it takes
+        await self._processor.record(signed, commit)
 
     def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
         if order.order_id in self._aside or self._is_too_late(order, transfer):
@@ -162,7 +170,7 @@ class Payouts:
         One transfer of an order at a time: its next one may depend on what became of this one.
         """
         most = self._engine.transfers_per_payment(transfer.network)
-        if most == 1:
+        if most == 1 or transfer.transfer_id in self._alone:
             return []
         found = {order_of(transfer.transfer_id): transfer}
         for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
@@ -173,42 +181,6 @@ class Payouts:
             if order_id not in found and self._may_be_signed(order, item):
                 found[order_id] = item
         return list(found.values())[1:most]
-
-    async def _commit_prepared(
-        self, order_id: str, transfer: Transfer, signed: PreparedTransfer
-    ) -> Transfer | None:
-        """Commit all that the signed bytes pay, or nothing: they are published only after that."""
-        if not self._may_all_be_committed(signed):
-            return None
-        events: dict[str, Event] = {
-            order_of(paid): TransferPrepared(paid, signed.txid, signed.raw)
-            for paid in signed.transfer_ids or (transfer.transfer_id,)
-        }
-        try:
-            orders = await self._processor.apply_together(events)
-        except ImpossibleTransition as refused:
-            # Taken back while it was being signed. The bytes were never published: drop them.
-            log.info("transfer_withdrawn", transfer_id=transfer.transfer_id, reason=str(refused))
-            return None
-        return orders[order_id].transfer(transfer.transfer_id)
-
-    def _may_all_be_committed(self, signed: PreparedTransfer) -> bool:
-        """Whether all that the signed bytes pay may be signed now.
-
-        A payment that was signed before a crash, and that no order knows of, is given back as it
-        is: with transfers that would not go along today.
-        """
-        waits = [paid for paid in signed.transfer_ids if not self._may_go_along(paid)]
-        if waits:
-            log.warning("payment_waits_for_companions", txid=signed.txid, transfers=waits)
-        return not waits
-
-    def _may_go_along(self, transfer_id: str) -> bool:
-        order = self._store.order(order_of(transfer_id))
-        transfer = order.transfer(transfer_id) if order else None
-        if order is None or transfer is None:
-            return False
-        return _is_agreed(order, transfer) and self._may_be_signed(order, transfer)
 
     async def _publish_and_record(
         self, order_id: str, transfer: Transfer, effect: AdvanceTransfer

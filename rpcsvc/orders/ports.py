@@ -6,7 +6,7 @@ The protocols are declared by their user; ``store`` and ``settlement`` implement
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -156,6 +156,12 @@ class Change:
             raise ValueError("a new order has no deposits, transfers, fills or report yet")
 
 
+# Writes that a store has made ready; what they are is known to the store alone.
+Rows = Sequence[Any]
+# Commits rows together with those of who is asked, in one transaction.
+Commit = Callable[[Rows], Awaitable[None]]
+
+
 class OrderStore(Protocol):
     """Holds orders, their history, pending effects, idempotency keys and tickets.
 
@@ -244,6 +250,10 @@ class OrderStore(Protocol):
         """Make the changes durable, all of them whole or nothing at all."""
         ...
 
+    def rows(self, *changes: Change) -> Rows:
+        """What ``commit`` writes for these changes, for a transaction that holds more."""
+        ...
+
     async def settle(self) -> None:
         """Wait until every commit begun so far is on disk or refused."""
         ...
@@ -296,15 +306,23 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransfer:
-    """A signed transfer that is not published: its transaction id and its bytes, hex.
-
-    ``transfer_ids`` are all that this transaction pays, if there are others besides: it must not
-    be published before each of them has been committed as prepared.
-    """
+    """A signed transaction: its id, its bytes (hex), and the ids of the transfers that it pays."""
 
     txid: str
     raw: str
-    transfer_ids: tuple[str, ...] = ()
+    transfer_ids: tuple[str, ...]
+
+
+class Record(Protocol):
+    """Puts a signed transaction on record, with its orders and with its wallet, in one commit."""
+
+    async def __call__(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+        """Commit the events of the orders; ``commit`` writes them with the wallet's rows.
+
+        Raises ImpossibleTransition when an order no longer waits for its transfer, and
+        errors.Unavailable: nothing is on record then, and nothing may be published.
+        """
+        ...
 
 
 class Outcome(StrEnum):
@@ -447,12 +465,12 @@ class SettlementEngine(Protocol):
         ...
 
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> PreparedTransfer:
-        """Sign without publishing. Raises TransferRejected; anything else may be retried.
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign without publishing, and ``record`` it. ``companions`` are due on the same network
+        and may be paid by the same transaction.
 
-        ``companions`` are due on the same network as well: those that go along are named in the
-        answer. What was signed before is given back as it was, whatever the companions.
+        Raises TransferRejected; after anything else nothing is on record, and it may be retried.
         """
         ...
 

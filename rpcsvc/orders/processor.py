@@ -16,17 +16,20 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.effects import Effect
-from rpcsvc.domain.events import Event
+from rpcsvc.domain.events import Event, TransferPrepared
 from rpcsvc.domain.order import DepositKey, Order
+from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import AWAITS_DEPOSIT
 from rpcsvc.domain.transition import ImpossibleTransition, transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
     Change,
+    Commit,
     HistoryEntry,
     OrderStore,
     PendingEffect,
+    PreparedTransfer,
     Projection,
     RelayRecord,
     StatusView,
@@ -130,18 +133,21 @@ class OrderProcessor:
         self._tell([step])
         return step.after
 
-    async def apply_together(self, events: Mapping[str, Event]) -> dict[str, Order]:
-        """Let events of several orders, by order id, happen in one commit: all of them or none.
+    async def record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+        """Let each transfer that ``signed`` pays be prepared: all of them, or none.
 
-        Returns the orders as committed. Raises as ``apply`` does.
+        ``commit`` writes that together with rows of its own. Raises as ``apply`` does.
         """
+        events: Mapping[str, Event] = {
+            order_of(name): TransferPrepared(name, signed.txid, signed.raw)
+            for name in signed.transfer_ids
+        }
         async with AsyncExitStack() as held:
             for order_id in sorted(events):  # everyone in the same order: nobody waits in a circle
                 await held.enter_async_context(self._locks.hold(order_id))
             steps = [self._step(order_id, event) for order_id, event in events.items()]
-            await self._commit(steps)
+            await self._commit(steps, commit)
         self._tell(steps)
-        return {step.after.order_id: step.after for step in steps}
 
     def _step(self, order_id: str, event: Event) -> _Step:
         """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
@@ -160,8 +166,12 @@ class OrderProcessor:
         )
         return _Step(before, result.order, event, change)
 
-    async def _commit(self, steps: Sequence[_Step]) -> None:
-        await self._store.commit(*(step.change for step in steps))
+    async def _commit(self, steps: Sequence[_Step], commit: Commit | None = None) -> None:
+        changes = [step.change for step in steps]
+        if commit is None:
+            await self._store.commit(*changes)
+        else:
+            await commit(self._store.rows(*changes))
         if self._promises is not None:
             for step in steps:
                 self._promises.note(step.after)

@@ -24,10 +24,6 @@ _RECORDED = (
     "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"
     " SELECT 1 FROM evm_attempts WHERE txid = ?1"
 )
-_KEEPS_NONCE = (
-    "SELECT 1 FROM evm_payments WHERE payment_id = ? AND network = ? AND sender = ?"
-    " AND nonce = ? AND state <> 'withdrawn'"
-)
 
 
 def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple[list[str], str]:
@@ -77,7 +73,8 @@ def _unrecorded(
         if id(entry) not in kept or not isinstance(entry, MoneroEntry | EvmEntry):
             continue
         txid = _txid(entry)
-        if (entry.payment.payment_id, txid) not in void and not _is_known(reader, entry, txid):
+        is_void = (entry.payment.payment_id, txid) in void
+        if not is_void and reader.execute(_RECORDED, (txid,)).fetchone() is None:
             yield f"line {number} of the payment journal is not in the database: {txid}"
 
 
@@ -85,17 +82,6 @@ def _txid(entry: MoneroEntry | EvmEntry) -> str:
     if isinstance(entry, MoneroEntry):
         return entry.payment.txid
     return entry.payment.attempts[0].txid
-
-
-def _is_known(reader: sqlite3.Connection, entry: MoneroEntry | EvmEntry, txid: str) -> bool:
-    """Whether it is on record, or is to fill a nonce that the payment before it has kept."""
-    if reader.execute(_RECORDED, (txid,)).fetchone() is not None:
-        return True
-    if isinstance(entry, MoneroEntry) or entry.fills is None:
-        return False
-    payment = entry.payment
-    values = (entry.fills, payment.network, payment.sender, payment.nonce)
-    return reader.execute(_KEEPS_NONCE, values).fetchone() is not None
 
 
 def _state(found: Found, mark: Mark | None) -> str:

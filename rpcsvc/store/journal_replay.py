@@ -17,8 +17,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import TransferState
+from rpcsvc.orders.ports import PreparedTransfer, Rows
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.adoption import Open, tell
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
@@ -46,7 +46,9 @@ from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
 
-_MONERO_OUT: Final = (monero.PaymentState.RELAYING, monero.PaymentState.PUBLISHED)
+_MONERO_LIVE: Final = (
+    monero.PaymentState.PREPARED, monero.PaymentState.RELAYING, monero.PaymentState.PUBLISHED,
+)  # fmt: skip
 _NOTE: Final = "INSERT INTO journal_adopted (txid, adopted_at) VALUES (?, ?) ON CONFLICT DO NOTHING"
 
 
@@ -62,15 +64,6 @@ class Adopted:
     refused: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Paid:
-    """What a payment on record pays: (transfer id, address, units), and by which bytes."""
-
-    txid: str
-    raw: str
-    payees: tuple[tuple[str, str, int], ...]
-
-
 class JournalReplay:
     """One replay over an open database that nobody else writes."""
 
@@ -82,6 +75,7 @@ class JournalReplay:
         self._addresses = SqliteEvmDepositLedger(database)
         # A status answer is made when it is asked for next.
         self._store = SqliteOrderStore(database, lambda: "")
+        self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = Adopted()
         self._void: set[tuple[str, str]] = set()
 
@@ -118,61 +112,54 @@ class JournalReplay:
             case AddressesEntry():
                 await self._skip_addresses(entry)
             case VoidEntry():
-                await self._withdraw(entry)
+                await self._fail(entry)
 
     # --- payments ------------------------------------------------------------------------------
 
     async def _adopt_monero(self, payment: monero.Payment) -> None:
-        if not self._monero.has_transaction(payment.txid):
-            if (payment.payment_id, payment.txid) in self._void:
-                return
-            await self._monero.add_payment(payment)
-            await self._note(payment.payment_id, payment.txid)
-        known = self._monero.payment(payment.payees[0].transfer_id)
-        is_out = (
-            known is not None
-            and known.txid == payment.txid
-            and known.state in (*_MONERO_OUT, monero.PaymentState.SETTLED)
-        )
-        if is_out and payment.purpose is monero.Purpose.TRANSFER:
-            payees = tuple((each.transfer_id, each.address, each.units) for each in payment.payees)
-            await self._tell(_Paid(payment.txid, payment.raw, payees))
+        name, txid = payment.payment_id, payment.txid
+        if self._monero.has_transaction(txid) or (name, txid) in self._void:
+            return
+        is_transfer = payment.purpose is monero.Purpose.TRANSFER
+        paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
+        waiting, lost = self._waiting(paid if is_transfer else [])
+
+        async def commit(rows: Rows) -> None:
+            await self._monero.add_payment(payment, rows)
+
+        await self._processor.record(PreparedTransfer(txid, payment.raw, waiting), commit)
+        await self._note(name, txid, waiting, lost)
 
     async def _adopt_evm(self, entry: EvmEntry) -> None:
         payment, order = entry.payment, entry.payment.order
-        first = payment.attempts[0]
-        if not self._evm.has_transaction(first.txid):
-            if (payment.payment_id, first.txid) in self._void:
-                return
-            if entry.fills is not None:
-                await self._adopt_fill(payment, entry.fills)
-                return
-            if entry.sweep is not None:
-                await self._know_address(entry.sweep)
-            await self._evm.add_payment(payment, entry.sweep)
-            await self._note(payment.payment_id, first.txid)
-        known = self._evm.payment(payment.payment_id)
-        is_out = known is not None and known.state in (
-            evm.PaymentState.PUBLISHED, evm.PaymentState.SETTLED
-        )  # fmt: skip
-        if is_out and order.purpose is evm.Purpose.TRANSFER:
-            payees = ((payment.payment_id, order.recipient, order.units),)
-            await self._tell(_Paid(first.txid, first.raw, payees))
-
-    async def _adopt_fill(self, fill: evm.EvmPayment, filled: str) -> None:
-        """Its nonce was another payment's. Without the word that this one is void, that one may
-        have been published after all: then it keeps the nonce, and the network says which it is.
-        """
-        known = self._evm.payment(filled)
-        if known is None:
-            if any(name == filled for name, _ in self._void):
-                await self._evm.add_payment(fill)
-                await self._note(fill.payment_id, fill.attempts[0].txid)
+        name, first = payment.payment_id, payment.attempts[0]
+        if self._evm.has_transaction(first.txid) or (name, first.txid) in self._void:
             return
-        is_void = (filled, known.attempts[0].txid) in self._void
-        if is_void and known.state is evm.PaymentState.PREPARED:
-            await self._evm.withdraw(known, fill)
-            await self._note(fill.payment_id, fill.attempts[0].txid)
+        if entry.sweep is not None:
+            await self._know_address(entry.sweep)
+        is_transfer = order.purpose is evm.Purpose.TRANSFER
+        paid = [(name, order.recipient, order.units)]
+        waiting, lost = self._waiting(paid if is_transfer else [])
+
+        async def commit(rows: Rows) -> None:
+            await self._evm.add_payment(payment, entry.sweep, rows=rows)
+
+        await self._processor.record(PreparedTransfer(first.txid, first.raw, waiting), commit)
+        await self._note(name, first.txid, waiting, lost)
+
+    def _waiting(self, paid: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, ...], list[str]]:
+        """Of (transfer id, address, units), the transfers that wait for just that, and those of
+        orders that the database has not. One that is planned later finds its payment on record.
+        """
+        waiting, lost = [], []
+        for transfer_id, address, units in paid:
+            order = self._store.order(order_of(transfer_id))
+            transfer = order.transfer(transfer_id) if order else None
+            if order is None:
+                lost.append(transfer_id)
+            elif transfer is not None and _waits_for(transfer, address, units):
+                waiting.append(transfer_id)
+        return tuple(waiting), lost
 
     async def _adopt_attempt(self, entry: AttemptEntry) -> None:
         payment = self._evm.payment(entry.payment_id)
@@ -188,16 +175,19 @@ class JournalReplay:
             out = replace(payment, state=evm.PaymentState.PUBLISHED, published_at=at)
             await self._evm.put_payment(out)
 
-    async def _withdraw(self, entry: VoidEntry) -> None:
-        """An XMR payment that can never be made; an EVM one is void when its nonce is filled."""
-        for payment in self._monero.payments_in(monero.PaymentState.PREPARED, *_MONERO_OUT):
+    async def _fail(self, entry: VoidEntry) -> None:
+        """An XMR payment that can never be made. Of an EVM one the network tells."""
+        for payment in self._monero.payments_in(*_MONERO_LIVE):
             if (payment.payment_id, payment.txid) == (entry.payment_id, entry.txid):
-                was_out = payment.state in _MONERO_OUT
-                state = monero.PaymentState.FAILED if was_out else monero.PaymentState.WITHDRAWN
-                await self._monero.put_payment(replace(payment, state=state))
+                failed = replace(payment, state=monero.PaymentState.FAILED)
+                await self._monero.put_payment(failed)
 
-    async def _note(self, payment_id: str, txid: str) -> None:
+    async def _note(
+        self, payment_id: str, txid: str, waiting: Sequence[str], lost: Sequence[str]
+    ) -> None:
         self._done.payments.append(payment_id)
+        self._done.orders += waiting
+        self._done.lost += lost
         await self._db.write([Statement(_NOTE, (txid, self._clock.now_ms()))])
 
     # --- sweeps and addresses ------------------------------------------------------------------
@@ -222,23 +212,6 @@ class JournalReplay:
         wallet = ledger.wallet()
         if wallet is not None and wallet.reserved_to < entry.to:
             await ledger.reserve_addresses(entry.to)
-
-    # --- orders --------------------------------------------------------------------------------
-
-    async def _tell(self, paid: _Paid) -> None:
-        """Tell the orders that wait for it. One that has no such transfer yet finds the payment on
-        record when it plans one.
-        """
-        processor = OrderProcessor(self._store, self._clock, lambda _order: None)
-        for transfer_id, address, units in paid.payees:
-            order = self._store.order(order_of(transfer_id))
-            if order is None:
-                self._done.lost.append(transfer_id)
-                continue
-            transfer = order.transfer(transfer_id)
-            if transfer is not None and _waits_for(transfer, address, units):
-                await tell(processor, [Open(order.order_id, transfer)], paid.txid, paid.raw)
-                self._done.orders.append(transfer_id)
 
 
 async def open_journal(

@@ -7,12 +7,13 @@ too much.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports import Rows
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.journal.entries import (
@@ -74,14 +75,14 @@ class JournaledMoneroLedger(SqliteMoneroLedger):
         super().__init__(database)
         self._journal = journal
 
-    async def add_payment(self, payment: monero.Payment) -> None:
+    async def add_payment(self, payment: monero.Payment, rows: Rows = ()) -> None:
         """Record and commit a signed payment. Raises as the ledger without a journal does."""
         wallet = self.wallet()
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         void = VoidEntry(payment.payment_id, payment.txid)
         await self._journal.record(
             entry,
-            lambda mark: self._db.write([*self.adding(payment), put_mark(mark)]),
+            lambda mark: self._db.write([*rows, *self.adding(payment), put_mark(mark)]),
             (void, lambda: self.has_transaction(payment.txid)),
         )
 
@@ -129,12 +130,17 @@ class JournaledEvmPaymentLedger(SqliteEvmPaymentLedger):
         super().__init__(database)
         self._journal = journal
 
-    async def add_payment(self, payment: evm.EvmPayment, sweep: evm.Sweep | None = None) -> None:
+    async def add_payment(
+        self, payment: evm.EvmPayment, sweep: evm.Sweep | None = None, *, rows: Rows = ()
+    ) -> None:
         """Record and commit a signed payment. Raises as the ledger without a journal does."""
         await self._journal.record(
             EvmEntry(payment, sweep),
-            lambda mark: self._db.write([*self.adding(payment, sweep), put_mark(mark)]),
-            self._undo(payment),
+            lambda mark: self._db.write([*rows, *self.adding(payment, sweep), put_mark(mark)]),
+            (
+                VoidEntry(payment.payment_id, payment.attempts[0].txid),
+                lambda: self.has_transaction(payment.attempts[0].txid),
+            ),
         )
 
     async def add_attempt(self, payment: evm.EvmPayment, attempt: evm.Attempt) -> None:
@@ -144,16 +150,6 @@ class JournaledEvmPaymentLedger(SqliteEvmPaymentLedger):
             lambda mark: self._db.write([self.raising(payment, attempt), put_mark(mark)]),
         )
 
-    async def withdraw(self, payment: evm.EvmPayment, fill: evm.EvmPayment) -> None:
-        """Take back and fill, at once."""
-        await self._journal.record(
-            EvmEntry(fill, fills=payment.payment_id),
-            lambda mark: self._db.write([*self.withdrawing(payment, fill), put_mark(mark)]),
-            self._undo(fill),
-        )
-        void = VoidEntry(payment.payment_id, payment.attempts[0].txid)
-        await _note(self._db, self._journal, void)
-
     async def put_sweep(self, sweep: evm.Sweep) -> None:
         """Record how a sweep ended."""
         await super().put_sweep(sweep)
@@ -161,7 +157,3 @@ class JournaledEvmPaymentLedger(SqliteEvmPaymentLedger):
             sweep.network, sweep.address_index, sweep.serial, sweep.state, sweep.taken
         )
         await _note(self._db, self._journal, ended)
-
-    def _undo(self, payment: evm.EvmPayment) -> tuple[VoidEntry, Callable[[], bool]]:
-        txid = payment.attempts[0].txid
-        return VoidEntry(payment.payment_id, txid), lambda: self.has_transaction(txid)

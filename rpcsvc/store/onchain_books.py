@@ -12,27 +12,11 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.refunds import order_of
 from rpcsvc.store.sqlite import Tables
 
-# What can never be made any more is not counted: nor is what its order took back before it was
-# published, which its wallet withdraws before it signs anything else.
 _SENT: Final = {
-    "XMR": "SELECT coalesce(sum(units), 0) FROM monero_payments AS p WHERE purpose = 'transfer'"
-    " AND prepared_at >= ? AND state NOT IN ('failed', 'withdrawn')"
-    " AND NOT (state = 'prepared' AND EXISTS (SELECT 1 FROM transfers AS t"
-    "  WHERE t.state = 'cancelled' AND t.transfer_id IN (SELECT p.transfer_id UNION ALL"
-    "   SELECT e.transfer_id FROM monero_payees AS e WHERE e.payment_id = p.transfer_id)))",
-    "USDC": "SELECT coalesce(sum(units), 0) FROM evm_payments AS p WHERE purpose = 'transfer'"
-    " AND prepared_at >= ? AND state NOT IN ('failed', 'withdrawn')"
-    " AND NOT (state = 'prepared' AND EXISTS (SELECT 1 FROM transfers AS t"
-    "  WHERE t.state = 'cancelled' AND t.transfer_id = p.payment_id))",
-}
-# A transfer whose payment was signed for others too, and taken back for one of them, is signed
-# anew.
-_SIGNED: Final = {
-    "XMR": "SELECT 1 FROM monero_payments WHERE transfer_id = ?1 UNION ALL"
-    " SELECT 1 FROM monero_payees AS own WHERE own.transfer_id = ?1 AND own.live = 1"
-    " AND NOT EXISTS (SELECT 1 FROM monero_payees AS e JOIN transfers AS t USING (transfer_id)"
-    "  WHERE e.payment_id = own.payment_id AND t.state = 'cancelled')",
-    "USDC": "SELECT 1 FROM evm_payments WHERE payment_id = ?1",
+    "XMR": "SELECT coalesce(sum(units), 0) FROM monero_payments WHERE purpose = 'transfer'"
+    " AND prepared_at >= ? AND state <> 'failed'",
+    "USDC": "SELECT coalesce(sum(units), 0) FROM evm_payments WHERE purpose = 'transfer'"
+    " AND prepared_at >= ? AND state <> 'failed'",
 }
 # Payments that are out, of transfers whose ids lie between ?1 and ?2.
 _OUT: Final = (
@@ -58,12 +42,8 @@ class OnchainBooks:
 
     def sent_since(self, asset: Asset, at: int) -> int:
         """Atomic units signed away for orders since ``at`` (ms), over all networks."""
-        row = self._db.read_one(_SENT[_side(asset)], (at,))
+        row = self._db.read_one(_SENT["XMR" if asset is XMR else "USDC"], (at,))
         return int(row[0]) if row else 0
-
-    def is_signed(self, asset: Asset, transfer_id: str) -> bool:
-        """Whether a transfer has a payment on record: nothing is signed for it any more."""
-        return self._db.read_one(_SIGNED[_side(asset)], (transfer_id,)) is not None
 
     def unmatched(self, transfer: Transfer) -> str | None:
         """A payment on record that the transfer's order does not know, in words; None: none is.
@@ -86,7 +66,3 @@ class OnchainBooks:
                     f" {transfer.transfer_id} {txid} --note TEXT"
                 )
         return None
-
-
-def _side(asset: Asset) -> str:
-    return "XMR" if asset is XMR else "USDC"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from rpcsvc.orders.ports import Rows
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     BlockPoint,
@@ -17,8 +18,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.store.sqlite import Statement
-from rpcsvc.store.transfer_states import TransferStates
+from rpcsvc.store.sqlite import Statement, Tables
 
 _PAYMENT: Final = (
     "payment_id, network, sender, nonce, purpose, recipient, units, contract, data, gas,"
@@ -35,7 +35,6 @@ _PUT_PAYMENT: Final = (
     " block_hash = ?, gas_used = ?, gas_price = ?, log_position = ?, log_index = ?,"
     " conflict_number = ?, conflict_hash = ? WHERE payment_id = ?"
 )
-_WITHDRAW: Final = "UPDATE evm_payments SET state = 'withdrawn' WHERE payment_id = ?"
 _ADD_ATTEMPT: Final = (
     "INSERT INTO evm_attempts (payment_id, number, txid, raw, max_fee, tip, made_at)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -71,8 +70,11 @@ _UNSWEPT_OF: Final = (
 )
 
 
-class SqliteEvmPaymentLedger(TransferStates):
+class SqliteEvmPaymentLedger:
     """The EvmPaymentLedger port (settlement/onchain/evm/payment_ledger.py) over a Database."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     # --- payments ------------------------------------------------------------------------------
 
@@ -101,9 +103,11 @@ class SqliteEvmPaymentLedger(TransferStates):
         highest = self._db.read_one(sql, (network, sender))[0]
         return 0 if highest is None else int(highest) + 1
 
-    async def add_payment(self, payment: EvmPayment, sweep: Sweep | None = None) -> None:
+    async def add_payment(
+        self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()
+    ) -> None:
         """Commit a signed payment. Raises StoreConflict when its nonce is taken, or it is known."""
-        await self._db.write(self.adding(payment, sweep))
+        await self._db.write([*rows, *self.adding(payment, sweep)])
 
     def adding(self, payment: EvmPayment, sweep: Sweep | None = None) -> list[Statement]:
         """The statements of ``add_payment``."""
@@ -130,16 +134,6 @@ class SqliteEvmPaymentLedger(TransferStates):
         """Change how far a payment is. Raises StoreConflict when it is over."""
         values = (*_progress(payment), payment.payment_id)
         await self._db.write([Statement(_PUT_PAYMENT, values)])
-
-    async def withdraw(self, payment: EvmPayment, fill: EvmPayment) -> None:
-        """Take back and fill, at once. Raises StoreConflict when it may have been published."""
-        await self._db.write(self.withdrawing(payment, fill))
-
-    def withdrawing(self, payment: EvmPayment, fill: EvmPayment) -> list[Statement]:
-        """The statements of ``withdraw``."""
-        # The nonce has to be free before the filling payment takes it.
-        freed = Statement(_WITHDRAW, (payment.payment_id,), first=True)
-        return [freed, *_payment_statements(fill)]
 
     def _payments(self, where: str, *values: Any) -> list[EvmPayment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import Rows
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,
@@ -16,8 +17,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.store.sqlite import Statement
-from rpcsvc.store.transfer_states import TransferStates
+from rpcsvc.store.sqlite import Statement, Tables
 
 _KEPT_CURSORS: Final = 1000
 
@@ -66,15 +66,23 @@ _ADD_PAYEE = (
     "INSERT INTO monero_payees (payment_id, transfer_id, address, units, live)"
     " VALUES (?, ?, ?, ?, 1)"
 )
-_FREE_PAYEES = "UPDATE monero_payees SET live = 0 WHERE payment_id = ?"
+_WITHOUT_ORDER = (
+    "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
+    " (SELECT 1 FROM transfers AS t WHERE t.transfer_id = monero_payments.transfer_id"
+    "  OR t.transfer_id IN (SELECT e.transfer_id FROM monero_payees AS e"
+    "   WHERE e.payment_id = monero_payments.transfer_id)) ORDER BY seq"
+)
 _PUT_PROOF = "UPDATE monero_payments SET proof = ? WHERE transfer_id = ?"
 _PUT_PAYEE_PROOF = "UPDATE monero_payees SET proof = ? WHERE payment_id = ? AND transfer_id = ?"
 _ADD_IMAGE = "INSERT INTO monero_key_images (transfer_id, key_image, live) VALUES (?, ?, 1)"
 _FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
 
 
-class SqliteMoneroLedger(TransferStates):
+class SqliteMoneroLedger:
     """The MoneroLedger port (settlement/onchain/monero/ledger.py) over a Database."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
 
     # --- wallet and addresses ------------------------------------------------------------------
 
@@ -176,7 +184,7 @@ class SqliteMoneroLedger(TransferStates):
     # --- payments ------------------------------------------------------------------------------
 
     def payment(self, transfer_id: str) -> Payment | None:
-        """The payment of a transfer, alone or with others; not one withdrawn with others."""
+        """The payment of a transfer, alone or with others."""
         sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = ? AND live = 1"
         row = self._db.read_one(sql, (transfer_id,))
         found = self._payments("WHERE transfer_id = ?", row[0] if row else transfer_id)
@@ -202,11 +210,15 @@ class SqliteMoneroLedger(TransferStates):
         sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
         return {image for (image,) in self._db.read(sql)}
 
-    async def add_payment(self, payment: Payment) -> None:
+    def without_order(self) -> list[Payment]:
+        """Published payments of transfers none of which the database has."""
+        return self._payments(_WITHOUT_ORDER)
+
+    async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
         """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
         same, or pays one of its transfers.
         """
-        await self._db.write(self.adding(payment))
+        await self._db.write([*rows, *self.adding(payment)])
 
     def adding(self, payment: Payment) -> list[Statement]:
         """The statements of ``add_payment``."""
@@ -235,8 +247,6 @@ class SqliteMoneroLedger(TransferStates):
         statements = [Statement(_PUT_PAYMENT, values)]
         if payment.state.is_over:
             statements.append(Statement(_FREE_IMAGES, (payment.payment_id,)))
-        if payment.state is PaymentState.WITHDRAWN:
-            statements.append(Statement(_FREE_PAYEES, (payment.payment_id,)))
         await self._db.write(statements)
 
     async def put_proof(self, payment: Payment, payee: Payee) -> None:

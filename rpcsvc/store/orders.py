@@ -197,8 +197,12 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
 
         Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
         """
+        await self._db.write(self.rows(*changes))
+
+    def rows(self, *changes: Change) -> list[Statement]:
+        """What ``commit`` writes for these changes."""
         key = self._view_key()
-        await self._db.write([row for change in changes for row in statements(change, key)])
+        return [row for change in changes for row in statements(change, key)]
 
     async def settle(self) -> None:
         """Wait until every commit begun so far is on disk or refused."""

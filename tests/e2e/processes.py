@@ -76,10 +76,7 @@ async def until(look: Callable[[], Awaitable[T | None]], *, seconds: float = PAT
 
 
 class Server:
-    """One server process on a data directory; its log lies beside it unless told otherwise.
-
-    ``module`` runs it, the service itself unless it is to ``crash``.
-    """
+    """One server process on a data directory; its log lies beside it unless told otherwise."""
 
     def __init__(
         self,
@@ -88,12 +85,11 @@ class Server:
         crash: Crash | None = None,
         environ: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
-        module: str | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        module = module or ("rpcsvc" if crash is None else "tests.e2e.crashing")
+        module = "rpcsvc" if crash is None else "tests.e2e.crashing"
         program = [module, *map(str, crash or ())]
         self.log = (log_dir or data_dir.parent) / f"{self.port}.log"
         with self.log.open("wb") as log:

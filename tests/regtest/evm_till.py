@@ -15,7 +15,7 @@ from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
@@ -32,6 +32,7 @@ from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
+from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
 
@@ -95,9 +96,18 @@ class Till:
         name, kind = f"tr_{self.transfers}", TransferKind.PAYOUT
         return Transfer(name, kind, NETWORK, USDC_ASSET, address, units, 0)
 
+    async def sign(self, transfer: Transfer) -> PreparedTransfer:
+        """What is on record for the transfer, signed now if it was not before."""
+        known = self.payments.recorded(transfer)
+        if known is not None:
+            return known
+        record = Recorder()
+        await self.payments.prepare(transfer, record)
+        return record.signed[0]
+
     async def prepared(self, transfer: Transfer) -> Transfer:
         """The transfer as the order layer has it once it is prepared."""
-        signed = await self.payments.prepare(transfer)
+        signed = await self.sign(transfer)
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
     async def pay(self, transfer: Transfer) -> Verdict:

@@ -110,11 +110,9 @@ class Exchange:
             yield running
 
     @asynccontextmanager
-    async def starting(
-        self, crash: Crash | None = None, module: str | None = None
-    ) -> AsyncIterator[Server]:
+    async def starting(self, crash: Crash | None = None) -> AsyncIterator[Server]:
         """The service as it comes up; it may not be fit to take orders, or dead already."""
-        running = Server(self.data_dir, crash=crash, environ=self.environ(), module=module)
+        running = Server(self.data_dir, crash=crash, environ=self.environ())
         try:
             yield running
         finally:

@@ -69,7 +69,6 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     # After: published, and nothing noted of it.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
     "evm note": (SqliteEvmPaymentLedger, "put_payment", _mined),
-    "evm withdraw": (JournaledEvmPaymentLedger, "withdraw", _something),
     "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
@@ -77,7 +76,6 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "monero acknowledge": (SqliteMoneroLedger, "acknowledge", _something),
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
-    "monero withdraw": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.WITHDRAWN)),
     # After: the wallet may have been told, and was not.
     "monero mark": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
     # After: on the network, and the wallet has not stored that.

@@ -148,7 +148,7 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
         own.payments.gas_fee()
     transfer = own.transfer(USER)
     with pytest.raises(Unavailable, match="gives no fee"):
-        await own.payments.prepare(transfer)
+        await own.sign(transfer)
     assert own.live() == []
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
@@ -197,7 +197,7 @@ async def test_ether_for_the_gas_alone_is_too_little(own: Till, oracle: Oracle) 
     assert part > cost - part
     await own.controls.set_ether(HOT, 2 * (cost - part))
     with pytest.raises(Unavailable, match="lacks ether"):
-        await own.payments.prepare(own.transfer(USER))
+        await own.sign(own.transfer(USER))
     await own.controls.set_ether(HOT, 2 * cost)
     ready = await own.paid(own.transfer(USER))
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
@@ -208,9 +208,9 @@ async def test_a_spike_on_l1_alone_stops_new_payouts(own: Till, oracle: Oracle) 
     per_byte = own.network.highest_fee // LEAST_BYTES
     await oracle.price(per_byte)
     with pytest.raises(Unavailable, match="too dear"):
-        await own.payments.prepare(own.transfer(USER))
+        await own.sign(own.transfer(USER))
     await oracle.price(GWEI)
-    await own.payments.prepare(own.transfer(USER))
+    await own.sign(own.transfer(USER))
 
 
 # --- what is quoted -----------------------------------------------------------------------------

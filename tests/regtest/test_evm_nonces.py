@@ -36,7 +36,7 @@ async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_g
     transfer = payer.transfer(USER)
     for _ in range(2):
         with pytest.raises(Unavailable, match="not on record"):
-            await payer.payments.prepare(transfer)
+            await payer.sign(transfer)
     assert any("something else sends" in told for told in payer.payments.conditions())
     reason = payer.switch.reason() or ""
     assert "hot wallet on arbitrum that the database does not know: run rpcsvc audit" in reason
@@ -68,7 +68,7 @@ async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_
         assert later.switch.reason() is None
         await mined(later.token.client, await spend_nonce(later, 2))
         with pytest.raises(Unavailable, match="not on record"):
-            await later.payments.prepare(later.transfer(USER))
+            await later.sign(later.transfer(USER))
         assert later.switch.reason() is not None
         later.switch.resume()
         assert later.payment(await later.paid(later.transfer(USER))).nonce == 3
@@ -84,7 +84,7 @@ async def test_during_the_operators_own_pause_nobody_was_told(payer: Till) -> No
         assert later.payments.conditions() != []
         later.switch.resume()
         with pytest.raises(Unavailable, match="not on record"):
-            await later.payments.prepare(later.transfer(USER))
+            await later.sign(later.transfer(USER))
         assert "does not know" in (later.switch.reason() or "")
 
 
@@ -102,7 +102,7 @@ async def test_a_copy_from_before_the_first_payout_is_seen_as_one(payer: Till) -
     await payer.payments.first_look()
     await mined(payer.token.client, await spend_nonce(payer, 0))
     with pytest.raises(Unavailable, match="not on record"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
 
 
 async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: Till) -> None:
@@ -114,7 +114,7 @@ async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: T
     assert payer.payment(await payer.paid(payer.transfer(USER))).nonce == 2
     await mined(payer.token.client, await spend_nonce(payer, 3))
     with pytest.raises(Unavailable, match="not on record"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
 
 
 async def test_a_sweep_waits_for_the_operator_too(payer: Till) -> None:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult, Tag
-from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Purpose
-from rpcsvc.settlement.onchain.patience import PATIENCE_MS
+from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult
 from rpcsvc.settlement.onchain.unusable import SideUnusable
+from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -72,9 +70,9 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) ->
 
 async def test_the_same_transfer_is_signed_once(payer: Till) -> None:
     transfer = payer.transfer(USER)
-    first = await payer.payments.prepare(transfer)
+    first = await payer.sign(transfer)
     payer.clock.now += MINUTE_MS
-    assert await payer.payments.prepare(transfer) == first
+    assert await payer.sign(transfer) == first
     assert len(payer.live()) == 1
 
 
@@ -111,7 +109,7 @@ async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: Till) 
 async def test_two_at_once_get_no_nonce_in_common(payer: Till) -> None:
     transfers = [payer.transfer(USER, n * USDC) for n in (1, 2)]
     results = await asyncio.gather(
-        *(payer.payments.prepare(item) for item in transfers), return_exceptions=True
+        *(payer.sign(item) for item in transfers), return_exceptions=True
     )
     assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
 
@@ -124,25 +122,25 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Ti
     zero = "0x" + "0" * 40
     for address in (payer.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):
         with pytest.raises(TransferRejected, match="destination"):
-            await payer.payments.prepare(payer.transfer(address))
+            await payer.sign(payer.transfer(address))
     await payer.token.blacklist(USER)
     with pytest.raises(TransferRejected, match="blacklist"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
     assert payer.live() == []
 
 
 async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
     await payer.token.pause()
     with pytest.raises(Unavailable, match="paused"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
     await payer.token.unpause()
-    await payer.payments.prepare(payer.transfer(USER))
+    await payer.sign(payer.transfer(USER))
 
 
 async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(payer: Till) -> None:
     await payer.token.blacklist(HOT)
     with pytest.raises(Unavailable, match="refuses this payment just now"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
     assert payer.live() == []
 
 
@@ -163,7 +161,7 @@ async def test_what_waits_to_be_mined_is_not_promised_twice(payer: Till) -> None
     first = await payer.prepared(payer.transfer(USER, 600 * USDC))
     await payer.pay(first)
     with pytest.raises(Unavailable, match="Not enough USDC"):
-        await payer.payments.prepare(payer.transfer(USER, 600 * USDC))
+        await payer.sign(payer.transfer(USER, 600 * USDC))
     second = await payer.prepared(payer.transfer(USER, 400 * USDC))
     await payer.pay(second)
     await payer.controls.mine(3)
@@ -174,7 +172,7 @@ async def test_without_ether_nothing_is_signed_until_there_is_some(payer: Till) 
     await payer.controls.set_ether(HOT, 10**9)
     transfer = payer.transfer(USER)
     with pytest.raises(Unavailable, match="lacks ether"):
-        await payer.payments.prepare(transfer)
+        await payer.sign(transfer)
     await payer.controls.set_ether(HOT, ETHER)
     assert (await payer.settle(await payer.paid(transfer))).outcome is Outcome.SETTLED
 
@@ -196,22 +194,22 @@ async def test_nothing_is_signed_in_a_gas_spike(payer: Till) -> None:
     await payer.controls.set_next_base_fee(100 * GWEI)
     await payer.controls.mine()
     with pytest.raises(Unavailable, match="too dear"):
-        await payer.payments.prepare(payer.transfer(USER))
+        await payer.sign(payer.transfer(USER))
     await payer.controls.set_next_base_fee(GWEI)
     await payer.controls.mine()
-    await payer.payments.prepare(payer.transfer(USER))
+    await payer.sign(payer.transfer(USER))
 
 
 async def test_a_node_of_another_network_is_not_asked_to_pay(payer: Till) -> None:
     async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
         with pytest.raises(SideUnusable, match="wrong network"):
-            await wrong.payments.prepare(wrong.transfer(USER))
+            await wrong.sign(wrong.transfer(USER))
         assert wrong.live() == []
 
 
 async def test_a_transfer_of_another_network_is_not_paid_here(payer: Till) -> None:
     with pytest.raises(LookupError, match="ethereum"):
-        await payer.payments.prepare(replace(payer.transfer(USER), network="ethereum"))
+        await payer.sign(replace(payer.transfer(USER), network="ethereum"))
 
 
 # --- lost answers and kills --------------------------------------------------------------------
@@ -271,11 +269,11 @@ async def test_an_answer_that_was_never_true_pays_later(
 
 async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(payer: Till) -> None:
     transfer = payer.transfer(USER)
-    first = await payer.payments.prepare(transfer)
+    first = await payer.sign(transfer)
     async with payer.again() as later:
         with pytest.raises(Unavailable, match="earlier payment"):
-            await later.payments.prepare(later.transfer(FRIEND))
-        signed = await later.payments.prepare(transfer)
+            await later.sign(later.transfer(FRIEND))
+        signed = await later.sign(transfer)
         assert signed == first
         ready = replace(transfer, txid=signed.txid, raw=signed.raw)
         assert (await later.pay(ready)).outcome is Outcome.PENDING
@@ -326,95 +324,23 @@ async def test_a_record_that_is_not_ours_is_left_alone(payer: Till) -> None:
         with pytest.raises(LookupError, match="not the recorded one"):
             await payer.payments.publish(strange)
     with pytest.raises(LookupError, match="another recipient or amount"):
-        await payer.payments.prepare(replace(transfer, units=2 * USDC))
+        await payer.sign(replace(transfer, units=2 * USDC))
     assert await payer.token.client.nonce(HOT) == 0
 
 
-# --- taken back --------------------------------------------------------------------------------
+# --- refused by its order ----------------------------------------------------------------------
 
 
-async def test_a_payout_taken_back_leaves_no_gap_in_the_nonces(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given_up = await payer.prepared(payer.transfer(USER))
-
-    def state_of(_: Any, transfer_id: str) -> TransferState:
-        is_it = transfer_id == given_up.transfer_id
-        return TransferState.CANCELLED if is_it else TransferState.PLANNED
-
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", state_of)
-    next_one = await payer.paid(payer.transfer(FRIEND))
-    assert (await payer.payments.publish(given_up)).outcome is Outcome.UNKNOWN
-    with pytest.raises(TransferRejected, match="withdrawn"):
-        await payer.payments.prepare(replace(given_up, txid=None, raw=None))
-    assert (await payer.settle(next_one)).outcome is Outcome.SETTLED
-    await payer.payments.maintain()
-    fill = payer.ledger.payment(f"fill-{NETWORK}-0")
-    assert fill is not None
-    assert (fill.nonce, fill.order.purpose, fill.state) == (0, Purpose.FILL, PaymentState.SETTLED)
-    assert (payer.payment(given_up).nonce, payer.payment(next_one).nonce) == (0, 1)
-    assert await payer.token.balance(USER) == 0
-    assert await payer.token.balance(FRIEND) == USDC
-
-
-async def test_a_payout_that_its_order_never_takes_up_makes_room_in_the_end(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash came before its order knew, and the order can't go on: others would wait for ever."""
-    first = await payer.prepared(payer.transfer(USER))
-    second, waited = payer.transfer(FRIEND), [0]
-    state = TransferState.PREPARED
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: state)
-    monkeypatch.setattr(payer.payments._patience, "_steady", lambda: waited[0])
-    for state, now in (  # noqa: B007 - the ledger is asked for it
-        (TransferState.PLANNED, 0),
-        (TransferState.PLANNED, PATIENCE_MS - 1),
-        (TransferState.PREPARED, 2 * PATIENCE_MS),  # committed: it is published, whenever that is
-    ):
-        waited[0] = now
-        with pytest.raises(Unavailable, match="earlier payment"):
-            await payer.payments.prepare(second)
-    state = TransferState.PLANNED
-    await payer.payments.maintain()
-    assert payer.payment(first).state is PaymentState.PREPARED, "only another payout gives it up"
-    paid = await payer.paid(second)
-    assert (await payer.pay(first)).outcome is Outcome.UNKNOWN
-    with pytest.raises(TransferRejected, match="withdrawn"):
-        await payer.payments.prepare(replace(first, txid=None, raw=None))
-    assert (await payer.settle(paid)).outcome is Outcome.SETTLED
+async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: Till) -> None:
+    """It was cancelled while it was signed: the bytes are dropped, and nothing has to be filled."""
+    refused = payer.transfer(USER)
+    with pytest.raises(ImpossibleTransition):
+        await payer.payments.prepare(refused, Recorder(ImpossibleTransition("it is cancelled")))
+    assert payer.payments.recorded(refused) is None
+    other = await payer.paid(payer.transfer(FRIEND))
+    assert payer.payment(other).nonce == 0
+    assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert (await payer.token.balance(USER), await payer.token.balance(FRIEND)) == (0, USDC)
-
-
-async def test_what_was_taken_back_is_never_published(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await payer.controls.automine(enabled=False)
-    given_up = await payer.prepared(payer.transfer(USER))
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    await payer.payments.maintain()
-    verdict = await payer.pay(given_up)
-    assert (verdict.outcome, "withdrawn" in verdict.reason) == (Outcome.UNKNOWN, True)
-    await payer.controls.mine(2)
-    assert await payer.token.client.nonce(HOT, Tag.LATEST) == 1
-    assert await payer.token.balance(USER) == 0
-
-
-async def test_a_gap_is_filled_by_maintenance_alone_and_over_a_kill(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await payer.prepared(payer.transfer(USER))
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    async with payer.again() as later:
-        with monkeypatch.context() as patched:
-            patched.setattr(later.client, "submit", None)
-            with pytest.raises(TypeError):
-                await later.payments.maintain()  # killed before it was sent
-        async with later.again() as last:
-            await last.payments.maintain()
-            assert [item.order.purpose for item in last.live()] == [Purpose.FILL]
-            await mined(last.token.client, last.live()[0].latest.txid)
-            assert await last.token.client.nonce(HOT, Tag.LATEST) == 1
-            assert await last.token.balance(USER) == 0
 
 
 # --- refused by the token after it was published ------------------------------------------------
@@ -431,7 +357,7 @@ async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(p
     failed = await payer.payments.look_up(transfer)
     assert (failed.outcome, "refused it" in failed.reason) == (Outcome.FAILED, True)
     with pytest.raises(TransferRejected, match="failed"):
-        await payer.payments.prepare(replace(transfer, txid=None, raw=None))
+        await payer.sign(replace(transfer, txid=None, raw=None))
     refund = await payer.paid(payer.transfer(FRIEND))
     assert (await payer.settle(refund)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == 0

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
-from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState, Purpose
+from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -25,7 +24,6 @@ from tests.regtest.evm_till import (
     HOT,
     KEYS,
     MINUTE_MS,
-    NETWORK,
     OTHERS,
     USDC,
     Till,
@@ -206,32 +204,6 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     assert await payer.token.balance(USER) == USDC
 
 
-@pytest.mark.parametrize("by", ["nothing", "another transaction"])
-async def test_a_settled_fill_of_a_nonce_comes_back_or_is_needed_no_more(
-    payer: Till, monkeypatch: pytest.MonkeyPatch, by: str
-) -> None:
-    """It moves nothing: whatever spends its nonce does as well."""
-    await payer.prepared(payer.transfer(USER))
-    with monkeypatch.context() as patched:
-        patched.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-        await payer.payments.maintain()
-    await payer.controls.mine(payer.network.settled_after)
-    await payer.payments.maintain()
-    fill = payer.ledger.payment(f"fill-{NETWORK}-0")
-    assert fill is not None
-    assert fill.state is PaymentState.SETTLED
-    await payer.controls.reorganise(payer.network.settled_after + 1)
-    if by == "another transaction":
-        await mined(payer.token.client, await spend_nonce(payer, 0))
-    await payer.payments.maintain()
-    await payer.controls.mine(payer.network.failed_after)
-    await payer.payments.maintain()
-    assert payer.payments.conditions() == []
-    other = await payer.paid(payer.transfer(FRIEND))
-    assert payer.payment(other).nonce == 1
-    assert (await payer.settle(other)).outcome is Outcome.SETTLED
-
-
 async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(
     payer: Till,
 ) -> None:
@@ -276,18 +248,6 @@ async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: Till) -> No
     assert payer.payment(lost).state is PaymentState.PREPARED
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert await payer.token.balance(FRIEND) == USDC
-
-
-async def test_a_payout_taken_back_that_is_on_the_network_keeps_its_nonce(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfer = await payer.prepared(payer.transfer(USER))
-    await payer.client.submit(bytes.fromhex(transfer.raw or ""))
-    await mined(payer.token.client, transfer.txid or "")
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    await payer.payments.maintain()
-    assert [item.order.purpose for item in payer.live()] == [Purpose.TRANSFER]
-    assert payer.payment(transfer).state is PaymentState.PUBLISHED
 
 
 async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_is_used(
@@ -520,19 +480,3 @@ async def test_settled_payouts_are_compared_by_block_and_only_once(
     await payer.payments.maintain()
     assert "eth_getTransactionReceipt" not in asked
     assert len(asked) - first < first
-
-
-async def test_a_gap_that_can_not_be_filled_in_a_gas_spike_is_told_and_filled_later(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await payer.prepared(payer.transfer(USER))
-    monkeypatch.setattr(type(payer.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    await payer.controls.set_next_base_fee(1000 * GWEI)
-    await payer.controls.mine()
-    await payer.payments.maintain()
-    assert "can't be filled yet" in payer.payments.conditions()[0]
-    await payer.controls.set_next_base_fee(GWEI)
-    await payer.controls.mine()
-    await payer.payments.maintain()
-    assert payer.payments.conditions() == []
-    assert [item.order.purpose for item in payer.live()] == [Purpose.FILL]

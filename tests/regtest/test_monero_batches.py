@@ -32,7 +32,7 @@ async def due(own: Treasury, payee: Payee, count: int) -> list[Transfer]:
 async def prepared(own: Treasury, transfers: Sequence[Transfer]) -> list[Transfer]:
     """Those that one payment pays, as the order layer has them once they are prepared."""
     first, *companions = transfers
-    signed = await own.side.prepare(first, companions)
+    signed = await own.sign(first, *companions)
     return [
         replace(item, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
         for item in transfers
@@ -78,60 +78,17 @@ async def test_as_many_as_a_transaction_takes_are_paid_and_proved_one_by_one(
 async def test_killed_after_signing_the_same_bytes_pay_the_same_transfers(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
-    """The order layer had heard of none of them, and asks for another one first."""
     transfers = await due(own, payee, 3)
     first = await prepared(own, transfers)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
         other = later.transfer((await payee.wallet.create_addresses(1))[0].address, UNITS)
-        signed = await later.side.prepare(transfers[1], [other])
-        assert (signed.txid, signed.raw) == (first[0].txid, first[0].raw)
-        assert set(signed.transfer_ids) == {item.transfer_id for item in transfers}
+        with pytest.raises(Unavailable, match="earlier XMR payment"):
+            await later.sign(other)
         for item in first:
             await pay(later, item)
         await miner.mine(OPTIONS.settled_after)
         assert await received(payee) == once(transfers)
-
-
-async def test_one_taken_back_before_the_publication_voids_what_was_signed(
-    own: Treasury, payee: Payee, miner: Miner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfers = await due(own, payee, 3)
-    void = await prepared(own, transfers)
-    states = {transfers[1].transfer_id: TransferState.CANCELLED}
-    monkeypatch.setattr(
-        type(own.ledger),
-        "transfer_state",
-        lambda _self, name: states.get(name, TransferState.PLANNED),
-    )
-    left = [transfers[0], transfers[2]]
-    anew = await prepared(own, left)
-    assert anew[0].txid != void[0].txid
-    for item in anew:
-        await pay(own, item)
-    with pytest.raises(LookupError):
-        await own.side.publish(void[0])
-    await miner.mine(OPTIONS.settled_after)
-    assert await received(payee) == once(left)
-
-
-async def test_what_the_order_layer_has_committed_is_never_void(
-    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transfers = await due(own, payee, 2)
-    signed = await prepared(own, transfers)
-    states = dict(
-        zip(
-            [item.transfer_id for item in transfers],
-            [TransferState.PREPARED, TransferState.CANCELLED],
-            strict=True,
-        )
-    )
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda _self, name: states.get(name))
-    other = own.transfer(payee.address, UNITS)
-    with pytest.raises(Unavailable, match="earlier XMR payment"):
-        await own.side.prepare(other)
-    assert (await own.side.prepare(transfers[0])).txid == signed[0].txid
 
 
 async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, payee: Payee) -> None:
@@ -139,7 +96,7 @@ async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, paye
     bad = [own.transfer(stagenet_subaddress(bytes(range(64)))), own.transfer("4" + "1" * 94)]
     ours = own.transfer(own.side.deposit_address())
     again = own.transfer(good.address, UNITS)
-    signed = await own.side.prepare(good, [*bad, ours, again])
+    signed = await own.sign(good, *bad, ours, again)
     assert signed.transfer_ids == (good.transfer_id,)
 
 
@@ -151,13 +108,13 @@ async def test_an_integrated_address_is_paid_alone_and_keeps_no_others_apart(
     integrated = own.transfer(made["integrated_address"], UNITS)
     first, last = await due(own, payee, 2)
     calls = own.count_calls()
-    together = await own.side.prepare(first, [integrated, last])
+    together = await own.sign(first, integrated, last)
     assert together.transfer_ids == (first.transfer_id, last.transfer_id)
     assert calls.count("transfer") == 1
     await pay(own, replace(first, state=TransferState.PREPARED, txid=together.txid,
                            raw=together.raw))  # fmt: skip
     calls.clear()
-    alone = await own.side.prepare(integrated, [own.transfer(payee.address, UNITS)])
+    alone = await own.sign(integrated, own.transfer(payee.address, UNITS))
     assert (alone.transfer_ids, calls.count("transfer")) == ((integrated.transfer_id,), 1)
 
 
@@ -179,7 +136,7 @@ async def test_a_transfer_signed_for_elsewhere_does_not_go_along(
     first, second, third = await due(own, payee, 3)
     alone = await own.prepared(second)
     await pay(own, alone)
-    signed = await own.side.prepare(first, [second, third])
+    signed = await own.sign(first, second, third)
     assert set(signed.transfer_ids) == {first.transfer_id, third.transfer_id}
 
 

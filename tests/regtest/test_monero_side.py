@@ -30,7 +30,7 @@ from tests.regtest.treasury import (
     add_account,
     bank_of,
     payer_of,
-    sign,
+    signed_to,
     treasury,
 )
 
@@ -107,7 +107,7 @@ async def test_a_wallet_of_another_network_is_refused(
 async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Treasury) -> None:
     await new_wallet(own.rpc, "another")
     with pytest.raises(Unavailable):
-        await own.side.prepare(own.transfer(await own.wallet.primary_address()))
+        await own.sign(own.transfer(await own.wallet.primary_address()))
     assert "another wallet" in (own.side.health().detail or "")
     assert await own.side.observe() == Observation()
     async with own.again() as later:
@@ -275,7 +275,7 @@ async def test_a_deposit_that_comes_back_is_seen_again_with_its_first_time(
     side: Treasury, miner: Miner, node: MonerodClient
 ) -> None:
     async with bank_of(miner) as bank:
-        paid = await sign(bank, {side.side.deposit_address(): XMR})
+        paid = await signed_to(bank, {side.side.deposit_address(): XMR})
     await node.submit(paid.raw)
     (first,) = await side.reconcile()
     await node.flush_pool()
@@ -293,7 +293,7 @@ async def test_a_deposit_spent_twice_in_the_pool_is_removed(
 ) -> None:
     at = side.side.deposit_address()
     async with payer_of(miner, 5 * XMR) as payer:
-        paid, other = await sign(payer, {at: XMR}), await sign(payer, {at: 2 * XMR})
+        paid, other = await signed_to(payer, {at: XMR}), await signed_to(payer, {at: 2 * XMR})
     assert set(paid.key_images) & set(other.key_images)
     await node.submit(paid.raw)
     assert await states(side) == [SEEN]
@@ -373,7 +373,7 @@ async def test_two_orders_paid_by_one_transaction_are_two_deposits(
 ) -> None:
     first, second = side.side.deposit_address(), side.side.deposit_address()
     async with bank_of(miner) as bank:
-        paid = await sign(bank, {first: XMR, second: 2 * XMR})
+        paid = await signed_to(bank, {first: XMR, second: 2 * XMR})
     await node.submit(paid.raw)
     seen = await side.reconcile()
     assert {item.address: item.units for item in seen} == {first: XMR, second: 2 * XMR}

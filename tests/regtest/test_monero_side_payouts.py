@@ -14,15 +14,15 @@ import pytest
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
-from rpcsvc.settlement.onchain.patience import PATIENCE_MS
 from rpcsvc.store.sqlite import StoreConflict
+from tests.recording import Recorder
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, sent, settle
 from tests.regtest.treasury import (
@@ -87,7 +87,7 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Trea
     ours = own.side.deposit_address(), await own.wallet.primary_address()
     for address in (stagenet, "4" + "1" * 94, *ours):
         with pytest.raises(TransferRejected, match="destination"):
-            await own.side.prepare(own.transfer(address))
+            await own.sign(own.transfer(address))
     assert own.live_payments() == []
 
 
@@ -95,7 +95,7 @@ async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
     own: Treasury, payee: Payee
 ) -> None:
     with pytest.raises(Unavailable, match="unlocked"):
-        await own.side.prepare(own.transfer(payee.address, 5 * XMR))
+        await own.sign(own.transfer(payee.address, 5 * XMR))
     assert own.side.health().ok
 
 
@@ -103,7 +103,7 @@ async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: P
     own.use(replace(OPTIONS, highest_fee=1))
     async with own.again() as later:
         with pytest.raises(Unavailable, match="fee"):
-            await later.side.prepare(later.transfer(payee.address))
+            await later.sign(later.transfer(payee.address))
         assert later.live_payments() == []
 
 
@@ -116,13 +116,13 @@ async def test_a_second_payment_is_not_signed_before_the_first_is_published(
     first = await own.prepared(own.transfer(payee.address, UNITS))
     second = own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(Unavailable, match="earlier XMR payment"):
-        await own.side.prepare(second)
+        await own.sign(second)
     assert own.side.health().ok
     own.clock.now += 11 * 60 * 1000
     assert first.transfer_id in (own.side.health().detail or "")
     async with own.again(in_order=False) as later:
         with pytest.raises(Unavailable, match="earlier XMR payment"):
-            await later.side.prepare(second)
+            await later.sign(second)
         await pay(later, first)
         await pay(later, await later.prepared(second))
         await miner.mine(OPTIONS.settled_after)
@@ -148,46 +148,21 @@ async def test_two_transfers_at_the_same_time_get_different_money_one_after_the_
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfers = [own.transfer(payee.address, UNITS + n) for n in range(2)]
-    results = await asyncio.gather(
-        *(own.side.prepare(item) for item in transfers), return_exceptions=True
-    )
+    results = await asyncio.gather(*(own.sign(item) for item in transfers), return_exceptions=True)
     assert sorted(type(item).__name__ for item in results) == ["PreparedTransfer", "Unavailable"]
 
 
-async def test_a_payment_taken_back_before_it_was_published_makes_room(
-    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
+async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
+    own: Treasury, payee: Payee, miner: Miner
 ) -> None:
-    first = await own.prepared(own.transfer(payee.address))
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: TransferState.CANCELLED)
-    await own.side.prepare(own.transfer(payee.address))
-    verdict = await own.side.publish(first)
-    assert verdict.outcome is Outcome.UNKNOWN
-    with pytest.raises(TransferRejected):
-        await own.side.prepare(replace(first, txid=None, raw=None))
-
-
-async def test_a_payment_that_its_order_never_takes_up_makes_room_in_the_end(
-    own: Treasury, payee: Payee, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A crash came before its order knew, and the order can't go on: others would wait for ever."""
-    first = await own.prepared(own.transfer(payee.address, UNITS))
-    second, waited = own.transfer(payee.address, 2 * UNITS), [0]
-    state = TransferState.PREPARED
-    monkeypatch.setattr(type(own.ledger), "transfer_state", lambda *_: state)
-    monkeypatch.setattr(own.side._payments._patience, "_steady", lambda: waited[0])
-    for state, now in (  # noqa: B007 - the ledger is asked for it
-        (TransferState.PLANNED, 0),
-        (TransferState.PLANNED, PATIENCE_MS - 1),
-        (TransferState.PREPARED, 2 * PATIENCE_MS),  # committed: it is published, whenever that is
-    ):
-        waited[0] = now
-        with pytest.raises(Unavailable, match="earlier XMR payment"):
-            await own.side.prepare(second)
-    state = TransferState.PLANNED
-    assert (await own.side.prepare(second)).txid != first.txid
-    assert (await own.side.publish(first)).outcome is Outcome.UNKNOWN
-    with pytest.raises(TransferRejected, match="withdrawn"):
-        await own.side.prepare(replace(first, txid=None, raw=None))
+    """It was cancelled while it was signed: nobody has the bytes, and their money is free."""
+    refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
+    with pytest.raises(ImpossibleTransition):
+        await own.side.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
+    assert own.live_payments() == []
+    await pay(own, await own.prepared(other))
+    await miner.mine(OPTIONS.settled_after)
+    assert await payee.received() == [2 * UNITS]
 
 
 # --- killed between any two steps --------------------------------------------------------------
@@ -371,8 +346,8 @@ async def test_a_wallet_ahead_of_its_node_signs_nothing(
     await own.wallet.refresh()
     await node.pop_blocks(2)
     with pytest.raises(Unavailable, match="same block"):
-        await own.side.prepare(own.transfer(payee.address))
+        await own.sign(own.transfer(payee.address))
     assert "out of sync" in (own.side.health().detail or "")
     await miner.mine()
-    await own.side.prepare(own.transfer(payee.address))
+    await own.sign(own.transfer(payee.address))
     assert own.side.health().ok

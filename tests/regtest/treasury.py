@@ -15,7 +15,7 @@ from typing import Any
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports import DepositSighting, PreparedTransfer
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
@@ -29,6 +29,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
+from tests.recording import sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 
 XMR = 10**12
@@ -91,9 +92,13 @@ class Treasury:
         kind, fee = TransferKind.PAYOUT, self.side.fee("arbitrum")
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
+    async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
+        """What is on record for the transfer, signed now if it was not before."""
+        return await sign(self.side, transfer, *companions)
+
     async def prepared(self, transfer: Transfer) -> Transfer:
         """The transfer as the order layer has it once it is prepared."""
-        signed = await self.side.prepare(transfer)
+        signed = await self.sign(transfer)
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
     def live_payments(self) -> list[Payment]:
@@ -181,7 +186,7 @@ async def add_account(rpc: WalletRpc) -> tuple[int, str]:
         return wallet.account, await wallet.primary_address()
 
 
-async def sign(wallet: WalletClient, to: Mapping[str, int]) -> PreparedPayment:
+async def signed_to(wallet: WalletClient, to: Mapping[str, int]) -> PreparedPayment:
     """A payment that nobody has published."""
     await wallet.refresh()
     return await wallet.prepare([Destination(*item) for item in to.items()])

@@ -49,7 +49,9 @@ class Desk:
     def transfers_per_payment(self, _network: str) -> int:
         return 1
 
-    async def prepare(self, transfer: Transfer, _companions: Sequence[Transfer]) -> None:
+    async def prepare(
+        self, transfer: Transfer, _companions: Sequence[Transfer], _record: object
+    ) -> None:
         name = transfer.transfer_id.partition("/")[0]
         self.asked.append(name)
         if transfer.network == "monero":

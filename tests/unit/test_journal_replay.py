@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction, TransferState
@@ -17,7 +19,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.journal.entries import EvmEntry
+from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
@@ -29,9 +31,8 @@ from rpcsvc.store.journaled import (
     JournaledMoneroLedger,
 )
 from rpcsvc.store.onchain_books import OnchainBooks
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import DATABASE_NAME, Database
+from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
@@ -126,7 +127,7 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             assert (books.adopted.orders, books.adopted.lost) == ([name], [lost.transfer_id])
             transfer = books.store.order(order.order_id).transfer(name)  # type: ignore[union-attr]
             assert transfer is not None
-            assert (transfer.state, transfer.txid) == (TransferState.PUBLISHED, "aa")
+            assert (transfer.state, transfer.txid) == (TransferState.PREPARED, "aa")
             paid = books.monero.payment(lost.transfer_id)
             assert paid is not None
             assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
@@ -146,7 +147,6 @@ async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Pat
         assert books.adopted.orders == books.adopted.lost == []
         planned = (await books.funded(order)).transfers[0]
         signed = OnchainBooks(books.db)
-        assert signed.is_signed(planned.asset, planned.transfer_id)
         assert signed.unmatched(planned) is None
         other = replace(planned, units=planned.units - 1)
         assert "aa paid" in str(signed.unmatched(other))
@@ -167,23 +167,38 @@ async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: P
         assert paid.state is monero.PaymentState.PUBLISHED, "it is looked for, and published"
 
 
-async def test_withdrawn_payment_is_not_brought_back(tmp_path: Path) -> None:
+async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
+    """Its order was cancelled, say, in the moment of the commit: it is signed anew, with others."""
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
         before = books.copy(tmp_path / "before.db")
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
-        await books.monero.add_payment(first)
-        prepared = books.copy(tmp_path / "prepared.db")
-        await books.monero.put_payment(replace(first, state=monero.PaymentState.WITHDRAWN))
+        impossible = Statement("INSERT INTO monero_wallet (id) VALUES (7)", ())
+        with pytest.raises(StoreConflict):
+            await books.monero.add_payment(first, [impossible])
         await books.monero.add_payment(xmr_payment(order, "bb"))
-    for copy in (before, prepared):
-        put_back(tmp_path, copy)
-        async with opened(tmp_path) as books:
-            paid = books.monero.payment(order.transfers[0].transfer_id)
-            assert paid is not None
-            assert paid.txid == "bb"
-            assert books.adopted.payments == [paid.payment_id]
+    put_back(tmp_path, before)
+    async with opened(tmp_path) as books:
+        paid = books.monero.payment(order.transfers[0].transfer_id)
+        assert paid is not None
+        assert paid.txid == "bb"
+        assert books.adopted.payments == [paid.payment_id]
+
+
+async def test_failed_payment_fails_on_an_older_copy(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
+        made = xmr_payment(order, "aa")
+        await books.monero.add_payment(made)
+        prepared = books.copy(tmp_path / "prepared.db")
+        await books.monero.put_payment(replace(made, state=monero.PaymentState.FAILED))
+    put_back(tmp_path, prepared)
+    async with opened(tmp_path) as books:
+        paid = books.monero.payment(made.payment_id)
+        assert paid is not None
+        assert paid.state is monero.PaymentState.FAILED
 
 
 async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
@@ -203,23 +218,6 @@ async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
             assert [item.txid for item in found.attempts][1:] == ["0xraised"]
             assert found.state is evm.PaymentState.PUBLISHED
             assert books.evm.next_nonce("arbitrum", HOT) == 5
-
-
-async def test_filled_nonce_stays_filled(tmp_path: Path) -> None:
-    async with opened(tmp_path) as books:
-        before = books.copy(tmp_path / "before.db")
-        payment = evm_payment("ord_1/payout/1", 7, HOT, 4)
-        await books.evm.add_payment(payment)
-        signed = books.copy(tmp_path / "signed.db")
-        fill = evm_payment("fill-arbitrum-4", 0, HOT, 4, purpose=evm.Purpose.FILL)
-        fill = replace(fill, attempts=(replace(fill.attempts[0], txid="0xfill"),))
-        await books.evm.withdraw(payment, fill)
-    for copy in (before, signed):
-        put_back(tmp_path, copy)
-        async with opened(tmp_path) as books:
-            assert books.adopted.payments == ["fill-arbitrum-4"]
-            (live,) = books.evm.payments_in("arbitrum", evm.PaymentState.PUBLISHED)
-            assert live.payment_id == "fill-arbitrum-4"
 
 
 async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
@@ -340,29 +338,19 @@ async def test_check_names_what_the_journal_lacks(tmp_path: Path) -> None:
 
 
 async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> None:
-    """A payment that a later one took the place of, and the filling of a nonce that is kept."""
+    """A payment that a later one took the place of."""
     async with opened(tmp_path) as books:
         await books.monero.adopt_wallet(WALLET)
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
         before = books.copy(tmp_path / "before.db")
-        await books.evm.add_payment(evm_payment("ord_9/payout/1", 7, HOT, 4))
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
-        await books.monero.add_payment(first)
-    # As if its line had come, and neither its commit nor the word that it is void.
-    async with opened(tmp_path) as books:
-        withdrawn = replace(first, state=monero.PaymentState.WITHDRAWN)
-        await SqliteMoneroLedger(books.db).put_payment(withdrawn)
+        # As if its line had come, and neither its commit nor the word that it is void.
+        await books.monero._journal.record(MoneroEntry(WALLET.primary_address, first), _nothing)
         await books.monero.add_payment(xmr_payment(order, "bb"))
-        payment = books.evm.payment("ord_9/payout/1")
-        assert payment is not None
-        fill = evm_payment("fill-arbitrum-4", 0, HOT, 4, purpose=evm.Purpose.FILL)
-        fill = replace(fill, attempts=(replace(fill.attempts[0], txid="0xfill"),))
-        await books.evm._journal.record(EvmEntry(fill, fills=payment.payment_id), _nothing)
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
         assert books.adopted.refused == []
         assert not books.monero.has_transaction("aa")
-        assert not books.evm.has_transaction("0xfill")
     assert check_journal(tmp_path, tmp_path / FOLDER, [])[0] == []
 
 

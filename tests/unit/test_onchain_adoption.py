@@ -7,18 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.domain.events import TransferPrepared, TransferPublished
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.adoption import (
     Adopted,
     NotAdopted,
     Open,
     bare_txid,
     require_open,
-    tell,
 )
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
@@ -44,6 +41,7 @@ from rpcsvc.settlement.onchain.unusable import SideUnusable
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
+from tests.recording import Recorder
 from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
 from tests.unit.test_onchain_evm_raw import HOT, STRANGER, signed
 
@@ -82,31 +80,6 @@ def test_what_has_come_to_its_end_is_not_adopted(
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         require_open(transfer("ord_9", "arbitrum", USER, 50, state=state, kind=kind).transfer)
-
-
-@pytest.mark.parametrize(
-    ("state", "told"),
-    [
-        (TransferState.PLANNED, [TransferPrepared, TransferPublished]),
-        (TransferState.PREPARED, [TransferPublished]),
-        (TransferState.PUBLISHED, []),
-    ],
-)
-async def test_the_order_is_told_what_it_does_not_know_yet(
-    state: TransferState, told: list[type]
-) -> None:
-    applied: list[object] = []
-
-    class Processor:
-        async def apply(self, order_id: str, event: object) -> None:
-            assert order_id == "ord_9"
-            applied.append(event)
-
-    wanted = transfer("ord_9", "arbitrum", USER, 50, state=state)
-    await tell(cast("OrderProcessor", Processor()), [wanted], "0xid", "02")
-    assert [type(event) for event in applied] == told
-    if state is TransferState.PLANNED:
-        assert applied[0] == TransferPrepared(wanted.transfer.transfer_id, "0xid", "02")
 
 
 # --- XMR ---------------------------------------------------------------------------------------
@@ -181,7 +154,7 @@ async def adopt_xmr(
 ) -> Adopted:
     ledger = SqliteMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
-    return await adoption.adopt(wanted, others, TXID, key)
+    return await adoption.adopt(wanted, others, TXID, key, Recorder())
 
 
 WANTED = transfer("ord_1", "monero", "4user", 50)
@@ -196,7 +169,7 @@ async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
         "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
     )  # fmt: skip
-    assert (done.txid, done.raw, done.transfers, done.unexplained) == (TXID, "00ff", (WANTED,), 0)
+    assert (done.txid, done.transfers, done.unexplained) == (TXID, (WANTED,), 0)
 
 
 async def test_node_and_wallet_are_checked_before_anything_is_believed(database: Database) -> None:
@@ -253,13 +226,13 @@ async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Datab
     at, ledger = Xmr({"4user": 50}, images=("other",)), SqliteMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
     with pytest.raises(NotAdopted, match="already"):
-        await adoption.adopt(WANTED, (), "ef" * 32, None)
+        await adoption.adopt(WANTED, (), "ef" * 32, None, Recorder())
 
 
 async def test_an_adoption_that_ended_half_way_is_gone_on_with(database: Database) -> None:
     first = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     again = await adopt_xmr(Xmr({}), database, WANTED)
-    assert (again.txid, again.raw, again.transfers) == (first.txid, first.raw, first.transfers)
+    assert (again.txid, again.transfers) == (first.txid, first.transfers)
     told = transfer("ord_1", "monero", "4user", 50, state=TransferState.PUBLISHED, txid=TXID)
     with pytest.raises(NotAdopted, match="already"):
         await adopt_xmr(Xmr({}), database, told)
@@ -311,7 +284,7 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
     third = transfer("ord_3", "monero", "4third", 20)
     ledger = SqliteMoneroLedger(database)
     own = MoneroAdoption(cast("MoneroLink", Xmr({"4second": 30}, images=("other",))), ledger)
-    await own.adopt(second, (), "ef" * 32, None)
+    await own.adopt(second, (), "ef" * 32, None, Recorder())
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
     done = await adopt_xmr(at, database, WANTED, second, third)
     assert done.transfers == (WANTED, third)
@@ -373,7 +346,7 @@ PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 async def adopt_usdc(at: Evm, database: Database, wanted: Open = PAYOUT) -> Adopted:
     ledger = SqliteEvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, Hands())
-    return await adoption.adopt(wanted, (at.told or signed())["hash"])
+    return await adoption.adopt(wanted, (at.told or signed())["hash"], Recorder())
 
 
 async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
@@ -389,8 +362,8 @@ async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
     assert known.attempts[0].txid == told["hash"]
     mined_at = 1_700_000_000  # the cap per day counts it when it was made
     assert (known.prepared_at, known.published_at, known.attempts[0].made_at) == (mined_at,) * 3
-    assert (done.txid, done.raw) == (told["hash"], known.attempts[0].raw)
-    assert usdc.keccak256(bytes.fromhex(done.raw)).hex() == told["hash"][2:]
+    assert done.txid == told["hash"]
+    assert usdc.keccak256(bytes.fromhex(known.attempts[0].raw)).hex() == told["hash"][2:]
 
 
 def changed(**fields: Any) -> Evm:
@@ -473,7 +446,7 @@ async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
     assert known is not None
     assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
     # The order goes on under the id that it was told first.
-    assert (done.txid, done.raw) == (first.txid, first.raw)
+    assert done.txid == first.txid
     with pytest.raises(NotAdopted, match="nonce"):
         await adopt_usdc(Evm(signed(nonce=5)), database)
 
@@ -502,7 +475,7 @@ async def test_what_it_pays_to_others_is_told(database: Database) -> None:
 async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database) -> None:
     first = await adopt_usdc(Evm(signed()), database)
     again = await adopt_usdc(Evm(signed()), database)
-    assert (again.txid, again.raw) == (first.txid, first.raw)
+    assert again.txid == first.txid
     told = transfer("ord_9", "arbitrum", USER, 50, state=TransferState.PREPARED)
     with pytest.raises(NotAdopted, match="already"):
         await adopt_usdc(Evm(signed()), database, told)

@@ -22,10 +22,12 @@ from rpcsvc.orders.ports import (
     Observation,
     Outcome,
     PreparedTransfer,
+    Record,
     Verdict,
 )
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard
+from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_guard import Signed
 
@@ -37,6 +39,7 @@ class FakeSide:
     """One asset on one network; what it is asked, it notes."""
 
     prepare: Any
+    known: PreparedTransfer | None = None
 
     def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
         self.asset, self.network, self.verdict = asset, network, verdict
@@ -47,6 +50,9 @@ class FakeSide:
         self.held = 60
         self.to_see_to: list[str] = []
         self.maintain: Any = None
+
+    def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
+        return self.known
 
     def require_ready(self) -> None:
         if not self.well.ok:
@@ -212,7 +218,7 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     stand = Stand(tmp_path)
     stand.switch.pause("look into it")
     with pytest.raises(Unavailable, match="paused"):
-        await stand.engine.prepare(transfer())
+        await stand.engine.prepare(transfer(), [], Recorder())
     assert await stand.engine.publish(transfer()) == Verdict(Outcome.ABSENT, "payouts are paused")
     assert stand.usdc.asked == []
     with pytest.raises(Unavailable, match="paused"):
@@ -227,20 +233,30 @@ async def test_wallets_that_sign_side_by_side_stay_within_the_cap_per_day(tmp_pa
     stand = Stand(tmp_path, signed=Signed(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
-    async def prepare(item: Transfer, _companions: Sequence[Transfer]) -> PreparedTransfer:
+    async def prepare(item: Transfer, _companions: Sequence[Transfer], record: Record) -> None:
         if not under_way.is_set():
             under_way.set()
             await go_on.wait()
-        return PreparedTransfer(item.transfer_id, "raw")
+        await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)))
 
-    stand.usdc.prepare = prepare
-    first = asyncio.create_task(stand.engine.prepare(transfer()))
+    stand.usdc.prepare, record = prepare, Recorder()
+    first = asyncio.create_task(stand.engine.prepare(transfer(), [], record))
     await under_way.wait()
     with pytest.raises(Unavailable, match="cap per day"):
-        await stand.engine.prepare(replace(transfer(), transfer_id="u"))
+        await stand.engine.prepare(replace(transfer(), transfer_id="u"), [], record)
     go_on.set()
-    assert (await first).txid == "t"
-    assert (await stand.engine.prepare(transfer())).txid == "t"
+    await first
+    await stand.engine.prepare(transfer(), [], record)
+    assert [item.txid for item in record.signed] == ["t", "t"]
+
+
+async def test_prepare_tells_of_a_payment_that_the_journal_brought_back(tmp_path: Path) -> None:
+    """It is out: no pause and no cap can hold it, and it is not signed a second time."""
+    stand, record = Stand(tmp_path), Recorder()
+    stand.switch.pause("look into it")
+    stand.usdc.known = PreparedTransfer("tx", "raw", ("t",))
+    await stand.engine.prepare(replace(transfer(), units=101), [], record)
+    assert record.signed == [stand.usdc.known]
 
 
 async def test_a_settled_transfer_comes_with_what_proves_it_and_no_other(tmp_path: Path) -> None:

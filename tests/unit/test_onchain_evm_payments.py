@@ -209,32 +209,6 @@ async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) 
     assert ledger.next_nonce(NET, HOT) == 1
 
 
-async def test_a_withdrawn_payment_leaves_its_nonce_to_the_one_that_fills_it(
-    ledger: SqliteEvmPaymentLedger,
-) -> None:
-    first, fill = payment("tr_1", 0), payment("fill-0", 0, purpose=Purpose.FILL)
-    await ledger.add_payment(first)
-    await ledger.withdraw(first, fill)
-    assert ledger.payments_in(NET, PaymentState.PREPARED) == [fill]
-    assert [item.payment_id for item in ledger.payments_in(NET, PaymentState.WITHDRAWN)] == ["tr_1"]
-    with pytest.raises(StoreConflict):
-        await ledger.add_payment(payment("tr_2", 0))
-    with pytest.raises(StoreConflict):
-        await ledger.put_payment(published(first))
-
-
-async def test_what_may_have_been_published_is_not_withdrawn(
-    ledger: SqliteEvmPaymentLedger,
-) -> None:
-    first = payment("tr_1", 0)
-    await ledger.add_payment(first)
-    await ledger.put_payment(published(first))
-    with pytest.raises(StoreConflict):
-        await ledger.withdraw(first, payment("fill-0", 0, purpose=Purpose.FILL))
-    assert ledger.payments_in(NET, PaymentState.PUBLISHED) == [published(first)]
-    assert ledger.payment("fill-0") is None
-
-
 async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
@@ -258,7 +232,7 @@ async def test_an_end_is_final(ledger: SqliteEvmPaymentLedger, over: PaymentStat
     await ledger.add_payment(first)
     await ledger.put_payment(replace(published(first), state=over))
     for state in set(PaymentState) - {over}:
-        published_at = None if state in (PaymentState.PREPARED, PaymentState.WITHDRAWN) else 2000
+        published_at = None if state is PaymentState.PREPARED else 2000
         with pytest.raises(StoreConflict):
             await ledger.put_payment(replace(first, state=state, published_at=published_at))
 

@@ -27,6 +27,7 @@ from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
+from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeSide, transfer
 from tests.unit.test_onchain_guard import Signed
@@ -58,7 +59,7 @@ class Signing(FakeSide):
         super().__init__(asset, network, Verdict(Outcome.PENDING))
         self.signed = signed
 
-    async def prepare(self, item: Transfer, _companions: Any) -> None:
+    async def prepare(self, item: Transfer, _companions: Any, _record: Any) -> None:
         self.signed.append(item.network)
 
     async def maintain(self) -> None:
@@ -99,7 +100,7 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 
 async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(stand: Stand) -> None:
     for _ in range(2):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert (stand.signed, stand.wallet.asked) == (["monero", "monero"], 1)
     assert stand.switch.reason() is None
 
@@ -108,7 +109,9 @@ async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(stand: Stand) 
     """The upkeep looks first; what it found is acknowledged, so the waiter's look finds nothing."""
     stand.wallet.sent = {"ab"}
     looked = await asyncio.gather(
-        stand.look.require_done(), stand.engine.prepare(transfer("monero")), return_exceptions=True
+        stand.look.require_done(),
+        stand.engine.prepare(transfer("monero"), [], Recorder()),
+        return_exceptions=True,
     )
     assert [type(item) for item in looked] == [Unavailable, Unavailable]
     assert stand.signed == []
@@ -119,24 +122,24 @@ async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(
 ) -> None:
     stand.wallet.sent = {"ab", "cd"}
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert (stand.switch.reason() or "").startswith(TOLD)
     assert TOLD in str(stand.engine.health().detail)
     with pytest.raises(Unavailable, match="paused"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
 
     stand.switch.resume()
-    await stand.engine.prepare(transfer("monero"))
+    await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
     assert "database does not know" not in str(stand.engine.health().detail)
 
     stand.start()
-    await stand.engine.prepare(transfer("monero"))
+    await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.switch.reason() is None, "he was told of these"
     stand.wallet.sent.add("ef")
     stand.start()
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.switch.reason() is not None
 
 
@@ -149,7 +152,7 @@ async def test_what_is_found_during_another_pause_pauses_after_it(stand: Stand) 
     assert TOLD in str(stand.look.health().detail)
     stand.switch.resume()
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert (stand.switch.reason() or "").startswith(TOLD)
 
 
@@ -168,7 +171,7 @@ async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: 
 
 async def test_the_other_asset_does_not_wait(stand: Stand) -> None:
     stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
-    await stand.engine.prepare(transfer("arbitrum"))
+    await stand.engine.prepare(transfer("arbitrum"), [], Recorder())
     assert (stand.signed, stand.wallet.asked) == (["arbitrum"], 0)
 
 
@@ -178,16 +181,16 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
     stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
     for _ in range(2):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"))
+            await stand.engine.prepare(transfer("monero"), [], Recorder())
         stand.steady.now += PATIENCE_MS // 2 - 1
     stand.steady.now += 2
-    await stand.engine.prepare(transfer("monero"))
+    await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
     assert "can't be looked at" in str(stand.engine.health().detail)
 
     stand.wallet.failure, stand.wallet.sent = None, {"ab"}
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
 
 
 @pytest.mark.parametrize("by_ms", [PATIENCE_MS, -PATIENCE_MS])
@@ -196,11 +199,11 @@ async def test_a_clock_that_is_set_lets_nothing_through(stand: Stand, by_ms: int
     stand.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"))
+            await stand.engine.prepare(transfer("monero"), [], Recorder())
         stand.clock.now += by_ms
     stand.wallet.failure = None
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"))
+        await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == []
 
 
@@ -208,7 +211,7 @@ async def test_a_wallet_that_is_not_fit_is_waited_for(stand: Stand) -> None:
     stand.wallet.failure = Unavailable("behind its node")
     for _ in range(3):
         with pytest.raises(Unavailable, match="behind its node"):
-            await stand.engine.prepare(transfer("monero"))
+            await stand.engine.prepare(transfer("monero"), [], Recorder())
         stand.steady.now += PATIENCE_MS
     assert (stand.signed, stand.look.health().ok) == ([], True)
 
@@ -338,10 +341,10 @@ async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in
     stand.wallet.failure = SpendWaits(2)
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"))
+            await stand.engine.prepare(transfer("monero"), [], Recorder())
         stand.steady.now += PATIENCE_MS
     assert "the node's pool has what spends 2 outputs" in str(stand.engine.health().detail)
     stand.wallet.failure = None
-    await stand.engine.prepare(transfer("monero"))
+    await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
     assert "pool" not in str(stand.engine.health().detail)

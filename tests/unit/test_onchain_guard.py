@@ -41,9 +41,6 @@ class Signed:
         self.since.append(at)
         return self.sent
 
-    def is_signed(self, _asset: Asset, _transfer_id: str) -> bool:
-        return False
-
     def unmatched(self, _transfer: Transfer) -> str | None:
         return None
 

@@ -202,8 +202,6 @@ async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqliteMoneroLedger) 
     await ledger.put_payment(marked)
     with pytest.raises(StoreConflict):
         await ledger.put_payment(replace(marked, relayed_at=6))
-    with pytest.raises(StoreConflict):
-        await ledger.put_payment(replace(marked, state=PaymentState.WITHDRAWN))
     over = replace(marked, state=PaymentState.FAILED, conflict=Cursor(7, "h7"))
     await ledger.put_payment(over)
     with pytest.raises(StoreConflict):
@@ -262,16 +260,13 @@ async def test_an_address_is_paid_once_in_a_payment(ledger: SqliteMoneroLedger) 
         await ledger.add_payment(replace(payment("batch_1", "i1"), batch=shares))
 
 
-async def test_the_transfers_of_a_withdrawn_payment_may_be_signed_anew(
-    ledger: SqliteMoneroLedger,
-) -> None:
-    first = batch("batch_1", "a", "b")
-    await ledger.add_payment(first)
-    await ledger.put_payment(replace(first, state=PaymentState.WITHDRAWN))
-    assert ledger.payment("a") is None
-    second = payment("a", "image-batch_1")
-    await ledger.add_payment(second)
-    assert ledger.payment("a") == second
+async def test_a_published_payment_of_no_order_is_found(ledger: SqliteMoneroLedger) -> None:
+    for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
+        await ledger.add_payment(made)
+        assert made not in ledger.without_order()
+        out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
+        await ledger.put_payment(out)
+        assert out in ledger.without_order()
 
 
 async def test_settled_payments_are_found_by_height_or_while_they_have_none(
@@ -288,4 +283,3 @@ async def test_settled_payments_are_found_by_height_or_while_they_have_none(
     (last,) = ledger.settled_above(5)
     await ledger.put_payment(replace(last, height=None))
     assert [item.payment_id for item in ledger.settled_above(100)] == ["b"]
-    assert ledger.transfer_state("a") is None

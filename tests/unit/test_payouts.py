@@ -14,7 +14,6 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports import PreparedTransfer
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
@@ -35,7 +34,7 @@ class Desk:
     def transfers_per_payment(self, _network: str) -> int:
         return 1
 
-    async def prepare(self, transfer: Any, _companions: Any) -> PreparedTransfer:
+    async def prepare(self, transfer: Any, _companions: Any, _record: Any) -> None:
         self.signed_for.append(transfer.address)
         raise TimeoutError  # nothing of what follows is wanted here
 

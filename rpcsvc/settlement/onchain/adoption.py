@@ -1,21 +1,18 @@
 """Taking up a payment that the chain has and the database does not, as after a restored backup.
 
-What both networks share: why a transaction is not taken for the payment of a transfer, and how
-the order is told of one that is. What does not live here: the proof that it is
-(monero/adoption.py, evm/adoption.py), the command (transport/cli/adopt.py).
+What both networks share: why a transaction is not taken for the payment of a transfer. What does
+not live here: the proof that it is (monero/adoption.py, evm/adoption.py), the command
+(transport/cli/adopt.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rpcsvc.domain.events import TransferPrepared, TransferPublished
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
-from rpcsvc.orders.processor import OrderProcessor
 
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -40,7 +37,6 @@ class Adopted:
     """A payment that is on record now. ``unexplained``: units that it paid to others besides."""
 
     txid: str
-    raw: str
     transfers: tuple[Open, ...]
     block: int | None
     unexplained: int = 0
@@ -78,17 +74,3 @@ def require_untold(transfer: Transfer, txid: str) -> None:
             f"{txid} is on record for {transfer.transfer_id} already: the service finds it by"
             " itself."
         )
-
-
-async def tell(processor: OrderProcessor, opened: Sequence[Open], txid: str, raw: str) -> None:
-    """Record that these transfers were signed and published, as the service does.
-
-    After a failure half-way it may be done again: what is recorded stays as it is, and the
-    service would go on from the payment's own record.
-    """
-    for item in opened:
-        name, state = item.transfer.transfer_id, item.transfer.state
-        if state is TransferState.PLANNED:
-            await processor.apply(item.order_id, TransferPrepared(name, txid, raw))
-        if state is not TransferState.PUBLISHED:
-            await processor.apply(item.order_id, TransferPublished(name))

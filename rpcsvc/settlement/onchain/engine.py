@@ -26,7 +26,7 @@ from rpcsvc.orders.ports import (
     NetworkNames,
     Observation,
     Outcome,
-    PreparedTransfer,
+    Record,
     Verdict,
 )
 from rpcsvc.settlement.onchain.each import each_of, together
@@ -196,20 +196,24 @@ class OnchainEngine:
         return self._of(network).transfers_per_payment(network)
 
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> PreparedTransfer:
-        """Sign without publishing. Raises TransferRejected and errors.Unavailable."""
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
+        side = self._of(transfer.network)
+        if (known := side.recorded(transfer)) is not None:
+            # The payment journal brought it back before its order planned it: it is out already.
+            await record(known)
+            return
         self._guard.require_open()
         if self._journal is not None:
             await self._journal.require_ready()
-        side = self._of(transfer.network)
         with self._guard.passing(transfer, companions) as together:
             if (look := self._first_looks.get(side.asset)) is not None:
                 await look.require_done()
             # Payouts may have been paused meanwhile: by another caller's first look, which leaves
             # this one nothing to find.
             self._guard.require_open()
-            return await side.prepare(transfer, together)
+            await side.prepare(transfer, together, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the transfer's own bytes to the network, unless payouts are paused."""

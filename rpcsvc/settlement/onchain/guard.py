@@ -3,8 +3,7 @@
 The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
 by hand while the service runs, and still holds when it starts again. A service that can't write
 the file (a full disk) is paused all the same, as long as it runs. A transfer over a cap waits;
-nothing is lost by waiting, and health says why. One that is signed already waits for no cap: the
-wallet signs nothing else before it is on the network. What does not live here: the commands
+nothing is lost by waiting, and health says why. What does not live here: the commands
 (transport/cli/payouts.py).
 """
 
@@ -51,10 +50,6 @@ class Signed(Protocol):
 
     def sent_since(self, asset: Asset, at: int) -> int:
         """Units signed away since a time (ms), other than what can never be made."""
-        ...
-
-    def is_signed(self, asset: Asset, transfer_id: str) -> bool:
-        """Whether a transfer has been signed, and nothing more is signed for it."""
         ...
 
     def unmatched(self, transfer: Transfer) -> str | None:
@@ -224,10 +219,6 @@ class PayoutGuard:
     def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
         """What a transfer is over, if ``besides`` units are about to be signed away as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
-        if self._signed.is_signed(asset, transfer.transfer_id):
-            # A crash came before its order knew. It would count against itself, and while it
-            # waits, its wallet signs nothing.
-            return None
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
         sent = self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)

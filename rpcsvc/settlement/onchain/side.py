@@ -18,6 +18,7 @@ from rpcsvc.orders.ports import (
     NetworkNames,
     Observation,
     PreparedTransfer,
+    Record,
     Verdict,
 )
 
@@ -94,10 +95,18 @@ class Side(Protocol):
         """How many transfers one transaction of a network may carry out."""
         ...
 
+    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """The transfer's payment if it is on record: the payment journal brought it back, and its
+        order has planned the transfer since. Raises TransferRejected when it failed.
+        """
+        ...
+
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> PreparedTransfer:
-        """Sign without publishing. Raises TransferRejected; anything else may be retried."""
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign and ``record`` without publishing. Raises TransferRejected; after anything else
+        nothing is on record, and it may be retried.
+        """
         ...
 
     async def publish(self, transfer: Transfer) -> Verdict:

@@ -33,6 +33,7 @@ from rpcsvc.orders.ports import (
     Outcome,
     PreparedTransfer,
     Rate,
+    Record,
     TransferRejected,
     Verdict,
 )
@@ -254,9 +255,10 @@ class SandboxEngine:
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer] = (),  # noqa: ARG002 - never any
-    ) -> PreparedTransfer:
-        """Sign. A nonce makes each signature another transaction, as on a real chain."""
+        companions: Sequence[Transfer],  # noqa: ARG002 - never any
+        record: Record,
+    ) -> None:
+        """Sign and record. A nonce makes each signature another transaction, as on a chain."""
         self.require_ready()
         if self._available(transfer.network) < transfer.units + transfer.fee:
             raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
@@ -270,7 +272,8 @@ class SandboxEngine:
             "nonce": self._random(16).hex(),
         }
         raw = json.dumps(body, separators=(",", ":")).encode()
-        return PreparedTransfer(hashlib.sha256(raw).hexdigest(), raw.hex())
+        txid = hashlib.sha256(raw).hexdigest()
+        await record(PreparedTransfer(txid, raw.hex(), (transfer.transfer_id,)))
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Put the signed bytes into the pool; the same bytes again change nothing."""

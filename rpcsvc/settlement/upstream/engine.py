@@ -38,8 +38,8 @@ from rpcsvc.orders.ports import (
     Holdings,
     NetworkNames,
     Observation,
-    PreparedTransfer,
     Rate,
+    Record,
     Ticket,
     TransferRejected,
     Verdict,
@@ -348,8 +348,9 @@ class UpstreamEngine:
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer] = (),  # noqa: ARG002 - port
-    ) -> PreparedTransfer:
+        companions: Sequence[Transfer],  # noqa: ARG002 - port
+        record: Record,  # noqa: ARG002 - port
+    ) -> None:
         """Nothing is ever paid from here."""
         raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
 

@@ -18,7 +18,7 @@ from rpcsvc.domain.states import TransferState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open, tell
+from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
@@ -91,20 +91,17 @@ class _Adoption:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._db = database
-        # A status answer is made when it is asked for next.
-        self._store = SqliteOrderStore(database, lambda: "")
         self._clock = SystemClock()
+        # A status answer is made when it is asked for next.
+        store = SqliteOrderStore(database, lambda: "")
+        self._record = OrderProcessor(store, self._clock, lambda _order: None).record
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
-        """Prove it, put it on record, tell the order. Raises NotAdopted."""
+        """Prove it and put it on record. Raises NotAdopted."""
         opened = find_transfer(self._db, transfer_id)
         if opened.transfer.network == MONERO:
-            done = await self._monero(opened, txid, key)
-        else:
-            done = await self._evm(opened, txid)
-        processor = OrderProcessor(self._store, self._clock, lambda _order: None)
-        await tell(processor, done.transfers, done.txid, done.raw)
-        return done
+            return await self._monero(opened, txid, key)
+        return await self._evm(opened, txid)
 
     def _planned(self, network: str, but: str) -> list[Open]:
         """What else waits to be paid on a network, oldest first."""
@@ -122,7 +119,8 @@ class _Adoption:
         link = MoneroLink(node, wallet, ledger, wiring.monero_options(settings))
         others = self._planned(MONERO, opened.transfer.transfer_id)
         async with node, wallet:
-            return await MoneroAdoption(link, ledger).adopt(opened, others, txid, key)
+            adoption = MoneroAdoption(link, ledger)
+            return await adoption.adopt(opened, others, txid, key, self._record)
 
     async def _evm(self, opened: Open, txid: str) -> Adopted:
         settings, name = self._settings.onchain, opened.transfer.network
@@ -136,4 +134,4 @@ class _Adoption:
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(served.client)
             adoption = EvmAdoption(link, ledger, wallet.hot_address, self._clock)
-            return await adoption.adopt(opened, txid)
+            return await adoption.adopt(opened, txid, self._record)

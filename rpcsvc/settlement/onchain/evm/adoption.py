@@ -13,6 +13,8 @@ from dataclasses import replace
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer
+from rpcsvc.domain.states import TransferState
+from rpcsvc.orders.ports import PreparedTransfer, Record, Rows
 from rpcsvc.settlement.onchain.adoption import (
     Adopted,
     NotAdopted,
@@ -52,7 +54,7 @@ class EvmAdoption:
         self._hot = hot_wallet
         self._clock = clock
 
-    async def adopt(self, wanted: Open, txid: str) -> Adopted:
+    async def adopt(self, wanted: Open, txid: str, record: Record) -> Adopted:
         """Put on record that a transaction pays ``wanted``. Raises NotAdopted.
 
         A payment that is on record with the same nonce gets one more attempt: its fee was raised
@@ -66,14 +68,21 @@ class EvmAdoption:
         fields = await self._signed(txid)
         attempt = await self._attempt(fields, receipt)
         known = self._ledger.payment(wanted.transfer.transfer_id)
-        if known is not None:
-            first = await self._raised(wanted.transfer, known, fields, attempt)
-        else:
+        if known is None:
             self._require_free_nonce(fields.nonce)
-            await self._ledger.add_payment(self._payment(wanted.transfer, fields, attempt))
-            first = attempt
+            payment = self._payment(wanted.transfer, fields, attempt)
+
+            async def commit(rows: Rows) -> None:
+                await self._ledger.add_payment(payment, rows=rows)
+
+            await record(_prepared(payment), commit)
+        else:
+            await self._raise(wanted.transfer, known, fields, attempt)
+            if wanted.transfer.state is TransferState.PLANNED:
+                await record(_prepared(known))
         extra = self._sent(receipt) - wanted.transfer.units
-        return Adopted(first.txid, first.raw, (wanted,), receipt.block_number, extra)
+        first = attempt if known is None else known.attempts[0]
+        return Adopted(first.txid, (wanted,), receipt.block_number, extra)
 
     # --- what the node says --------------------------------------------------------------------
 
@@ -130,14 +139,14 @@ class EvmAdoption:
 
     # --- what is on record ---------------------------------------------------------------------
 
-    async def _raised(
+    async def _raise(
         self, transfer: Transfer, known: EvmPayment, fields: SignedFields, attempt: Attempt
-    ) -> Attempt:
-        """One more attempt of a payment on record; its first one, by which the order knows it."""
+    ) -> None:
+        """Record one more attempt of a payment on record. Raises NotAdopted."""
         name = known.payment_id
         if fields.txid in {item.txid for item in known.attempts}:
             require_untold(transfer, fields.txid)
-            return known.attempts[0]
+            return
         if (known.sender.lower(), known.nonce) != (fields.sender, fields.nonce):
             raise NotAdopted(
                 f"{name} has a signed payment on record already, with nonce {known.nonce};"
@@ -146,11 +155,9 @@ class EvmAdoption:
         if known.state.is_over:
             raise NotAdopted(f"The payment of {name} on record is {known.state}, which is final.")
         await self._ledger.add_attempt(known, _above(known.latest, attempt))
-        return known.attempts[0]
 
     def _require_free_nonce(self, nonce: int) -> None:
-        live = [state for state in PaymentState if state is not PaymentState.WITHDRAWN]
-        for item in self._ledger.payments_in(self._network.name, *live):
+        for item in self._ledger.payments_in(self._network.name, *PaymentState):
             if (item.sender.lower(), item.nonce) == (self._hot.lower(), nonce):
                 raise NotAdopted(
                     f"Its nonce {nonce} is on record for {item.payment_id}: look at that one first."
@@ -165,6 +172,11 @@ class EvmAdoption:
             self._network.name, self._hot, fields.nonce, order, (attempt,), attempt.made_at
         )
         return replace(made, state=PaymentState.PUBLISHED, published_at=attempt.made_at)
+
+
+def _prepared(payment: EvmPayment) -> PreparedTransfer:
+    first = payment.attempts[0]
+    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
 
 
 def _above(last: Attempt, mined: Attempt) -> Attempt:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from rpcsvc.domain.states import TransferState
+from rpcsvc.orders.ports import Rows
 
 LARGEST_STORED: Final = 2**63 - 1
 
@@ -23,28 +23,25 @@ class PaymentState(StrEnum):
 
     PREPARED: signed and committed, never handed to a node. PUBLISHED: a node may have it. SETTLED
     and FAILED: mined deep enough, or never to be; a failed one's nonce is spent. A SETTLED one that
-    is no order's may become FAILED by a deep reorganisation. WITHDRAWN: taken back before
-    publication; a payment of purpose FILL has its nonce.
+    is no order's may become FAILED by a deep reorganisation.
     """
 
     PREPARED = "prepared"
     PUBLISHED = "published"
     SETTLED = "settled"
     FAILED = "failed"
-    WITHDRAWN = "withdrawn"
 
     @property
     def is_over(self) -> bool:
         """Whether its bytes must not be published."""
-        return self in (PaymentState.FAILED, PaymentState.WITHDRAWN)
+        return self is PaymentState.FAILED
 
 
 class Purpose(StrEnum):
-    """TRANSFER: of an order. SWEEP: brings deposits home. FILL: spends a nonce, moves nothing."""
+    """TRANSFER: of an order. SWEEP: brings deposits home."""
 
     TRANSFER = "transfer"
     SWEEP = "sweep"
-    FILL = "fill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +216,13 @@ class EvmPaymentLedger(Protocol):
         """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
         ...
 
-    async def add_payment(self, payment: EvmPayment, sweep: Sweep | None = None) -> None:
-        """Commit a signed payment, and the sweep it is for; refused when its nonce is taken."""
+    async def add_payment(
+        self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()
+    ) -> None:
+        """Commit a signed payment with the sweep that it is for, or with its order's ``rows``.
+
+        Refused when its nonce is taken.
+        """
         ...
 
     async def add_attempt(self, payment: EvmPayment, attempt: Attempt) -> None:
@@ -229,14 +231,6 @@ class EvmPaymentLedger(Protocol):
 
     async def put_payment(self, payment: EvmPayment) -> None:
         """Change how far a payment is."""
-        ...
-
-    async def withdraw(self, payment: EvmPayment, fill: EvmPayment) -> None:
-        """Take back a payment that was never published, and give its nonce to ``fill``: at once."""
-        ...
-
-    def transfer_state(self, transfer_id: str) -> TransferState | None:
-        """What the order layer has committed of a transfer."""
         ...
 
     def unswept(self, network: str, least: int) -> list[Unswept]:

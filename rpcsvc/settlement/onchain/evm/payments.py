@@ -2,10 +2,9 @@
 
 A payment is a nonce. It is signed and committed with its bytes before it may be published, and
 the nonce is never given to anything else; so whatever happens, one transaction at most is mined
-of all that were ever signed for it. A payment that waits too long is replaced at the same nonce
+of all that were committed for it. A payment that waits too long is replaced at the same nonce
 by one that differs in its fees only. What became of it is read off the network (presence.py),
-never from an error. A payment that was taken back before it was published leaves its nonce to a
-transaction that moves nothing, since those after it could not be mined otherwise.
+never from an error.
 
 What does not live here: which transfers are due (orders/payouts.py), whether one can be paid
 (checks.py), which nonce is next (nonces.py), sweeps (sweeps.py).
@@ -22,9 +21,15 @@ import structlog
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
+from rpcsvc.orders.ports import (
+    Outcome,
+    PreparedTransfer,
+    Record,
+    Rows,
+    TransferRejected,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.evm.checks import EvmChecks
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
@@ -43,7 +48,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
-from rpcsvc.settlement.onchain.patience import Patience
 
 log = structlog.get_logger(__name__)
 
@@ -76,29 +80,36 @@ class EvmPayments:
         self._writer = asyncio.Lock()
         self._nonces = nonces
         self._payouts_waiting = 0
-        self._patience = Patience()
         self._conditions = Conditions(link.network.name)
         self._publisher = EvmPublisher(link, signer, ledger, clock, self._conditions)
         self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
 
     # --- prepare -------------------------------------------------------------------------------
 
-    async def prepare(self, transfer: Transfer) -> PreparedTransfer:
-        """Sign and commit, or give back what was signed and committed before.
+    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
+        known = self._ledger.payment(transfer.transfer_id)
+        if known is None:
+            return None
+        _require_same(known, transfer)
+        if known.state.is_over:
+            raise TransferRejected(f"its payment {known.attempts[0].txid} is {known.state}")
+        return _prepared(known)
+
+    async def prepare(self, transfer: Transfer, record: Record) -> None:
+        """Sign and record.
 
         Raises TransferRejected for a destination that can't be paid; Unavailable while an earlier
         payout is unpublished, while the wallet has sent what is not on record, for want of USDC or
         ether, or if the gas would cost too much.
         """
         async with self._payout_turn():
-            known = self._ledger.payment(transfer.transfer_id)
-            if known is None:
-                known = await self._sign(await self._checks.order_of(transfer, self._owed()))
-            _require_same(known, transfer)
-            first = known.attempts[0]
-            if known.state.is_over:
-                raise TransferRejected(f"its payment {first.txid} is {known.state}")
-            return PreparedTransfer(first.txid, first.raw)
+            payment = await self._sign(await self._checks.order_of(transfer, self._owed()))
+
+            async def commit(rows: Rows) -> None:
+                await self._ledger.add_payment(payment, rows=rows)
+
+            await record(_prepared(payment), commit)
 
     @asynccontextmanager
     async def _payout_turn(self) -> AsyncIterator[None]:
@@ -118,8 +129,9 @@ class EvmPayments:
         """The gas limit for the hot wallet's call of the token. Raises Reverted."""
         return await self._gas.estimate(self._network.token, data)
 
-    async def _sign(self, order: PaymentOrder, sweep: Sweep | None = None) -> EvmPayment:
-        if waiting := await self._finish_earlier(order):
+    async def _sign(self, order: PaymentOrder) -> EvmPayment:
+        """Sign with the next nonce, which is used up only once that is on record."""
+        if waiting := await self._finish_earlier():
             raise Unavailable(
                 f"An earlier payment on {self._network.name} is signed and not on the network yet."
                 " Nothing new is signed before it is.",
@@ -128,9 +140,10 @@ class EvmPayments:
         price = await self._gas.first_price(order)
         await self._require_ether(order, price)
         nonce = await self._nonces.next()
-        payment = self._signed(order, nonce, price)
-        await self._ledger.add_payment(payment, sweep)
-        return payment
+        attempt = self._publisher.attempt(order, nonce, price)
+        return EvmPayment(
+            self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
+        )
 
     async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
         """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
@@ -140,59 +153,20 @@ class EvmPayments:
         if await self._link.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
 
-    def _signed(self, order: PaymentOrder, nonce: int, price: GasPrice) -> EvmPayment:
-        attempt = self._publisher.attempt(order, nonce, price)
-        return EvmPayment(
-            self._network.name, self.hot_wallet, nonce, order, (attempt,), attempt.made_at
-        )
-
     # --- what was signed earlier ---------------------------------------------------------------
 
-    async def _finish_earlier(self, order: PaymentOrder | None = None) -> str | None:
-        """Bring what is signed and unpublished to the network; a payout that is not there yet.
+    async def _finish_earlier(self) -> str | None:
+        """Publish what is signed and was not published; a payout that is not on the network yet.
 
-        A payout is published by the order layer alone, once it has committed its id. ``order`` is
-        what waits for that.
+        A payout is published by the order layer alone, which holds it back while payouts are
+        paused.
         """
         for earlier in self._publisher.own(PaymentState.PREPARED):
             if not _is_payout(earlier):
                 await self._publisher.advance(earlier.payment_id)
-                continue
-            verdict = await self._publisher.verdict(earlier)
-            if verdict.outcome is not Outcome.ABSENT:
-                continue
-            if not self._was_taken_back(earlier) and not self._is_given_up(earlier, order):
+            elif (await self._publisher.verdict(earlier)).outcome is Outcome.ABSENT:
                 return earlier.payment_id
-            await self._fill(earlier)
         return None
-
-    def _was_taken_back(self, payment: EvmPayment) -> bool:
-        """Whether the order layer gave it up before anything was published."""
-        return self._ledger.transfer_state(payment.payment_id) is TransferState.CANCELLED
-
-    def _is_given_up(self, payment: EvmPayment, order: PaymentOrder | None) -> bool:
-        """Whether its order does not take it up, and a transfer has waited for it for too long.
-
-        Only a transfer may find that: the order layer has one of a wallet at a time under way, so
-        that it has no other in its hands.
-        """
-        if order is None or order.purpose is not Purpose.TRANSFER:
-            return False
-        state = self._ledger.transfer_state(payment.payment_id)
-        if state is not TransferState.PLANNED or not self._patience.is_over(payment.payment_id):
-            return False
-        log.warning("evm_payment_given_up", payment_id=payment.payment_id)
-        return True
-
-    async def _fill(self, payment: EvmPayment) -> None:
-        """Give a nonce that nothing will use to a transaction of the hot wallet to itself."""
-        name = f"fill-{self._network.name}-{payment.nonce}"
-        gas = await self._gas.estimate(self.hot_wallet, b"")
-        order = PaymentOrder(name, Purpose.FILL, self.hot_wallet, 0, self.hot_wallet, b"", gas)
-        price = await self._gas.first_price(order)
-        await self._ledger.withdraw(payment, self._signed(order, payment.nonce, price))
-        log.info("evm_nonce_filled", network=self._network.name, nonce=payment.nonce)
-        await self._publisher.advance(name)
 
     # --- publish -------------------------------------------------------------------------------
 
@@ -205,7 +179,8 @@ class EvmPayments:
     async def send(self, order: PaymentOrder, sweep: Sweep) -> Verdict:
         """Sign, commit and publish a call of the service's own. Raises as prepare does."""
         async with self._writer:
-            payment = await self._sign(order, sweep)
+            payment = await self._sign(order)
+            await self._ledger.add_payment(payment, sweep)
             return await self._publisher.advance(payment.payment_id)
 
     # --- look up -------------------------------------------------------------------------------
@@ -229,7 +204,7 @@ class EvmPayments:
         """Finish, publish again and replace what needs it. To be called every few seconds."""
         top = await self._link.check()
         async with self._writer:
-            await self._finish_what_can_be()
+            await self._finish_earlier()
         published = self._publisher.own(PaymentState.PUBLISHED)
         self._upkeep.forget_all_but({payment.payment_id for payment in published})
         for payment in published:
@@ -238,14 +213,6 @@ class EvmPayments:
                 await self._upkeep.follow(payment.payment_id)
         async with self._writer:
             await self._upkeep.watch_settled(top)
-
-    async def _finish_what_can_be(self) -> None:
-        problem = None
-        try:
-            await self._finish_earlier()
-        except Unavailable as error:
-            problem = f"a nonce on {self._network.name} can't be filled yet: {error.message}"
-        self._conditions.set("earlier", problem)
 
     # --- what is told --------------------------------------------------------------------------
 
@@ -311,6 +278,12 @@ class EvmPayments:
 
 def _is_payout(payment: EvmPayment) -> bool:
     return payment.order.purpose is Purpose.TRANSFER
+
+
+def _prepared(payment: EvmPayment) -> PreparedTransfer:
+    """As its order knows it: by its first attempt."""
+    first = payment.attempts[0]
+    return PreparedTransfer(first.txid, first.raw, (payment.payment_id,))
 
 
 def _require_same(payment: EvmPayment, transfer: Transfer) -> None:

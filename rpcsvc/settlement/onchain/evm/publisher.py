@@ -26,7 +26,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     EvmPaymentLedger,
     PaymentOrder,
     PaymentState,
-    Purpose,
 )
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 
@@ -145,8 +144,7 @@ class EvmPublisher:
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
         """Mined while the token is paused, it would fail for good."""
-        calls_token = payment.order.purpose is not Purpose.FILL
-        return self._link.paused and calls_token and payment.state is PaymentState.PREPARED
+        return self._link.paused and payment.state is PaymentState.PREPARED
 
     async def hand_over(self, payment: EvmPayment) -> Said:
         """Submit the latest attempt; what the node said."""

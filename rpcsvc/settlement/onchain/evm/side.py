@@ -27,6 +27,7 @@ from rpcsvc.orders.ports import (
     NetworkNames,
     Observation,
     PreparedTransfer,
+    Record,
     Verdict,
 )
 from rpcsvc.settlement.onchain.each import each_of, together
@@ -330,15 +331,20 @@ class EvmSide:
         """Each transfer is a transaction of its own."""
         return 1
 
+    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
+        return self._branches[transfer.network].payments.recorded(transfer)
+
     async def prepare(
         self,
         transfer: Transfer,
-        companions: Sequence[Transfer] = (),  # noqa: ARG002 - never any
-    ) -> PreparedTransfer:
-        """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
+        companions: Sequence[Transfer],  # noqa: ARG002 - never any
+        record: Record,
+    ) -> None:
+        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         branch = self._branches[transfer.network]
         with branch.link.watched():
-            return await branch.payments.prepare(transfer)
+            await branch.payments.prepare(transfer, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the same bytes to the network, however often. Raises errors.Unavailable."""

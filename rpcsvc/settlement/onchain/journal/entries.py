@@ -33,11 +33,10 @@ class MoneroEntry:
 
 @dataclass(frozen=True, slots=True)
 class EvmEntry:
-    """A signed EVM payment with its first attempt. ``fills``: the payment whose nonce it takes."""
+    """A signed EVM payment with its first attempt, and the sweep that it is for."""
 
     payment: evm.EvmPayment
     sweep: evm.Sweep | None = None
-    fills: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def _claims(entry: Entry, void: Collection[tuple[str, str]]) -> set[str]:
             return set()
         payees = {item.transfer_id for item in payment.payees}
         return payees | set(payment.key_images)
-    if isinstance(entry, EvmEntry) and entry.fills is None:
+    if isinstance(entry, EvmEntry):
         return {entry.payment.payment_id}
     return set()
 
@@ -183,7 +182,6 @@ def _evm_body(entry: EvmEntry) -> dict[str, Any]:
             sweep.address_index, sweep.serial, sweep.address, sweep.method.value, sweep.units,
             sweep.authorization,
         ],
-        "fills": entry.fills,
     }  # fmt: skip
 
 
@@ -195,7 +193,7 @@ def _evm_entry(body: Mapping[str, Any]) -> EvmEntry:
     at, attempts = body["at"], tuple(evm.Attempt(*each) for each in body["attempts"])
     made = evm.EvmPayment(body["network"], body["sender"], body["nonce"], order, attempts, at)
     payment = replace(made, state=evm.PaymentState.PUBLISHED, published_at=at)
-    return EvmEntry(payment, _sweep(body), body["fills"])
+    return EvmEntry(payment, _sweep(body))
 
 
 def _sweep(body: Mapping[str, Any]) -> evm.Sweep | None:

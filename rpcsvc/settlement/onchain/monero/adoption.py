@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rpcsvc.orders.ports import PreparedTransfer, Record, Rows
 from rpcsvc.settlement.onchain.adoption import (
     Adopted,
     NotAdopted,
@@ -52,7 +53,7 @@ class MoneroAdoption:
         self._ledger = ledger
 
     async def adopt(
-        self, wanted: Open, others: Sequence[Open], txid: str, key: str | None
+        self, wanted: Open, others: Sequence[Open], txid: str, key: str | None, record: Record
     ) -> Adopted:
         """Put on record that the transaction pays ``wanted``, and those of ``others`` it pays too.
 
@@ -60,7 +61,8 @@ class MoneroAdoption:
         """
         txid = bare_txid(txid, "")
         if (known := self._known(wanted, txid)) is not None:
-            return Adopted(txid, known.raw, (wanted,), known.height)
+            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
+            return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
         received = await self._received(found, wanted.transfer.address)
         if received != wanted.transfer.units:
@@ -74,10 +76,13 @@ class MoneroAdoption:
             raise NotAdopted(
                 f"{txid} spends what another payment on record spends ({len(taken)} key images)."
             )
-        await self._ledger.add_payment(payment)
-        return Adopted(
-            txid, payment.raw, tuple(paid), found.bytes.height, found.sent.amount - payment.units
-        )
+
+        async def commit(rows: Rows) -> None:
+            await self._ledger.add_payment(payment, rows)
+
+        names = tuple(item.transfer.transfer_id for item in paid)
+        await record(PreparedTransfer(txid, payment.raw, names), commit)
+        return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
     def _known(self, wanted: Open, txid: str) -> Payment | None:
         """This payment, if it is on record and the order does not know it yet. Raises NotAdopted

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
-from rpcsvc.domain.states import DepositState, TransferState
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports import Rows
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress
 
@@ -142,7 +143,6 @@ class PaymentState(StrEnum):
 
     PREPARED: signed and committed, nothing published. RELAYING: the wallet was told, or may have
     been. PUBLISHED: the network had it once. SETTLED: deep enough. FAILED: can never be made.
-    WITHDRAWN: never published, and never will be.
     """
 
     PREPARED = "prepared"
@@ -150,12 +150,11 @@ class PaymentState(StrEnum):
     PUBLISHED = "published"
     SETTLED = "settled"
     FAILED = "failed"
-    WITHDRAWN = "withdrawn"
 
     @property
     def is_over(self) -> bool:
         """Whether its bytes must not be published."""
-        return self in (PaymentState.FAILED, PaymentState.WITHDRAWN)
+        return self is PaymentState.FAILED
 
 
 class Purpose(StrEnum):
@@ -323,7 +322,7 @@ class MoneroLedger(Protocol):
         ...
 
     def payment(self, transfer_id: str) -> Payment | None:
-        """The payment of a transfer, alone or with others; not one withdrawn with others."""
+        """The payment of a transfer, alone or with others."""
         ...
 
     def payments_in(self, *states: PaymentState) -> list[Payment]:
@@ -342,8 +341,8 @@ class MoneroLedger(Protocol):
         """Those of payments that can never be made, and of no other payment."""
         ...
 
-    async def add_payment(self, payment: Payment) -> None:
-        """Commit a signed payment and its key images."""
+    async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
+        """Commit a signed payment and its key images, with the ``rows`` of its orders."""
         ...
 
     async def put_payment(self, payment: Payment) -> None:
@@ -354,6 +353,6 @@ class MoneroLedger(Protocol):
         """Keep the proof of what a payment paid for one transfer."""
         ...
 
-    def transfer_state(self, transfer_id: str) -> TransferState | None:
-        """What the order layer has committed of a transfer."""
+    def without_order(self) -> list[Payment]:
+        """Published payments of transfers none of which the database has."""
         ...

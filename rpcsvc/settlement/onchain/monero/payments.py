@@ -23,9 +23,15 @@ import structlog
 
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected, Verdict
+from rpcsvc.orders.ports import (
+    Outcome,
+    PreparedTransfer,
+    Record,
+    Rows,
+    TransferRejected,
+    Verdict,
+)
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
@@ -46,14 +52,12 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     PreparedPayment,
     WalletCode,
 )
-from rpcsvc.settlement.onchain.patience import Patience
 
 log = structlog.get_logger(__name__)
 
 _LONG_MS: Final = 10 * 60 * 1000
 _UNMINED_MS: Final = 60 * 60 * 1000
 _UNPUBLISHED = (PaymentState.PREPARED, PaymentState.RELAYING)
-_NOT_COMMITTED = {TransferState.PLANNED, TransferState.CANCELLED}
 # Not about this payment, but about the wallet as such.
 _NO_WALLET = (WalletCode.NOT_OPEN, WalletCode.NO_DAEMON, WalletCode.DAEMON_BUSY)
 _SHORT_OF_MONEY = (
@@ -74,50 +78,51 @@ class MoneroPayments:
         self._clock = clock
         self._options = options
         self._presence = MoneroPresence(link, ledger, clock, options)
-        self._patience = Patience()
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
 
-    async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> PreparedTransfer:
-        """Sign and commit, or give back what was signed and committed before.
+    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """The transfer's payment if it is on record. Raises TransferRejected when it failed.
 
-        ``companions`` that can be paid are paid by the same transaction: the answer names them.
+        Others that it pays are told when their own turn comes, or are lost.
+        """
+        known = self._ledger.payment(transfer.transfer_id)
+        if known is None:
+            return None
+        _require_same(known, transfer)
+        if known.state.is_over:
+            raise TransferRejected(f"its payment {known.txid} is {known.state}")
+        return PreparedTransfer(known.txid, known.raw, (transfer.transfer_id,))
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign and record. ``companions`` that can be paid are paid by the same transaction.
+
         Raises TransferRejected for an address that can't be paid; Unavailable while another
         payment is unpublished, for want of unlocked money, or if it would cost too much.
         """
         async with self._writer:
-            known = await self._signed_before(transfer.transfer_id)
-            if known is None:
-                # Another wallet would judge the destination by what is its own: check that first.
-                await self._link.check_wallet()
-                check = await self._check_destination(transfer.address)
-                # A transaction with a payment id has one recipient.
-                fit = [] if check.integrated else await self._fit(companions)
-                known = await self._sign_together([transfer, *fit])
-            _require_same(known, transfer)
-            if known.state.is_over:
-                raise TransferRejected(f"its payment {known.txid} is {known.state}")
-            paid = tuple(item.transfer_id for item in known.payees)
-            if known.state is not PaymentState.PREPARED:
-                # It is out: the others it pays are told when their own turn comes, or are lost.
-                paid = (transfer.transfer_id,)
-            return PreparedTransfer(known.txid, known.raw, paid)
+            # Another wallet would judge the destination by what is its own: check that first.
+            await self._link.check_wallet()
+            check = await self._check_destination(transfer.address)
+            # A transaction with a payment id has one recipient.
+            fit = [] if check.integrated else await self._fit(companions)
+            payment = await self._sign_together([transfer, *fit])
+
+            async def commit(rows: Rows) -> None:
+                await self._ledger.add_payment(payment, rows)
+
+            paid = tuple(item.transfer_id for item in payment.payees)
+            await record(PreparedTransfer(payment.txid, payment.raw, paid), commit)
 
     async def prepare_upkeep(self, order: PaymentOrder) -> Payment:
         """Sign and commit a payment of the wallet to itself. Raises Unavailable as prepare does."""
         async with self._writer:
-            return await self._sign(order)
-
-    async def _signed_before(self, transfer_id: str) -> Payment | None:
-        """The transfer's payment. One that another transfer of it was taken back from is void."""
-        known = self._ledger.payment(transfer_id)
-        if known is None or not known.batch or not self._was_taken_back(known):
-            return known
-        await self._withdraw(known)
-        return None
+            payment = await self._sign(order)
+            await self._ledger.add_payment(payment)
+            return payment
 
     async def _fit(self, companions: Sequence[Transfer]) -> list[Transfer]:
         """Those that can be paid together with others and have no payment yet."""
@@ -144,8 +149,8 @@ class MoneroPayments:
         return await self._sign(together, alone)
 
     async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
-        """Sign and commit ``order``, or ``otherwise`` if the wallet can't make it."""
-        await self._finish_earlier(order)
+        """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
+        await self._require_published()
         await self._link.check_wallet()
         await self._link.in_step()
         try:
@@ -155,9 +160,7 @@ class MoneroPayments:
                 raise
             log.info("monero_batch_not_made", transfers=len(order.batch), reason=str(reason))
             order, signed = otherwise, await self._unspent(otherwise)
-        payment = _payment(order, signed, self._clock.now_ms())
-        await self._ledger.add_payment(payment)
-        return payment
+        return _payment(order, signed, self._clock.now_ms())
 
     async def _unspent(self, order: PaymentOrder) -> PreparedPayment:
         """Have it signed with money that no other payment may spend."""
@@ -170,56 +173,16 @@ class MoneroPayments:
         self._check(order, signed)
         return signed
 
-    async def _finish_earlier(self, order: PaymentOrder) -> None:
+    async def _require_published(self) -> None:
         """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
         for earlier in self._ledger.payments_in(*_UNPUBLISHED):
-            if self._was_taken_back(earlier):
-                await self._withdraw(earlier)
-                continue
             verdict = await self._presence.verdict(earlier)
-            if verdict.outcome in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
-                continue
-            if verdict.outcome is Outcome.ABSENT and self._is_given_up(earlier, order):
-                log.warning("monero_payment_given_up", payment_id=earlier.payment_id)
-                await self._withdraw(earlier)
-                continue
-            raise Unavailable(
-                "An earlier XMR payment is signed and not on the network yet. Nothing new is"
-                " signed before it is.",
-                details={"paymentId": earlier.payment_id},
-            )
-
-    def _was_taken_back(self, payment: Payment) -> bool:
-        """Whether the order layer gave it up before anything was published.
-
-        That commits to all transfers of a payment or to none, before the first is published.
-        """
-        return self._is_uncommitted(payment) and TransferState.CANCELLED in self._states(payment)
-
-    def _is_given_up(self, payment: Payment, order: PaymentOrder) -> bool:
-        """Whether its orders do not take it up, and a transfer has waited for it for too long.
-
-        Only a transfer may find that: the order layer has one of a wallet at a time under way, so
-        that it has no other in its hands.
-        """
-        is_turn = order.purpose is Purpose.TRANSFER and self._is_uncommitted(payment)
-        return is_turn and self._patience.is_over(payment.payment_id)
-
-    def _is_uncommitted(self, payment: Payment) -> bool:
-        """Whether it was never handed to anyone, nor will be before its orders have committed."""
-        is_ready = payment.state is PaymentState.PREPARED and payment.purpose is Purpose.TRANSFER
-        return is_ready and self._states(payment) <= _NOT_COMMITTED
-
-    def _is_nobodys(self, payment: Payment) -> bool:
-        """Whether it is out and no order knows of it."""
-        return payment.state is PaymentState.PUBLISHED and self._states(payment) == {None}
-
-    def _states(self, payment: Payment) -> set[TransferState | None]:
-        return {self._ledger.transfer_state(item.transfer_id) for item in payment.payees}
-
-    async def _withdraw(self, payment: Payment) -> None:
-        log.info("monero_payment_withdrawn", txid=payment.txid, transfers=len(payment.payees))
-        await self._ledger.put_payment(replace(payment, state=PaymentState.WITHDRAWN))
+            if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
+                raise Unavailable(
+                    "An earlier XMR payment is signed and not on the network yet. Nothing new is"
+                    " signed before it is.",
+                    details={"paymentId": earlier.payment_id},
+                )
 
     async def _check_destination(self, address: str) -> AddressCheck:
         """What the wallet says of an address that can be paid. Raises TransferRejected."""
@@ -340,18 +303,14 @@ class MoneroPayments:
     async def finish_upkeep(self) -> bool:
         """Bring the wallet's payments to itself to their end; whether one is still under way.
 
-        And those of orders that do not know of them: the payment journal brought them back. What
-        its order took back is withdrawn: it would keep others waiting.
+        And those that the payment journal brought back, of orders that the database has not.
         """
-        live = (*_UNPUBLISHED, PaymentState.PUBLISHED)
         async with self._writer:
-            for item in self._ledger.payments_in(PaymentState.PREPARED):
-                if self._was_taken_back(item):
-                    await self._withdraw(item)
+            live = self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
+            own = [item for item in live if item.purpose is Purpose.UPKEEP]
             outcomes = [
                 (await self.advance(item.payment_id)).outcome
-                for item in self._ledger.payments_in(*live)
-                if item.purpose is Purpose.UPKEEP or self._is_nobodys(item)
+                for item in (*own, *self._ledger.without_order())
             ]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 

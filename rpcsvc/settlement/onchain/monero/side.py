@@ -24,6 +24,7 @@ from rpcsvc.orders.ports import (
     NetworkNames,
     Observation,
     PreparedTransfer,
+    Record,
     Verdict,
 )
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
@@ -169,13 +170,17 @@ class MoneroSide:
         """One transaction pays so many recipients, and the change."""
         return MOST_DESTINATIONS
 
+    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+        """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
+        return self._payments.recorded(transfer)
+
     async def prepare(
-        self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> PreparedTransfer:
-        """Sign and commit without publishing. Raises TransferRejected and errors.Unavailable."""
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         with self._link.watched():
             await self._ready()
-            return await self._payments.prepare(transfer, companions)
+            await self._payments.prepare(transfer, companions, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the same bytes to the network, however often. Raises errors.Unavailable."""

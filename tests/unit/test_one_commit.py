@@ -1,0 +1,108 @@
+"""A signed payment is on record for its order and for its wallet, or for neither."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.order import Order
+from rpcsvc.domain.states import Direction, TransferState
+from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.orders.ports import PreparedTransfer, Rows
+from rpcsvc.store.journaled import mark_of
+from rpcsvc.store.sqlite import StoreConflict
+from tests.unit.test_journal_replay import HOT, WALLET, Books, evm_payment, opened, xmr_payment
+from tests.unit.test_transition import key
+
+
+async def record(books: Books, order: Order) -> None:
+    """Sign the order's payout and record it, as its wallet does."""
+    planned = order.transfers[0]
+    if planned.network == "monero":
+        made = xmr_payment(order, "aa")
+        signed = PreparedTransfer(made.txid, made.raw, (planned.transfer_id,))
+
+        async def commit(rows: Rows) -> None:
+            await books.monero.add_payment(made, rows)
+    else:
+        paid = evm_payment(planned.transfer_id, planned.units, planned.address, 4)
+        first = paid.attempts[0]
+        signed = PreparedTransfer(first.txid, first.raw, (planned.transfer_id,))
+
+        async def commit(rows: Rows) -> None:
+            await books.evm.add_payment(paid, rows=rows)
+
+    await books.processor.record(signed, commit)
+
+
+def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
+    """What the order says of its payout, and whether the wallet has a payment of it."""
+    now = books.store.order(order.order_id)
+    name = order.transfers[0].transfer_id
+    payout = now.transfer(name) if now else None
+    paid = books.monero.payment(name), books.evm.payment(name)
+    return payout.state if payout else None, any(paid)
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_record_commits_order_and_wallet_together(
+    tmp_path: Path, direction: Direction
+) -> None:
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(direction))
+        groups = count_commits(books)
+        await record(books, order)
+        assert on_record(books, order) == (TransferState.PREPARED, True)
+        assert groups == [1]
+
+
+def count_commits(books: Books) -> list[int]:
+    """The number of writes from now on, as the only item."""
+    counted, write = [0], books.db.write
+
+    async def counting(statements: Rows) -> None:
+        counted[0] += 1
+        await write(statements)
+
+    books.db.write = counting  # type: ignore[method-assign]
+    return counted
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_record_of_a_cancelled_transfer_writes_nothing(
+    tmp_path: Path, direction: Direction
+) -> None:
+    """Not even a line of the journal: a crash then would bring the payment back."""
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(direction))
+        await books.processor.apply(order.order_id, ev.DepositRemoved(key(1)))
+        before = mark_of(books.db)
+        with pytest.raises(ImpossibleTransition):
+            await record(books, order)
+        assert on_record(books, order) == (TransferState.CANCELLED, False)
+        assert (mark_of(books.db), books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
+    async with opened(tmp_path) as books:
+        assert books.adopted.payments == []
+
+
+@pytest.mark.parametrize("direction", Direction)
+async def test_record_that_the_wallet_refuses_leaves_the_order(
+    tmp_path: Path, direction: Direction
+) -> None:
+    """Its nonce is taken, or another payment is not out yet."""
+    async with opened(tmp_path) as books:
+        await books.monero.adopt_wallet(WALLET)
+        order = await books.funded(await books.ordered(direction))
+        if direction is Direction.XMR_TO_USDC:
+            await books.evm.add_payment(evm_payment("ord_2/payout/1", 7, HOT, 4))
+        else:
+            other = replace(xmr_payment(order, "bb"), payment_id="ord_2/payout/1")
+            await books.monero.add_payment(other)
+        with pytest.raises(StoreConflict):
+            await record(books, order)
+        assert on_record(books, order) == (TransferState.PLANNED, False)
