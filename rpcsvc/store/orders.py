@@ -36,7 +36,7 @@ from rpcsvc.store.order_rows import (
 from rpcsvc.store.order_writes import statements
 from rpcsvc.store.relays import SqliteRelays
 from rpcsvc.store.retention import SqliteRetention
-from rpcsvc.store.sqlite import Tables
+from rpcsvc.store.sqlite import Statement, Tables
 
 # How much of a session id its index holds (migrations/0005_sessions.sql).
 _SESSION_START: Final = 8

@@ -12,10 +12,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from structlog.testing import capture_logs
 
 from rpcsvc.transport import connections as module
 from rpcsvc.transport.connections import AcceptFailures, Connections
+from tests.logs import logs_of
 
 
 class Speaker:
@@ -103,7 +103,7 @@ def test_with_all_busy_the_next_is_refused_and_counted_in_the_log(stack: ExitSta
     world = World(stack)
     for _ in range(16):
         world.open(speaker=Speaker(idle=False))
-    with capture_logs() as logs:
+    with logs_of("rpcsvc.transport.connections") as logs:
         assert [world.open() for _ in range(5)] == [None] * 5
         world.later(30)
         world.later(31)
@@ -162,7 +162,7 @@ async def test_failures_to_accept_are_logged_once_a_minute() -> None:
     handler = AcceptFailures(lambda: now)
     loop = Mock(spec=asyncio.AbstractEventLoop)
     failure = {"exception": OSError(errno.EMFILE, "Too many open files"), "socket": object()}
-    with capture_logs() as logs:
+    with logs_of("rpcsvc.transport.connections") as logs:
         for _ in range(200):
             handler(loop, failure)
         now += 61
