@@ -33,7 +33,6 @@ _NOT_HEX = re.compile(r"[^0-9a-fA-F]", re.ASCII)
 _BASE58 = frozenset("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz")
 _INTEGRATED_LENGTH = 106
 _MONERO_LENGTHS = (95, _INTEGRATED_LENGTH)
-_STAGENET_SUBADDRESS = 36
 _EVM_SEED_BYTES = 32
 _MONERO_SEED_BYTES = 64
 _LONGEST_RECEIVED = 128
@@ -50,6 +49,13 @@ class MoneroNetwork(StrEnum):
     MAINNET = "mainnet"
     STAGENET = "stagenet"
     TESTNET = "testnet"
+
+
+_SUBADDRESS_BYTES = {
+    MoneroNetwork.MAINNET: 42,
+    MoneroNetwork.STAGENET: 36,
+    MoneroNetwork.TESTNET: 63,
+}
 
 
 class MoneroAddress(NamedTuple):
@@ -280,11 +286,18 @@ def stagenet_subaddress(seed: bytes) -> str:
     """
     _require_length(seed, _MONERO_SEED_BYTES)
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
-    body = bytes([_STAGENET_SUBADDRESS]) + spend + _VIEW_KEY
+    body = bytes([_SUBADDRESS_BYTES[MoneroNetwork.STAGENET]]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
     # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
     changing, last = body[:40], body[64:] + checksum
     return _base58(changing) + _VIEW_BLOCKS + _base58(last)
+
+
+def subaddress_on(address: str, network: MoneroNetwork) -> str:
+    """The subaddress of the same keys on another of Monero's networks."""
+    keys = bytes.fromhex(base58.decode(address))[1:-4]
+    body = bytes([_SUBADDRESS_BYTES[network]]) + keys
+    return _base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])
 
 
 def _require_length(seed: bytes, wanted: int) -> None:

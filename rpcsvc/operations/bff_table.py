@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.operations import bff, bff_models, bridge, bridge_models
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.examples import EVM, MONERO
 from rpcsvc.operations.params import Params
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
@@ -45,11 +46,6 @@ class BffOperation:
     tag: str = "bff"
 
 
-_EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
-_MONERO = (
-    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
-    "9dhwMVgN5S9cQUiyoogDavup3H"
-)
 # To ask with only: an order made with it would be everybody's.
 _SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 _PAIR: Json = {
@@ -101,7 +97,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         effect=Effect.MOVES_MONEY,
         method="POST",
         path="/orders",
-        example={**_PAIR, "toAddress": _EVM},
+        example={**_PAIR, "toAddress": EVM},
         errors=(*_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict"),
         idempotent=True,
     ),
@@ -114,7 +110,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         effect=Effect.READ,
         method="GET",
         path="/orders/{orderId}",
-        example={"orderId": "$orderId", "verify": _EVM},
+        example={"orderId": "$orderId", "verify": EVM},
         errors=("invalid_input", "order_not_found", "verification_failed"),
     ),
     BffOperation(
@@ -187,7 +183,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         effect=Effect.MOVES_MONEY,
         method="POST",
         path="/bridge/deposit",
-        example={"toAddress": _EVM},
+        example={"toAddress": EVM},
         errors=_BRIDGE_ERRORS,
         idempotent=True,
     ),
@@ -200,7 +196,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         effect=Effect.MOVES_MONEY,
         method="POST",
         path="/bridge/withdraw",
-        example={"toAddress": _MONERO},
+        example={"toAddress": MONERO},
         errors=_BRIDGE_ERRORS,
         idempotent=True,
     ),

@@ -14,6 +14,7 @@ from typing import Any
 
 from rpcsvc.operations import cancelling, discovery, models, params, sandbox, support, swap
 from rpcsvc.operations.envelope import Answer, Json
+from rpcsvc.operations.examples import EVM, MONERO
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import Call, Service
 
@@ -72,11 +73,6 @@ class Operation:
         return name if self.sandbox_only else f"agent:{name}"
 
 
-_EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
-_MONERO = (
-    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
-    "9dhwMVgN5S9cQUiyoogDavup3H"
-)
 _X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
 _U2X: Json = {"direction": "u2x", "chain": 42161, "amount": "150"}
 _SWAP_ERRORS = (
@@ -126,8 +122,8 @@ OPERATIONS: tuple[Operation, ...] = (
         examples=(
             Example("nothing known", {}),
             Example("destination missing", {**_X2U, "hasFunds": True}),
-            Example("ready", {**_X2U, "to": _EVM, "hasFunds": True}),
-            Example("ready the other way", {**_U2X, "to": _MONERO, "hasFunds": False}),
+            Example("ready", {**_X2U, "to": EVM, "hasFunds": True}),
+            Example("ready the other way", {**_U2X, "to": MONERO, "hasFunds": False}),
         ),
         errors=(*_SWAP_ERRORS, "invalid_destination"),
     ),
@@ -153,8 +149,8 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/agent/swap/create",
         examples=(
-            Example("XMR to USDC", {**_X2U, "to": _EVM}),
-            Example("USDC to XMR", {**_U2X, "to": _MONERO}),
+            Example("XMR to USDC", {**_X2U, "to": EVM}),
+            Example("USDC to XMR", {**_U2X, "to": MONERO}),
         ),
         errors=_ORDER_ERRORS,
         idempotent=True,
@@ -170,9 +166,9 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST",
         path="/agent/swap/execute",
         examples=(
-            Example("XMR to USDC", {**_X2U, "to": _EVM}),
-            Example("USDC to XMR", {**_U2X, "to": _MONERO}),
-            Example("with a refund address", {**_X2U, "to": _EVM, "refundAddress": _MONERO}),
+            Example("XMR to USDC", {**_X2U, "to": EVM}),
+            Example("USDC to XMR", {**_U2X, "to": MONERO}),
+            Example("with a refund address", {**_X2U, "to": EVM, "refundAddress": MONERO}),
         ),
         errors=_ORDER_ERRORS,
         idempotent=True,
@@ -189,7 +185,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/agent/swap/status/{orderId}",
         examples=(
             Example("by id", {"orderId": "$orderId"}),
-            Example("verified", {"orderId": "$orderId", "verify": _EVM}),
+            Example("verified", {"orderId": "$orderId", "verify": EVM}),
         ),
         errors=(
             "missing_input",

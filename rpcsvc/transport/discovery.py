@@ -54,19 +54,19 @@ class Shelf:
                 return False
             case Renewal.DAILY:
                 return kept.written_at // _DAY_MS != now // _DAY_MS
-            case Renewal.WITH_COPIES:
-                return now - kept.written_at >= self._document.kept_seconds * 1_000
-            case Renewal.EVERY_REQUEST:
+            case Renewal.EVERY_REQUEST | Renewal.FOR_EACH_READER:
                 return True
 
 
 def _render(document: Document, now: int) -> Rendering:
     body = document.render(now)
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    is_shared = document.renewal is not Renewal.FOR_EACH_READER
+    keeping = f"public, max-age={document.kept_seconds}" if is_shared else "no-store"
     headers = {
         "etag": etag,
         # no-transform: the signature covers these bytes and no others.
-        "cache-control": f"public, max-age={document.kept_seconds}, no-transform",
+        "cache-control": f"{keeping}, no-transform",
         "x-content-type-options": "nosniff",
         **document.headers,
     }

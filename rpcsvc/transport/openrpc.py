@@ -9,13 +9,13 @@ Source: OpenRPC 1.3.2, https://spec.open-rpc.org.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Final
 
 from rpcsvc import errors
 from rpcsvc.errors import ServiceError
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.examples import on_network
 from rpcsvc.operations.table import Example, Operation
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents import links
@@ -73,8 +73,8 @@ def openrpc_document(site: Site) -> Json:
             "errors": _errors(),
         },
     }
-    # Parts of it are kept by others: the recording, the operations' schemas.
-    return deepcopy(document)
+    # A copy: parts of it are kept by others, the recording and the operations' schemas.
+    return on_network(document, site.network)
 
 
 def _introduction(site: Site) -> str:

@@ -60,6 +60,12 @@ class Site:
         slug = self.brand.slug
         return "rpcsvc" if slug == BrandSettings().slug else f"RPCSVC_BRAND__SLUG={slug} rpcsvc"
 
+    @property
+    def client_target(self) -> str:
+        """The options that have the command line's client call this site."""
+        token = ' --token "$AGENT_RPC_TOKEN"' if self.rpc_needs_token else ""
+        return f"--url {self.url}{token}"
+
     def rpc_method(self, operation: Operation) -> str:
         """The JSON-RPC method of an operation."""
         return f"{self.brand.slug}.{operation.name}"

@@ -54,8 +54,10 @@ TYPES = {
     links.HOME: "text/html; charset=utf-8",
     links.LOGO: "image/svg+xml",
 }
-# The quickstart is another one for each reader.
-STABLE = [path for path in DOCUMENTS if path != links.QUICKSTART]
+# Their examples have keys.
+FOR_EACH_READER = (links.QUICKSTART, links.LLMS_FULL)
+STABLE = [path for path in DOCUMENTS if path not in FOR_EACH_READER]
+KEY_IN_TEXT = re.compile(r"""idempotency-key["']?:?\s+["']?([0-9a-f-]{36})""")
 
 
 class Made:
@@ -404,7 +406,7 @@ async def test_each_document_has_its_type_its_tag_and_its_lifetime(site: Served,
     assert re.fullmatch('"[0-9a-f]{32}"', response.headers["etag"])
     # Whoever asks for the keys anew, because of a new one, must not be given a cache's old set.
     lifetime = "0" if path == links.JWKS else "[1-9][0-9]*"
-    kept = "no-store" if path == links.QUICKSTART else f"public, max-age={lifetime}"
+    kept = "no-store" if path in FOR_EACH_READER else f"public, max-age={lifetime}"
     assert re.fullmatch(f"{kept}, no-transform", response.headers["cache-control"])
     assert response.headers["x-content-type-options"] == "nosniff"
 
@@ -504,16 +506,22 @@ async def test_an_error_of_a_document_tells_nothing_of_its_cause(tmp_path: Path)
         assert (await response.json())["error"]["code"] == "internal_error"
 
 
-async def test_quickstart_example_has_a_key_of_its_own_for_each_reader(site: Served) -> None:
+@pytest.mark.parametrize("token", ["", TOKEN])
+async def test_no_two_readers_are_given_the_same_example_key(tmp_path: Path, token: str) -> None:
     """Whoever has the key of an example gets the session of the order that it makes."""
-    answers = [await get(site, links.QUICKSTART) for _ in range(2)]
-    keys = [
-        (await answer.json())["examples"]["execute"]["headers"]["idempotency-key"]
-        for answer in answers
-    ]
-    assert keys[0] != keys[1]
-    assert all(uuid.UUID(key).version == 4 for key in keys)
-    assert "no-store" in answers[0].headers["cache-control"]
+    environ = {"AGENT_RPC_TOKEN": token} if token else {}
+    count = 0
+    async with visiting(tmp_path, environ=environ) as site:
+        for path in DOCUMENTS:
+            texts = [await (await get(site, path)).text() for _ in range(2)]
+            first, second = (set(KEY_IN_TEXT.findall(text)) for text in texts)
+            assert not first & second, path
+            assert all(uuid.UUID(key).version == 4 for key in first | second)
+            assert bool(first) is (path in FOR_EACH_READER), path
+            assert recording.EXAMPLE_KEY not in texts[0]
+            count += len(first)
+    # With a token the keys of JSON-RPC and of the command line are others than those of HTTPS.
+    assert count == (3 if token else 2)
 
 
 # CORS

@@ -120,23 +120,56 @@ async def test_a_swap_runs_from_plan_to_completed_over_the_socket(cli: Cli) -> N
     assert (await cli.ask("agent:swap:status"))["state"] == "completed"
 
 
-async def test_the_commands_in_the_documents_work_for_a_service_of_another_brand(
-    cli: Cli, tmp_path: Path
-) -> None:
+async def test_command_lines_in_the_documents_work_as_they_stand(cli: Cli, tmp_path: Path) -> None:
     environ = {"AGENT_RPC_TOKEN": TOKEN, "RPCSVC_BRAND__SLUG": "acme"}
     async with server(cli.data_dir, environ=environ) as up, aiohttp.ClientSession() as session:
-        lines: list[str] = []
-        for path in ("/llms-full.txt", "/.well-known/agent.json"):
-            async with session.get(up.url + path) as page:
-                lines += re.findall(r'[^\n"`]*rpcsvc [a-z:]+ --url [^\n"]*', await page.text())
-        assert len(lines) == 2
+
+        async def page(path: str) -> str:
+            async with session.get(up.url + path) as answer:
+                return await answer.text()
+
+        usage = json.loads(await page("/.well-known/agent.json"))["transports"]["cli"]["usage"]
+        full = await page("/llms-full.txt")
+        lines = [usage, *_command_lines(full), *_command_lines(await page("/llms.txt"))]
+        assert len(lines) == 4
+        assert all(' --token "$AGENT_RPC_TOKEN"' in line for line in lines)
         elsewhere = Cli(tmp_path / "client")
-        for line in lines:
-            words = shlex.split(line)
-            name = words.index("rpcsvc")
-            given = dict(word.split("=", 1) for word in words[:name])
-            answer = await elsewhere.ask(*words[name + 1 :], AGENT_RPC_TOKEN=TOKEN, **given)
-            assert answer["ok"]
+        answers = [await _typed(elsewhere, line) for line in lines]
+        assert all(answer["ok"] for answer in answers)
+        # JSON-RPC has the command's key; HTTPS has one that is apart from both.
+        made = next(a["data"]["order"] for a in answers if a["operation"] == "swap.execute")
+        https, rpc = (
+            re.findall(rf'idempotency-key{mark} "?([0-9a-f-]+)', full)[0] for mark in (":", '":')
+        )
+        assert https != rpc
+        assert f"--idempotency-key {rpc}" in full
+        _, _, message = full.partition("POST /rpc ")[2].partition("\n\n")
+        headers = {"x-agent-rpc-token": TOKEN, "content-type": "application/json"}
+        async with session.post(
+            f"{up.url}/rpc", data=message.partition("\n```")[0], headers=headers
+        ) as again:
+            assert (await again.json())["result"]["data"]["order"] == made
+
+
+def _command_lines(page: str) -> list[str]:
+    return re.findall(r"[^\n`]*rpcsvc [a-z:]+ --url [^\n`]*", page)
+
+
+async def _typed(cli: Cli, line: str) -> dict[str, Any]:
+    """The envelope of a line that is typed into a shell as it stands in a document."""
+    program = shlex.quote(sys.executable)
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["sh", "-c", f'rpcsvc() {{ {program} -m rpcsvc "$@"; }}\n{line}'],
+        env={**cli.environ, "AGENT_RPC_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert done.stderr == ""
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def site() -> Site:
 
 
 def full(site: Site) -> str:
-    return llms_full.llms_full(site, recordings.load(), KEY).decode()
+    return llms_full.llms_full(site, recordings.load()).decode()
 
 
 def every_text(site: Site) -> dict[str, str]:
@@ -335,6 +335,14 @@ def test_every_error_of_the_tree_has_a_row_and_no_row_comes_twice(site: Site) ->
     assert len(lines) == len(set(lines)) >= len(codes)
 
 
+def test_llms_full_says_who_shares_idempotency_keys() -> None:
+    shared = "JSON-RPC and the command line share those of HTTPS."
+    apart = "the same key over HTTPS and with a token makes two orders"
+    free, by_token = (full(site_with(tokens=t)) for t in ("", "correct-horse-battery-staple"))
+    assert (shared in free, apart in free) == (True, False)
+    assert (shared in by_token, apart in by_token) == (False, True)
+
+
 def test_a_json_rpc_token_is_shown_as_needed_only_where_it_is() -> None:
     assert "x-agent-rpc-token: <" in full(site_with(tokens="correct-horse-battery-staple"))
     assert "x-agent-rpc-token: <" not in full(site_with())
@@ -446,17 +454,6 @@ def test_a_daily_document_is_written_anew_at_midnight() -> None:
     assert len(times) == 2
 
 
-def test_a_document_is_written_anew_when_its_copies_have_run_out() -> None:
-    shelf, clock, times = counted(Renewal.WITH_COPIES)
-    shelf.rendering()
-    clock.now += 299_999
-    shelf.rendering()
-    assert len(times) == 1
-    clock.now += 1
-    shelf.rendering()
-    assert len(times) == 2
-
-
 def test_a_document_that_could_not_be_written_is_tried_again() -> None:
     ready: list[bytes] = []
 
@@ -501,6 +498,8 @@ def test_the_signature_check_is_written_from_the_reference(site: Site) -> None:
     assert len(lines) == len(SIGNED_LINES) == 10
     assert lines[:3] == [verify.LABEL, verify.VERSION, verify.ALGORITHM]
     assert lines[5:8] == ["POST", "/api/v1/agent/swap/execute", "200"]
+    assert "`unread` stands for its SHA-256" in text
+    assert "for the statuses 401, 408, 413, 415 and 503 only" in text
     for term in ("orderId", "depositAddress", "toAddress", "minReceived", "issuer"):
         assert f"`{term}`" in text
     assert "https://swap.example.com/.well-known/jwks.json" in text

@@ -91,7 +91,7 @@ def _transports(site: Site) -> Json:
         },
         "cli": {
             "command": "rpcsvc",
-            "usage": f"{site.client} agent:capabilities --url {site.url}",
+            "usage": f"{site.client} agent:capabilities {site.client_target}",
         },
     }
 

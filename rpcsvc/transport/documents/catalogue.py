@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 
 import orjson
 
 from rpcsvc.operations.envelope import Json
 from rpcsvc.transport.documents import agent, links, llms, llms_full, quickstart, wellknown
-from rpcsvc.transport.documents.recording import Recording
+from rpcsvc.transport.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
 from rpcsvc.transport.site import Site
 
 JSON = "application/json"
@@ -28,13 +28,14 @@ Maker = Callable[[], Json]
 class Renewal(Enum):
     """When a document that was written once has to be written again.
 
-    ``WITH_COPIES``: as soon as no client may use its copy any more without asking.
+    ``FOR_EACH_READER``: its example makes an order, and whoever has the example's idempotency key
+    has the order's session. No cache may keep it.
     """
 
     NEVER = "never"
     DAILY = "daily"
-    WITH_COPIES = "with copies"
     EVERY_REQUEST = "every request"
+    FOR_EACH_READER = "for each reader"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,7 @@ def _agent_documents(site: Site, sources: Sources) -> tuple[Document, ...]:
             links.QUICKSTART,
             JSON,
             lambda now: _json(quickstart.quickstart(site, now, sources.new_key())),
-            # Its example makes an order: whoever has its key has the order's session.
-            Renewal.EVERY_REQUEST,
-            headers={"cache-control": "no-store, no-transform"},
+            Renewal.FOR_EACH_READER,
         ),
         Document(
             links.AGENT, JSON, _compact(partial(agent.agent, site)), aliases=(links.AGENT_ALIAS,)
@@ -119,8 +118,8 @@ def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
         Document(
             links.LLMS_FULL,
             TEXT,
-            lambda _now: llms_full.llms_full(site, sources.recording(), sources.new_key()),
-            Renewal.WITH_COPIES,  # as the quickstart: its examples make an order
+            _with_fresh_keys(lambda: llms_full.llms_full(site, sources.recording()), sources),
+            Renewal.FOR_EACH_READER,
         ),
         Document(
             links.HOME,
@@ -154,6 +153,19 @@ def _well_known(site: Site) -> tuple[Document, ...]:
             kept_seconds=_HOUR,
         ),
     )  # fmt: skip
+
+
+def _with_fresh_keys(make: Callable[[], bytes], sources: Sources) -> Callable[[int], bytes]:
+    """A page that is written once, with new idempotency keys for each reader."""
+    page = lru_cache(maxsize=1)(make)
+
+    def render(_now: int) -> bytes:
+        text = page()
+        for key in (EXAMPLE_KEY, RPC_EXAMPLE_KEY):
+            text = text.replace(key.encode(), sources.new_key().encode())
+        return text
+
+    return render
 
 
 def _once(make: Maker) -> Callable[[int], bytes]:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from rpcsvc.operations.table import option_of
 from rpcsvc.transport.documents import links
-from rpcsvc.transport.documents.recording import Exchange
+from rpcsvc.transport.documents.recording import RPC_EXAMPLE_KEY, Exchange
 from rpcsvc.transport.documents.text import code, json_text
 from rpcsvc.transport.site import API_ROOT, RPC_PATH, Site
 
@@ -40,11 +40,12 @@ def _request(site: Site, exchange: Exchange) -> str:
 def show_elsewhere(site: Site, exchange: Exchange) -> str:
     """The same call over JSON-RPC and on the command line."""
     operation = links.operation_named(site, exchange.operation)
+    key = RPC_EXAMPLE_KEY if site.rpc_needs_token else exchange.key
     message = {
         "jsonrpc": "2.0",
         "id": exchange.name,
         "method": site.rpc_method(operation),
-        "params": {**exchange.params, links.IDEMPOTENCY_HEADER: exchange.key},
+        "params": {**exchange.params, links.IDEMPOTENCY_HEADER: key},
     }
     token = f"\n{links.RPC_TOKEN_HEADER}: <the operator's token>" if site.rpc_needs_token else ""
     request = (
@@ -53,8 +54,8 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
     )
     options = " ".join(f"{option_of(name)} {value}" for name, value in exchange.params.items())
     command = (
-        f"{site.client} {operation.command} --url {site.url} {options}"
-        f" --idempotency-key {exchange.key} --request-id {exchange.name}"
+        f"{site.client} {operation.command} {site.client_target} {options}"
+        f" --idempotency-key {key} --request-id {exchange.name}"
     )
     return "\n\n".join(
         (
@@ -62,14 +63,18 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
             "The envelope is in `result`. Protocol faults are JSON-RPC errors; what the operation"
             " itself finds is a result with `ok: false`.",
             code(command, "sh"),
-            f"{_where_the_token_goes(site)}The command prints one envelope. Exit status: 0 ok, 1"
+            f"{_on_the_token(site)}The command prints one envelope. Exit status: 0 ok, 1"
             " `ok: false`, 2 usage error, 3 no answer of the service: the call may have been"
             " carried out.",
         )
     )
 
 
-def _where_the_token_goes(site: Site) -> str:
+def _on_the_token(site: Site) -> str:
     if not site.rpc_needs_token:
         return ""
-    return "The operator's token is read from the variable `AGENT_RPC_TOKEN`. "
+    return (
+        "Put the operator's token into the variable `AGENT_RPC_TOKEN` first. With a token keys are"
+        " apart from those of HTTPS: under its own key this is another order than the one above,"
+        " the same for JSON-RPC and the command. "
+    )

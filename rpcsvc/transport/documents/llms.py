@@ -44,12 +44,13 @@ def summary(site: Site) -> str:
         if site.rpc_needs_token
         else "for local clients only, since no token is set"
     )
+    variable = ", the token in `AGENT_RPC_TOKEN`" if site.rpc_needs_token else ""
     return "\n".join(
         (
             f"- HTTPS API: {site.absolute(API_ROOT)}, JSON bodies, no API key.",
             f"- JSON-RPC 2.0: POST {site.absolute(RPC_PATH)}, methods `{site.brand.slug}.*`,"
             f" {token}.",
-            f"- Command line: `{site.client} agent:swap:plan ... --url {site.url}`.",
+            f"- Command line: `{site.client} agent:capabilities {site.client_target}`{variable}.",
             "- `x2u` sends XMR and receives USDC; `u2x` sends USDC and receives XMR.",
             "- Amounts are decimal strings of what the user sends, never JSON numbers.",
             f"- Send the header `{links.IDEMPOTENCY_HEADER}` when you create an order: a repeated"

@@ -17,7 +17,7 @@ from rpcsvc.transport.documents.agent import description, limits
 from rpcsvc.transport.documents.exchanges import show, show_elsewhere
 from rpcsvc.transport.documents.llms import document_list, numbered, summary, title
 from rpcsvc.transport.documents.quickstart import flow
-from rpcsvc.transport.documents.recording import Recording, with_key
+from rpcsvc.transport.documents.recording import Recording, on_network
 from rpcsvc.transport.documents.signatures import signature_check
 from rpcsvc.transport.documents.text import page, table
 from rpcsvc.transport.site import API_ROOT, Site
@@ -25,9 +25,9 @@ from rpcsvc.transport.site import API_ROOT, Site
 _MINUTE = 60
 
 
-def llms_full(site: Site, recording: Recording, key: str) -> bytes:
-    """llms-full.txt. ``key`` is the idempotency key of its examples."""
-    recording = with_key(recording, key)
+def llms_full(site: Site, recording: Recording) -> bytes:
+    """llms-full.txt, with EXAMPLE_KEY and RPC_EXAMPLE_KEY as the keys of its examples."""
+    recording = on_network(recording, site.network)
     sections = (
         ("In short", summary(site)),
         ("The flow", numbered(flow(site))),
@@ -239,7 +239,8 @@ def _idempotency(site: Site, recording: Recording) -> str:
             f"- Over HTTPS the header `{links.IDEMPOTENCY_HEADER}`, over JSON-RPC a param of that"
             " name, on the command line `--idempotency-key`; create and execute only; a UUID"
             " made for this order. 16 to 255 printable ASCII characters: who knows the key can have"
-            " the order's session. 1 to 255 over JSON-RPC with a token, which has keys of its own.",
+            " the order's session.",
+            _who_shares_keys(site),
             "- The same key with the same payload gives the first answer again, with the header"
             " `idempotent-replayed: true`. A copy that arrives while the first is still under way"
             " waits for it.",
@@ -250,6 +251,21 @@ def _idempotency(site: Site, recording: Recording) -> str:
         )
     )
     return f"{rules}\n\n{show(site, recording['error-conflict'])}"
+
+
+def _who_shares_keys(site: Site) -> str:
+    """The bullet on the namespaces of keys (design part 3)."""
+    https = (
+        "- Callers over HTTPS share their keys, but for those with an `x-api-key` on the BFF, which"
+    )
+    integrators = f"{https} has keys of its own for each integrator"
+    if not site.rpc_needs_token:
+        return f"{integrators}. JSON-RPC and the command line share those of HTTPS."
+    return (
+        f"{integrators}. JSON-RPC and the command line with a token share others, the same for all"
+        " tokens, of 1 to 255 characters. So the same key over HTTPS and with a token makes two"
+        " orders: repeat a call over the way that it was made."
+    )
 
 
 def _limits(site: Site) -> str:

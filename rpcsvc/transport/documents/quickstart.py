@@ -10,6 +10,7 @@ from typing import Any
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.examples import on_network
 from rpcsvc.operations.table import Operation
 from rpcsvc.transport.documents import links
 from rpcsvc.transport.documents.text import escape_markdown
@@ -95,7 +96,7 @@ def example_swap(site: Site) -> Json:
     params = _usdc_example(links.operation_named(site, "swap.create"))
     chain = _example_chain(site, params["chain"])
     usd = min(max(int(params["amount"]), chain.min_swap_usd), site.max_swap_usd)
-    return {**params, "chain": chain.name, "amount": str(usd)}
+    return on_network({**params, "chain": chain.name, "amount": str(usd)}, site.network)
 
 
 def _usdc_example(operation: Operation) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 
 from rpcsvc.domain.states import AgentState
+from rpcsvc.operations import examples
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
@@ -26,6 +27,8 @@ STEP_MS = 250
 LONGEST_WAIT_STEPS = 400
 HOUR_MS = 3_600_000
 EXAMPLE_KEY = "0f6c2b9a-5d1e-4c37-9a40-6b1d2f8e7c05"
+# Stands for the key of a second order, where keys of JSON-RPC are apart from those of HTTPS.
+RPC_EXAMPLE_KEY = "7b1d9e44-2c8f-4f6a-8d53-90c4a1e2b6f8"
 _OPERATION = {operation.name: operation for operation in OPERATIONS}
 _DONE = frozenset({AgentState.COMPLETED.value, AgentState.TERMINAL_FAILURE.value})
 
@@ -116,7 +119,7 @@ async def record(service: LocalService, clock: StageClock) -> Recording:
     stage = _Stage(service, clock)
     swap = _swap_params()
     await _prepare(stage, swap)
-    ordered = {**swap, "refundAddress": _monero_address()}
+    ordered = {**swap, "refundAddress": examples.MONERO}
     await _succeed(stage, ordered)
     await _meet_errors(stage, swap, ordered)
     await _expire(stage, swap)
@@ -180,7 +183,7 @@ async def _refund(stage: _Stage, swap: Json) -> None:
         "message": "Please send the refund to this address.",
         "orderId": order_id,
         "sessionId": data["sessionId"],
-        "walletAddress": _monero_address(),
+        "walletAddress": examples.MONERO,
     }
     await stage.play("refund-address", "support.create", give)
     await stage.follow("refund", order_id, AgentState.REFUNDING.value)
@@ -193,16 +196,10 @@ async def _cancel(stage: _Stage, swap: Json) -> None:
     await stage.play("cancel", "swap.cancel", owned)
 
 
-def _monero_address() -> str:
-    """The table's own example of a Monero address."""
-    examples = _OPERATION["swap.create"].examples
-    return str(next(e.params["to"] for e in examples if e.params["direction"] == "u2x"))
-
-
-def with_key(recording: Recording, key: str) -> Recording:
-    """The recording as if its order that is shown had been made under another idempotency key."""
+def on_network(recording: Recording, network: str) -> Recording:
+    """The recording with the addresses that callers gave as they are on another network."""
     return {
-        name: replace(exchange, key=key) if exchange.key == EXAMPLE_KEY else exchange
+        name: Exchange(**examples.on_network(asdict(exchange), network))
         for name, exchange in recording.items()
     }
 

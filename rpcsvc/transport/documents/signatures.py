@@ -19,6 +19,8 @@ from rpcsvc.verify import (
     JWS_ALGORITHM,
     JWS_TYPE,
     LABEL,
+    UNREAD,
+    UNREAD_STATUSES,
     VERSION,
     OrderTerms,
     signed_head,
@@ -72,9 +74,16 @@ def _before_the_text(site: Site) -> str:
             " signed before that time only.",
             "4. Join these ten lines with a line feed, with none at the end, as UTF-8:"
             f" {', '.join(SIGNED_LINES)}. The SHA-256 of a request without a body is that of"
-            " zero bytes. For example:",
+            f" zero bytes. Where a body was refused before it was read, the word `{UNREAD}` stands"
+            f" for its SHA-256: take that for the statuses {_unread_statuses()} only. For example:",
         )
     )
+
+
+def _unread_statuses() -> str:
+    """As a list in words: 401, 408 and 413."""
+    *first, last = map(str, sorted(UNREAD_STATUSES))
+    return f"{', '.join(first)} and {last}"
 
 
 def _signed_text() -> str:

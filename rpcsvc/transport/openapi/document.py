@@ -7,10 +7,10 @@ What does not live here: calls (operations.py, bff.py, site_calls.py), refusals 
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Final
 
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.examples import on_network
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents import links
 from rpcsvc.transport.documents.agent import description
@@ -64,8 +64,8 @@ def openapi_document(site: Site) -> Json:
             "securitySchemes": {INTEGRATOR_KEY: integrator_key()},
         },
     }
-    # Parts of it are kept by others: the recording, the operations' schemas.
-    return deepcopy(document)
+    # A copy: parts of it are kept by others, the recording and the operations' schemas.
+    return on_network(document, site.network)
 
 
 def _info(site: Site) -> Json:

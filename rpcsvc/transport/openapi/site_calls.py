@@ -6,12 +6,13 @@ What does not live here: what they answer (transport/health.py, transport/docume
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from rpcsvc import errors
 from rpcsvc.operations.envelope import Json
 from rpcsvc.transport import schemas
 from rpcsvc.transport.documents.quickstart import quickstart
-from rpcsvc.transport.documents.recording import EXAMPLE_KEY, START_MS
+from rpcsvc.transport.documents.recording import START_MS
 from rpcsvc.transport.openapi.parts import (
     ANY_CALL,
     JSON,
@@ -24,6 +25,9 @@ from rpcsvc.transport.openapi.parts import (
 from rpcsvc.transport.openapi.responses import shared_response
 from rpcsvc.transport.schemas import ref
 from rpcsvc.transport.site import Site
+
+# A key that stands in a document is used by all of its readers.
+_OWN_KEY: Final = "<a UUID made for this order>"
 
 
 def health_item(site: Site) -> Json:
@@ -56,7 +60,7 @@ def quickstart_item(site: Site) -> Json:
     good = response("The quickstart.", ref("Quickstart"), headers, ())
     example = {
         "summary": "As this installation answers",
-        "value": quickstart(site, START_MS, EXAMPLE_KEY),
+        "value": quickstart(site, START_MS, _OWN_KEY),
     }
     good["content"][JSON]["examples"] = {"quickstart": example}
     refused = (*ANY_CALL, *((errors.RateLimited,) if charged else ()))
@@ -108,7 +112,7 @@ def _health_schema(status: str, more: Json) -> Json:
 
 def _quickstart_schema(site: Site) -> Json:
     """The schema of spec 2.2, its keys those of the document itself."""
-    made = quickstart(site, START_MS, EXAMPLE_KEY)
+    made = quickstart(site, START_MS, _OWN_KEY)
     uri = {"type": "string", "format": "uri"}
     text = {"type": "string"}
     call = {
