@@ -58,6 +58,12 @@ def unfunded_units(order: Order) -> int:
     return max(0, _output(order) - _output_with(order, 0))
 
 
+def funded_claims_of(order: Order) -> Claims:
+    """The claims of an order whose reservation has ended: without what waits for deposits."""
+    claims, network = claims_of(order), order.terms.payout_network
+    return {**claims, network: claims.get(network, 0) - unfunded_units(order)}
+
+
 def _relayed_worth(order: Order) -> int:
     terms = order.terms
     if order.status is not OrderStatus.AWAITING_DEPOSIT or terms.is_bridge:
@@ -200,12 +206,7 @@ class Promises:
     def _claims(self, order: Order, *, is_reserved: bool) -> Claims:
         if order.terms.upstream_id is not None:
             return {}  # the upstream pays
-        claims = claims_of(order)
-        if not is_reserved:
-            claims[order.terms.payout_network] = claims.get(
-                order.terms.payout_network, 0
-            ) - unfunded_units(order)
-        return claims
+        return claims_of(order) if is_reserved else funded_claims_of(order)
 
     def _end_expired(self) -> None:
         for order_id, held in self.unfunded.expired(self._is_complete):

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
 from rpcsvc.orders.ports import RelayState
-from rpcsvc.orders.promises import claims_of
+from rpcsvc.orders.promises import claims_of, funded_claims_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.snapshot import Snapshot
@@ -228,13 +228,17 @@ _OWN_ADDRESSES: Final = (
 )
 
 
-def reserved(orders: list[Order]) -> dict[str, int]:
-    """What open orders may still take out of the wallets, by network (orders/promises.py)."""
+def reserved(orders: list[Order], now: int) -> dict[str, int]:
+    """What open orders may still take out of the wallets, by network (orders/promises.py).
+
+    A reservation for deposits that have not come ends with the deposit window, as in the service.
+    """
     total: dict[str, int] = defaultdict(int)
     for order in orders:
-        for network, units in claims_of(order).items():
+        is_over = order.terms.expires_at <= now
+        for network, units in (funded_claims_of if is_over else claims_of)(order).items():
             total[network] += units
-    return dict(sorted(total.items()))
+    return {network: units for network, units in sorted(total.items()) if units}
 
 
 def owed(orders: list[Order]) -> dict[str, Owed]:

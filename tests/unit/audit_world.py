@@ -141,6 +141,7 @@ class World:
         units: int,
         block: int | None = DEEP,
         state: DepositState = DepositState.CONFIRMED,
+        rate: int | None = None,
     ) -> OrderEntry:
         """It arrives, and is on the order."""
         txid, sender = self.txid(), None
@@ -149,18 +150,23 @@ class World:
         else:
             sender = evm_address(2 * 10**6 + next(self.numbers))
             self.moves.append(Move(txid, sender, order.deposit_address, units, block or TOP))
-        entry = DepositEntry(order.deposit_network, txid, units, sender, state, None, False)
+        entry = DepositEntry(order.deposit_network, txid, units, sender, state, None, False, rate)
         return replace(order, deposits=(*order.deposits, entry))
 
     def pay_out(
-        self, order: OrderEntry, state: TransferState = TransferState.SETTLED, rate: int = RATE
+        self,
+        order: OrderEntry,
+        state: TransferState = TransferState.SETTLED,
+        rate: int = RATE,
+        units: int | None = None,
     ) -> OrderEntry:
-        """All confirmed deposits are swapped."""
+        """All confirmed deposits are swapped, at one rate unless ``units`` are paid out."""
         price = order.price.at(rate)
         spent = sum(d.units for d in order.deposits if d.state is DepositState.CONFIRMED)
+        output = price.output(order.direction, spent) if units is None else units
         transfer = TransferEntry(
             f"{order.order_id}/payout/1", TransferKind.PAYOUT, order.payout_network,
-            order.to_address, price.output(order.direction, spent), price.payout_fee,
+            order.to_address, output, price.payout_fee,
             price.integrator_fee(order.direction, spent), state, None,
         )  # fmt: skip
         return self._send(replace(order, status="completed"), transfer)

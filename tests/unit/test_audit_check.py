@@ -120,6 +120,27 @@ def worlds(draw: st.DrawFn) -> World:
     return world
 
 
+# 1 XMR at 165 and 2 at 160, less the spread of 0.5 % and the fee of 0.001 USDC.
+AT_TWO_RATES = 164_175_000 + 318_400_000 - 1_000
+
+
+@pytest.mark.parametrize(
+    ("paid", "found"),
+    [
+        (AT_TWO_RATES, set()),
+        (AT_TWO_RATES + 1, {"payout"}),
+        (3 * 164_175_000 - 1_000, {"payout"}),
+        (3 * 159_200_000 - 1_000, {"payout"}),
+    ],
+)
+def test_each_deposit_is_audited_at_its_own_rate(paid: int, found: set[str]) -> None:
+    world = World()
+    order = world.deposit(world.order(X2U), XMR, rate=RATE)
+    order = world.deposit(order, 2 * XMR, rate=160_000_000)
+    world.keep(world.pay_out(order, units=paid))
+    assert kinds(audited(world)) == found
+
+
 @given(worlds())
 @settings(max_examples=150, deadline=None)
 def test_books_of_correct_lives_have_no_difference(world: World) -> None:

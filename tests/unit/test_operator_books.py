@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rpcsvc.domain.states import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, Unswept, owed, reserved
@@ -142,7 +143,25 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
     assert owed(orders) == {"monero": Owed(0, 0, 10**10, 1)}
     assert order is not None
     promised = order.terms.expected_output + order.terms.price.payout_fee
-    assert reserved(orders)["monero"] >= promised + 10**10
+    assert reserved(orders, box.clock.now)["monero"] >= promised + 10**10
+
+
+async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: Path) -> None:
+    """As in the service: in the late window an order reserves what came, and no more."""
+    async with sandbox(tmp_path) as box:
+        await box.order("u2x")
+        part = await box.order("u2x")
+        await part.fund("75")
+        await box.catch_up()
+        with snapshot(tmp_path) as taken:
+            orders = OperatorBooks(taken).open_orders()
+    expires = {order.terms.expires_at for order in orders}
+    whole = sum(o.terms.expected_output + o.terms.price.payout_fee for o in orders)
+    assert reserved(orders, min(expires) - 1) == {"arbitrum": 75_000_000, "monero": whole}
+    (paid,) = [order for order in orders if order.deposits]
+    half = paid.terms.price.output(Direction.USDC_TO_XMR, 75_000_000)
+    left = {"arbitrum": 75_000_000, "monero": half + paid.terms.price.payout_fee}
+    assert reserved(orders, max(expires)) == left
 
 
 # --- the snapshot ------------------------------------------------------------------------------

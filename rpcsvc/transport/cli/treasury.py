@@ -162,7 +162,7 @@ def _read(taken: Snapshot, now: int) -> _Books:
     orders = books.open_orders()
     return _Books(
         hot_wallet=wallet.hot_address if wallet else None,
-        reserved=reserved(orders),
+        reserved=reserved(orders, now),
         owed=owed(orders),
         unswept=books.unswept(),
         swept=books.swept(),
