@@ -102,6 +102,14 @@ async def restore(stack: Exchange, copy: Path) -> None:
     switch.resume()
 
 
+async def has_split(stack: Exchange) -> bool:
+    """Mine, and look whether a payment of the XMR wallet to itself is settled."""
+    await stack.mine_in_time()
+    with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
+        sql = "SELECT count(*) FROM monero_payments WHERE purpose = 'upkeep' AND state = 'settled'"
+        return bool(database.execute(sql).fetchone()[0])
+
+
 async def restore_wallet_from_words(stack: Exchange) -> None:
     """The wallet's file is lost, too: the keys and recipients of its payments are gone."""
     async with stack.node as node:

@@ -2,49 +2,25 @@
 
 Since the copy: one XMR transaction that pays two orders, one that pays an order which the copy
 awaits the deposit of, one of an order that the copy does not have, a USDC payout, sweeps, and a
-split of the XMR wallet.
+split of the XMR wallet. Each wallet has all of them in one run: single and batched payments, sweep
+and maintenance. Without the journal: test_restore_unjournaled.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
-from tests.regtest.daemons import Anvil, Miner, WalletRpc
-from tests.regtest.exchange import USDC, XMR, Exchange, create, exchange, reaches, swept
+from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
 from tests.regtest.ledger_of_chains import usdc_received, xmr_received
-from tests.regtest.restoring import (
-    copy_of,
-    differences,
-    explain_sweeps,
-    restore,
-    restore_wallet_from_words,
-)
-from tests.regtest.token import Token
+from tests.regtest.restoring import copy_of, differences, has_split, restore_wallet_from_words
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-async def stack(
-    tmp_path: Path,
-    miner: Miner,
-    wallet_rpc: WalletRpc,
-    own_wallet: WalletClient,
-    anvil: Anvil,
-    token: Token,
-) -> AsyncIterator[Exchange]:
-    async with exchange(tmp_path, miner, wallet_rpc, anvil, token) as running:
-        yield running
 
 
 async def ordered(at: Server, direction: str, to: str) -> tuple[str, str]:
@@ -82,7 +58,7 @@ async def test_restore_with_journal_pays_nobody_twice(
         assert await asyncio.to_thread(at.stop) == 0
     stack.extra["RPCSVC_ONCHAIN__XMR_OUTPUTS"] = "20"
     async with stack.serving() as at:
-        await until(lambda: _has_split(stack))
+        await until(lambda: has_split(stack))
         assert await asyncio.to_thread(at.stop) == 0
     stack.extra["RPCSVC_ONCHAIN__XMR_OUTPUTS"] = "0"
     paid = await _paid(stack, wallet, payees)
@@ -107,58 +83,7 @@ async def test_restore_with_journal_pays_nobody_twice(
     assert await differences(stack) == []
 
 
-async def test_restore_without_journal_names_a_batch_that_the_wallet_forgot(
-    stack: Exchange, wallet: WalletClient, tmp_path: Path
-) -> None:
-    payees = [(await wallet.create_addresses(1))[0].address for _ in range(2)]
-    async with stack.serving() as at:
-        orders = [await ordered(at, "u2x", to) for to in payees]
-        await command(stack, "payouts", "pause", "--reason", "so that the copy knows no payment")
-        for _, address in orders:
-            await stack.pay_usdc(address, 165 * USDC)
-        for order, _ in orders:
-            await reaches(stack, at, order, "deposit_confirmed")
-        copy = await copy_of(stack, tmp_path / "copy.db")
-        await command(stack, "payouts", "resume")
-        for order, _ in orders:
-            await reaches(stack, at, order, "completed")
-        assert await asyncio.to_thread(at.stop) == 0
-    paid = await _paid(stack, wallet, payees)
-    await restore_wallet_from_words(stack)
-    await restore(stack, copy)
-    await command(stack, "payouts", "pause", "--reason", "restored")
-
-    found = [item for item in await differences(stack) if item["kind"] == "unrecorded_payment"]
-    (batch,) = found
-    explain = ("treasury", "explain", "monero", batch["subject"], "--note", "a batch")
-    assert (await command(stack, *explain)).status == 1, "both would be paid once more"
-    for order, _ in orders:
-        close = ("payouts", "close", f"{order}/payout/1", batch["subject"])
-        assert " ".join(close) in batch["hint"]
-        closed = await command(stack, *close, "--note", "its owner has it")
-        assert closed.status == 0, closed
-    assert (await command(stack, *explain)).status == 0
-    await explain_sweeps(stack)
-    await command(stack, "payouts", "resume")
-    async with stack.serving() as at:
-        for order, _ in orders:
-            await reaches(stack, at, order, "completed")
-        assert await asyncio.to_thread(at.stop) == 0
-    await stack.mine(3)
-    assert await _paid(stack, wallet, payees) == paid
-    await explain_sweeps(stack)
-    assert await differences(stack) == []
-
-
 async def _paid(stack: Exchange, wallet: WalletClient, payees: list[str]) -> list[list[int]]:
     """What came to the user's USDC address, and to each XMR address."""
     usdc = await usdc_received(stack, stack.user.address)
     return [usdc, *[await xmr_received(wallet, to) for to in payees]]
-
-
-async def _has_split(stack: Exchange) -> bool:
-    """Whether the service's payment to its own wallet is settled."""
-    await stack.mine_in_time()
-    with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
-        sql = "SELECT count(*) FROM monero_payments WHERE purpose = 'upkeep' AND state = 'settled'"
-        return bool(database.execute(sql).fetchone()[0])
