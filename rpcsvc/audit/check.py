@@ -115,13 +115,14 @@ class _Work:
             for name in sorted(self.books.closed)
         ]
         for order in self.books.orders:
-            self.differences += order_differences(order)
+            written_off = self.books.explained_on(order.deposit_network)
+            self.differences += order_differences(order, written_off)
             self.differences += transfer_differences(
                 order, payments, self.seen, asked, self.pending
             )
             chain = self.chains.get(order.deposit_network)
             if chain is not None:
-                self.differences += deposit_differences(order, chain, self.pending)
+                self.differences += deposit_differences(order, chain, self.pending, written_off)
         self._note_unasked(looked_at)
 
     def _strays(

@@ -8,10 +8,11 @@ deposits were spent on (order_rules.py).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rpcsvc.audit.order_rules import write_off
 from rpcsvc.audit.records import (
     Arrival,
     DepositEntry,
@@ -54,21 +55,26 @@ def shown(
 
 
 def deposit_differences(
-    order: OrderEntry, chain: Shown, pending: list[str]
+    order: OrderEntry, chain: Shown, pending: list[str], written_off: Collection[str] = ()
 ) -> Iterator[Difference]:
-    """Where the order's deposits and its address on the chain do not agree."""
+    """Where the order's deposits and its address on the chain do not agree.
+
+    ``written_off``: transactions of this network that the operator has explained.
+    """
     arrivals: dict[str, list[Arrival]] = defaultdict(list)
     for arrival in chain.arrivals.get(_key(order.deposit_address), ()):
         arrivals[arrival.txid].append(arrival)
     deposits: dict[str, list[DepositEntry]] = defaultdict(list)
     for deposit in order.deposits:
-        deposits[deposit.txid].append(deposit)
+        is_lost = deposit.txid not in arrivals and _is_spent(order, deposit)
+        if not (is_lost and deposit.txid in written_off):
+            deposits[deposit.txid].append(deposit)
     unit = deposit_asset(order.direction).symbol
     if not chain.stale:
         yield from _unmined(order, arrivals, unit)
     for txid in sorted({*arrivals, *deposits}):
         yield from _of_one_transaction(
-            chain, unit, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
+            chain, order, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
         )
 
 
@@ -77,22 +83,27 @@ def _unmined(
 ) -> Iterator[Difference]:
     """Deposits that were paid out for, and that a deep reorganisation put back into the pool."""
     for deposit in order.deposits:
-        spent_on = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
-        if spent_on is None or spent_on.state not in _SPENT:
+        if not _is_spent(order, deposit):
             continue
         if any(item.block is None for item in arrivals.get(deposit.txid, ())):
             yield Difference("deposit_unmined", deposit.txid, str(deposit.units), "0", unit)
 
 
+def _is_spent(order: OrderEntry, deposit: DepositEntry) -> bool:
+    spent_on = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+    return spent_on is not None and spent_on.state in _SPENT
+
+
 def _of_one_transaction(
     chain: Shown,
-    unit: str,
+    order: OrderEntry,
     txid: str,
     arrivals: list[Arrival],
     deposits: list[DepositEntry],
     pending: list[str],
 ) -> Iterator[Difference]:
     """Pair what is equal; judge what is left over on either side."""
+    unit = deposit_asset(order.direction).symbol
     left = list(arrivals)
     odd: list[DepositEntry] = []
     for deposit in deposits:
@@ -103,7 +114,7 @@ def _of_one_transaction(
         left.remove(same)
         yield from _judge(chain, same, deposit, unit, pending)
     claimed = [item for item in odd if item.state is DepositState.CONFIRMED]
-    yield from _unmatched(chain, unit, txid, left, claimed, pending)
+    yield from _unmatched(chain, order, txid, left, claimed, pending)
     pending.extend(f"deposit {txid} is {item.state}" for item in odd if _is_open(item))
 
 
@@ -113,12 +124,13 @@ def _is_open(deposit: DepositEntry) -> bool:
 
 def _unmatched(
     chain: Shown,
-    unit: str,
+    order: OrderEntry,
     txid: str,
     left: list[Arrival],
     claimed: list[DepositEntry],
     pending: list[str],
 ) -> Iterator[Difference]:
+    unit = deposit_asset(order.direction).symbol
     for arrival, deposit in zip(left, claimed, strict=False):
         if arrival.units != deposit.units:
             yield Difference("deposit_units", txid, str(arrival.units), str(deposit.units), unit)
@@ -130,7 +142,8 @@ def _unmatched(
         if chain.stale:
             pending.append(f"deposit {txid} was in a block that was replaced")
         else:
-            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit)
+            told = write_off(order.deposit_network, txid) if _is_spent(order, deposit) else ""
+            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit, told)
     for arrival in left[len(claimed) :]:
         if _is_due(chain, arrival):
             yield Difference("deposit_missing", txid, str(arrival.units), "0", unit)

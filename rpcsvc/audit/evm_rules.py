@@ -186,6 +186,8 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
             continue
         payment = recorded.get(nonce)
         sighting = seen.get(payment.payment_id) if payment else None
+        if payment and sighting is None and payment.payment_id in books.closed and nonce in told:
+            continue
         if sighting is None or sighting.block is None:
             expected = "a transaction on record" if payment is None else payment.payment_id
             subject = f"nonce {nonce} of the hot wallet on {facts.network}"

@@ -8,7 +8,7 @@ the chain (deposit_rules.py), wallets (monero_rules.py, evm_rules.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,9 +33,12 @@ _GIVEN_UP: Final = (TransferState.FAILED, TransferState.CANCELLED)
 # --- the order's own arithmetic --------------------------------------------------------------
 
 
-def order_differences(order: OrderEntry) -> Iterator[Difference]:
-    """What does not add up within the books of one order."""
-    yield from _spending(order)
+def order_differences(order: OrderEntry, written_off: Collection[str] = ()) -> Iterator[Difference]:
+    """What does not add up within the books of one order.
+
+    ``written_off``: transactions on the deposit's network that the operator has explained.
+    """
+    yield from _spending(order, written_off)
     payouts = [t for t in order.transfers if t.kind is TransferKind.PAYOUT and _counts(t)]
     if len(payouts) > 1:
         yield Difference("payouts", order.order_id, "at most 1", str(len(payouts)))
@@ -57,7 +60,7 @@ def _is_settled(transfer: TransferEntry) -> bool:
     return transfer.state is TransferState.SETTLED
 
 
-def _spending(order: OrderEntry) -> Iterator[Difference]:
+def _spending(order: OrderEntry, written_off: Collection[str]) -> Iterator[Difference]:
     """Each deposit is held, or was spent once, on something that was or may be sent."""
     for deposit in order.deposits:
         if deposit.transfer_id is None:
@@ -68,16 +71,23 @@ def _spending(order: OrderEntry) -> Iterator[Difference]:
         if spent_on is None or not _counts(spent_on):
             state = "no transfer" if spent_on is None else spent_on.state.value
             yield Difference("deposit_spent", deposit.txid, "a transfer that counts", state)
-        elif deposit.state is DepositState.REMOVED:
-            lost = Difference(
-                "deposit_lost", deposit.txid, str(deposit.units), "0", _unit_in(order)
-            )
-            yield lost
+        elif deposit.state is DepositState.REMOVED and deposit.txid not in written_off:
+            yield Difference(
+                "deposit_lost", deposit.txid, str(deposit.units), "0", _unit_in(order),
+                write_off(order.deposit_network, deposit.txid),
+            )  # fmt: skip
     network = {d.network for d in order.deposits} - {order.deposit_network}
     if network:
         yield Difference(
             "deposit_network", order.order_id, order.deposit_network, ", ".join(sorted(network))
         )
+
+
+def write_off(network: str, txid: str) -> str:
+    """What ends the difference of a deposit that is gone, once its payout is signed."""
+    return (
+        f"if it stays away, the loss is yours: rpcsvc treasury explain {network} {txid} --note TEXT"
+    )
 
 
 def _is_being_filled(order: OrderEntry) -> bool:
@@ -255,10 +265,13 @@ def transfer_differences(
     """
     mined_payouts = 0
     for transfer in order.transfers:
-        if transfer.network not in asked.networks or transfer.transfer_id in asked.closed:
+        if transfer.network not in asked.networks:
             continue
         payment = payments.get(transfer.transfer_id)
         found = seen.get(transfer.transfer_id) if payment else None
+        if transfer.transfer_id in asked.closed:
+            yield from _closed(transfer, found)
+            continue
         yield from _payment(transfer, payment)
         if found is None and transfer.network in asked.stale:
             pending.append(f"{transfer.transfer_id} may have been in a block that was replaced")
@@ -271,6 +284,13 @@ def transfer_differences(
         mined_payouts += transfer.kind is TransferKind.PAYOUT and is_mined
     if mined_payouts > 1:
         yield Difference("paid_twice", order.order_id, "at most 1", str(mined_payouts))
+
+
+def _closed(transfer: TransferEntry, found: Sighting | None) -> Iterator[Difference]:
+    """The operator says that it was paid otherwise, or is his to pay."""
+    if found is not None and found.block is not None and found.paid:
+        unit = "XMR" if transfer.network == MONERO else "USDC"
+        yield _amounts("paid_though_closed", transfer, 0, found.paid, unit)
 
 
 def _payment(transfer: TransferEntry, payment: PaymentEntry | None) -> Iterator[Difference]:
@@ -295,7 +315,11 @@ def _on_chain(
     unit = "XMR" if transfer.network == MONERO else "USDC"
     settled = _is_settled(transfer)
     if found is None and settled:
-        yield _amounts("not_on_chain", transfer, transfer.units, 0, unit)
+        yield Difference(
+            "not_on_chain", transfer.transfer_id, str(transfer.units), "0", unit,
+            "it is published again by itself; if it stays away: rpcsvc payouts close"
+            f" {transfer.transfer_id} --note TEXT",
+        )  # fmt: skip
         return
     paid = 0 if found is None else found.paid
     due = transfer.units if _counts(transfer) else 0

@@ -90,10 +90,11 @@ class SqliteEvmPaymentLedger:
         return self._payments(where, network, *states)
 
     def settled_above(self, network: str, number: int) -> list[EvmPayment]:
-        """Settled payments that were mined in blocks above a number, or are not at the moment."""
+        """Settled payments in blocks above a number, or in none now; not those closed by hand."""
         where = (
             "WHERE network = ? AND state = 'settled'"
-            " AND (block_number > ? OR block_number IS NULL) ORDER BY nonce"
+            " AND (block_number > ? OR block_number IS NULL)"
+            " AND payment_id NOT IN (SELECT transfer_id FROM closed_by_hand) ORDER BY nonce"
         )
         return self._payments(where, network, number)
 

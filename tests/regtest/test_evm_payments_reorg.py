@@ -12,11 +12,15 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.gone import require_gone
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState
+from rpcsvc.store.sqlite import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -103,21 +107,41 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
+    link, payment = EvmLink(payer.token.client, payer.network), payer.payment(transfer)
+    with pytest.raises(NotAdopted, match="is on the chain"):
+        await require_gone(link, payment)
     await payer.controls.reorganise(4)
+    with pytest.raises(NotAdopted, match="nonce 0 of the hot wallet is not spent yet"):
+        await require_gone(link, payment)
     if by == "the blacklist":
         await payer.token.blacklist(USER)
         await payer.payments.maintain()
         await mined(payer.token.client, transfer.txid or "")
     else:
         await mined(payer.token.client, await spend_nonce(payer, 0))
+    with pytest.raises(NotAdopted, match="it may be mined yet"):
+        await require_gone(link, payment)
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
         await payer.payments.maintain()
-        assert "was settled" in payer.payments.conditions()[0]
+        told = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
+        assert told in payer.payments.conditions()[0]
     assert payer.payment(transfer).state is PaymentState.SETTLED
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
+        await require_gone(EvmLink(later.token.client, later.network), payment)
+        await later.database.write([closed_by_hand(transfer)])
+        await later.controls.mine(1)
+    async with payer.again() as closed:
+        await closed.payments.maintain()
+        assert closed.payments.conditions() == []
+
+
+def closed_by_hand(transfer: Transfer) -> Statement:
+    """As ``rpcsvc payouts close`` notes it."""
+    row = (transfer.transfer_id, transfer.txid, "gone", 1, "kid", "signature")
+    return Statement("INSERT INTO closed_by_hand VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 async def without_funding(payer: Till, *, settled: bool) -> Transfer:

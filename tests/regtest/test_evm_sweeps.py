@@ -766,8 +766,9 @@ async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
     assert not (own.sweeps.conditions() or own.payments.conditions())
 
 
+@pytest.mark.parametrize("is_back", [True, False], ids=["back late", "gone for good"])
 async def test_a_permit_and_what_it_let_take_are_made_anew(
-    anvil: Anvil, evm: EvmClient, tmp_path: Path
+    anvil: Anvil, evm: EvmClient, tmp_path: Path, is_back: bool
 ) -> None:
     """Both settled, both gone with the deposit: the permit holds again, the other fails."""
     token = await deploy(evm, without_receive(tmp_path))
@@ -784,9 +785,14 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
         await acknowledge(own, "removed")
         await own.payments.maintain()
         await own.controls.mine()
-        await token.mint(KEYS.address(2), 5 * USDC)
-        await acknowledge(own, "confirmed")
+        if is_back:
+            await token.mint(KEYS.address(2), 5 * USDC)
+            await acknowledge(own, "confirmed")
         await settle_all(own)
+        if not is_back:
+            assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+            await own.give(2, 5 * USDC)  # another one is swept whole
+            await own.sweeps.maintain()
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC
         assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome
+from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
-from rpcsvc.settlement.onchain.monero.ledger import PaymentState
+from rpcsvc.settlement.onchain.monero.gone import MoneroGone
+from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
@@ -20,7 +24,7 @@ pytestmark = pytest.mark.slow
 RESCUE = "rpcsvc.settlement.onchain.monero.rescue"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
-ACCOUNTS = 7  # how many of the tests below may use one up
+ACCOUNTS = 9  # how many of the tests below may use one up
 
 
 async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
@@ -116,13 +120,67 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     await node.pop_blocks(OPTIONS.settled_after)
     await node.flush_pool()
     await node.submit(rival.raw)
+    ending, payment = gone(own), settled_one(own, transfer)
     for blocks in (1, 1, OPTIONS.tracked_blocks):
         await miner.mine(blocks)
         await own.side.maintain()
-        assert f"payment {transfer.transfer_id} was settled" in (own.side.health().detail or "")
+        told = own.side.health().detail or ""
+        assert f"payment {transfer.transfer_id} was settled" in told
+        assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in told
+        first = await ending.end(payment) if blocks == 1 else None
+        assert first in (rival.txid, None), "it is not deep yet"
+    assert await ending.end(payment) is None
     async with own.again() as later:
         assert "a reorganisation of monero took it away" in (later.side.health().detail or "")
     assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
+    assert await payee.received() == []
+
+
+def gone(own: Treasury) -> MoneroGone:
+    """What ``rpcsvc payouts close`` asks, on the side's own wallet."""
+    link = MoneroLink(own.node, own.side_wallet, own.ledger, own.options)
+    return MoneroGone(link, own.ledger, own.clock, own.options, lambda _txid: None)
+
+
+def settled_one(own: Treasury, transfer: Transfer) -> Payment:
+    payment = own.ledger.payment(transfer.transfer_id)
+    assert payment is not None
+    return payment
+
+
+async def test_end_refuses_a_payout_that_may_be_mined_yet(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    await settle(own, miner, transfer)
+    payment = settled_one(own, transfer)
+    with pytest.raises(NotAdopted, match=r"is in block \d+"):
+        await gone(own).end(payment)
+    await node.pop_blocks(OPTIONS.settled_after)
+    with pytest.raises(NotAdopted, match="is in the node's pool"):
+        await gone(own).end(payment)
+    await node.flush_pool()
+    with pytest.raises(NotAdopted, match="the node said: accepted"):
+        await gone(own).end(payment)
+    await miner.mine()
+    assert await payee.received() == [UNITS]
+
+
+async def test_end_spends_the_inputs_of_a_payout_that_nothing_displaced(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    """Its node refuses the bytes for good, as when an output that it hides among is gone."""
+    transfer = await own.prepared(own.transfer(payee.address, UNITS))
+    payment = settled_one(own, transfer)
+    await own.side.publish(transfer)
+    await node.flush_pool()
+    await own.wallet.freeze(payment.key_images[0])
+    dead = replace(payment, raw="00" + payment.raw[2:])  # bytes that no node takes
+    rival = await gone(own).end(dead)
+    assert rival is not None
+    await miner.mine(OPTIONS.failed_after)
+    assert (await own.side.look_up(transfer)).outcome is Outcome.FAILED
+    assert await gone(own).end(dead) is None
     assert await payee.received() == []
 
 

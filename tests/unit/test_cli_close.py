@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from nacl.bindings import crypto_sign_open
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.clock import SystemClock
+from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.adoption import NotAdopted
+from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     TransferKind,
@@ -31,7 +36,7 @@ from rpcsvc.store.sqlite import DATABASE_NAME
 from rpcsvc.transport.cli import explain as cli_explain
 from rpcsvc.verify import unb64url
 from tests.unit.test_cli_payouts import Cli
-from tests.unit.test_journal_replay import opened
+from tests.unit.test_journal_replay import WALLET, opened, xmr_payment
 
 OK, FAILED, USAGE = 0, 1, 2
 TXID = "ab" * 32
@@ -84,6 +89,87 @@ def bytes_of(text: str) -> bytes:
 def ring_of(cli: Cli) -> Any:
     """The public keys of the data directory."""
     return KeyRing.load(cli.data_dir / KEYS_DIR, SystemClock(), system_random).jwks()
+
+
+@pytest.fixture
+def settled(order: Order, tmp_path: Path) -> str:
+    """Its payout, signed and settled: the transfer's id."""
+    (transfer,) = order.transfers
+
+    async def pay() -> None:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            payment = xmr_payment(order, TXID)
+            await books.monero.add_payment(payment)
+            name = transfer.transfer_id
+            for event in (
+                ev.TransferPrepared(name, TXID, payment.raw),
+                ev.TransferPublished(name),
+                ev.TransferSettled(name, None),
+            ):
+                await books.processor.apply(order.order_id, event)
+            state = monero.PaymentState.SETTLED
+            await books.monero.put_payment(replace(payment, state=state, height=None))
+
+    asyncio.run(pay())
+    return transfer.transfer_id
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> None:
+    """What is found out about the payment."""
+
+    async def end(_self: MoneroGone, _payment: monero.Payment) -> str | None:
+        if isinstance(with_what, Exception):
+            raise with_what
+        return with_what
+
+    class Client:
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(MoneroGone, "end", end)
+    monkeypatch.setattr(wiring, "monero_clients", lambda _s: (Client(), Client()))
+
+
+def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    assert cli("payouts", "close", settled, "--note", "I pay it from the cold wallet") == OK
+    assert "its payee is yours to pay" in cli.out
+    books = read_books(cli.data_dir)
+    assert books.closed == {settled}
+    (payment,) = books.payments
+    assert payment.state == "failed", "it is not published again"
+    assert cli.json("payouts", "show", settled)["state"] == "settled"
+    assert check_database(cli.data_dir) == []
+    assert cli("payouts", "close", settled, "--note", "once more") == FAILED
+    assert "closed already" in cli.err
+
+
+@pytest.mark.parametrize("found", [NotAdopted("it may be mined yet"), "cd" * 32])
+def test_close_leaves_what_may_be_mined_yet(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch, found: str | Exception
+) -> None:
+    ends(monkeypatch, found)
+    status = cli("payouts", "close", settled, "--note", "it is away")
+    is_spent = isinstance(found, str)
+    assert status == (OK if is_spent else FAILED)
+    assert ("is not closed yet" in cli.out) is is_spent
+    books = read_books(cli.data_dir)
+    assert (books.closed, books.payments[0].state) == (frozenset(), "settled")
+
+
+def test_close_takes_no_other_txid_for_what_was_signed(cli: Cli, settled: str) -> None:
+    assert cli("payouts", "close", settled, "cd" * 32, "--note", "paid") == FAILED
+    assert "the same without TXID" in cli.err
+
+
+def test_close_wants_the_txid_of_what_paid_a_planned_one(cli: Cli, order: Order) -> None:
+    assert cli("payouts", "close", order.transfers[0].transfer_id, "--note", "paid") == FAILED
+    assert "Name the TXID" in cli.err
 
 
 @pytest.mark.parametrize("word", [("--note", " "), ("--note=x", "more")])

@@ -118,7 +118,10 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)
         await ledger.add_payment(signed)
         there = Inclusion("0xaa", BlockPoint(9, "0x9"), 45_000, 2, 0, 3)
-        for inclusion, told in ((there, "it is paid"), (None, "A payout that a reorganisation")):
+        for inclusion, told in (
+            (there, "it is paid"),
+            (None, f"rpcsvc payouts close {name} --note TEXT"),
+        ):
             state = PaymentState.SETTLED
             await ledger.put_payment(
                 replace(signed, state=state, published_at=2000, inclusion=inclusion)

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Explanation
+from rpcsvc.domain.states import TransferState
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -27,6 +29,7 @@ from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.snapshot import snapshot
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock, Statement
 from rpcsvc.transport.cli import explain as cli_explain
+from tests.unit.audit_world import X2U, World
 from tests.unit.test_cli_payouts import Cli, listening
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -189,6 +192,23 @@ def test_what_another_wallet_did_is_not_explained(
         opened.address = recorded
     assert cli(*say) == OK
     assert cli.out.startswith(f"{TXID} on monero, sent 2.1 XMR")
+
+
+@pytest.mark.parametrize("state", [TransferState.PUBLISHED, TransferState.PLANNED])
+def test_a_deposit_that_is_gone_is_written_off_once_its_payout_is_signed(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, state: TransferState
+) -> None:
+    make_database(cli.data_dir)
+    shows(monkeypatch, None)
+    world = World()
+    order = world.pay_out(world.deposit(world.order(X2U), 7), state)
+    world.keep(replace(order, deposits=(replace(order.deposits[0], txid=TXID),)))
+    monkeypatch.setattr(cli_explain, "read_books", lambda _data_dir: world.books())
+    is_signed = state is TransferState.PUBLISHED
+    say = ("treasury", "explain", "monero", TXID, "--note", "the loss is ours")
+    assert cli(*say) == (OK if is_signed else FAILED)
+    assert len(explained(cli.data_dir)) == is_signed
+    assert (f"a deposit of 7 units for {order.order_id}" in cli.out) is is_signed
 
 
 def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

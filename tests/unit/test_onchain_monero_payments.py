@@ -572,7 +572,8 @@ async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
     desk.node.known = {"tx1": None} if is_back else {}
     await desk.payments.look_up(made)
     told = "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
-    assert desk.payments.stuck() == told
+    end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
+    assert desk.payments.stuck() == told + end
 
 
 async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(

@@ -60,6 +60,29 @@ def test_an_order_of_which_only_dust_is_left_does_not_wait_for_ever() -> None:
     assert order.status is OrderStatus.EXPIRED
 
 
+def test_an_order_whose_deposit_is_gone_for_good_expires() -> None:
+    order = after(funded(terms(), XMR_UNIT), ev.DepositRemoved(key(0)))
+    assert order.status is OrderStatus.AWAITING_DEPOSIT
+    assert [t.state for t in order.transfers] == [TransferState.CANCELLED]
+    assert order.deadline_at is not None
+    order = after(order, ev.DeadlinePassed(), now=order.deadline_at)
+    assert order.status is OrderStatus.EXPIRED
+
+
+@pytest.mark.parametrize("is_back", ["back", "late"])
+def test_a_deposit_that_comes_back_after_its_payout_was_signed_counts_once(is_back: str) -> None:
+    order = funded(terms(), XMR_UNIT)
+    assert order.payout is not None
+    paid, signed = order.payout.transfer_id, order.payout.units
+    back = (seen(0, XMR_UNIT), ev.DepositConfirmed(key(0)))
+    order = after(order, ev.TransferPrepared(paid, "id", "raw"), ev.DepositRemoved(key(0)))
+    order = after(order, *(back if is_back == "back" else ()), ev.TransferPublished(paid))
+    order = after(order, ev.TransferSettled(paid), *(back if is_back == "late" else ()), now=LATER)
+    assert order.status is OrderStatus.COMPLETED
+    assert [(t.transfer_id, t.units) for t in order.transfers] == [(paid, signed)]
+    assert [(d.state.value, d.transfer_id) for d in order.deposits] == [("confirmed", paid)]
+
+
 def test_a_refund_beside_a_payout_is_taken_back_with_the_decision() -> None:
     agreed = terms(Direction.USDC_TO_XMR)
     order = funded(agreed, agreed.deposit_amount, agreed.deposit_amount, sender="sender")

@@ -1,17 +1,21 @@
-"""``rpcsvc payouts close TRANSFER TXID --note TEXT``: the operator's signed word that it was paid.
+"""``rpcsvc payouts close TRANSFER [TXID] --note TEXT``: the operator's signed word on a transfer.
 
-For a restored database, where no key proves whom a transaction paid, or an order was paid otherwise
-than the copy has it. The transfer is settled without a receipt and never signed for; the word is
-kept with its signature. The service must not be running.
+With TXID it was paid by that transaction: for a restored database, where no key proves whom one
+paid, or an order was paid otherwise than the copy has it. Without, it was signed and a
+reorganisation took it for good: it is closed once no block can take it any more, and its payee is
+the operator's to pay. Nothing is ever signed for a closed transfer. No service may be running.
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
 
+from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.events import TransferPrepared, TransferSettled
@@ -19,11 +23,21 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.states import TransferState
 from rpcsvc.ids import system_random
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted, Open, bare_txid
+from rpcsvc.settlement.onchain.evm.gone import require_gone
+from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database, Statement
 from rpcsvc.transport.cli.adopt import find_transfer
@@ -35,6 +49,7 @@ _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
     " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
+_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = ?"
 
 
 def close(context: Context) -> int:
@@ -42,44 +57,135 @@ def close(context: Context) -> int:
     settings, options = onchain_settings(context), context.options
     note = " ".join(options.note.split())
     if not note:
-        raise UsageError("--note must say how you know that it was paid.")
+        raise UsageError("--note must say how you know, or what you are going to do about it.")
 
-    async def work(database: Database) -> Open:
-        opened = find_transfer(database, options.transfer)
-        prefix = "" if opened.transfer.network == MONERO else "0x"
-        txid = bare_txid(options.txid.removeprefix("0x"), prefix)
-        clock = SystemClock()
-        ring = KeyRing.load_or_create(settings.data_dir / KEYS_DIR, clock, system_random)
-        await _close(database, opened, txid, note, ResponseSigner(ring, clock))
-        return opened
+    async def work(database: Database) -> str:
+        return await _Closing(settings, database, note).run(options.transfer, options.txid)
 
     try:
-        done = with_database(settings, work).transfer
+        said = with_database(settings, work)
     except NotAdopted as refused:
         sys.stderr.write(f"rpcsvc: not closed: {refused}\n")
         return FAILED
-    amount = f"{format_units(done.units, done.asset)} {done.asset.symbol}"
-    sys.stdout.write(
-        f"{done.transfer_id}: {amount}, paid as you say: {note}\nIt is not paid again. Once all"
-        " that the transaction paid is closed: rpcsvc treasury explain\n"
-    )
+    sys.stdout.write(f"{said}\n")
     return OK
 
 
-async def _close(
-    database: Database, opened: Open, txid: str, note: str, signer: ResponseSigner
-) -> None:
-    """Raises NotAdopted for a transfer that was signed, or is over."""
-    name, state = opened.transfer.transfer_id, opened.transfer.state
-    if state is not TransferState.PLANNED:
-        raise NotAdopted(f"{name} is {state.value}: only what is planned can be closed by hand.")
-    clock = SystemClock()
-    at = clock.now_ms()
-    word = orjson.dumps({"at": at, "note": note, "transfer": name, "txid": txid})
-    # The word first: without it the audit would take the transfer for one that nobody paid.
-    row = (name, txid, note, at, signer.kid, signer.vouch(word))
-    await database.write([Statement(_ADD, row)])
-    processor = OrderProcessor(SqliteOrderStore(database, lambda: ""), clock, lambda _order: None)
-    await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
-    effect = AdvanceTransfer(name)
-    await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
+@dataclass(slots=True)
+class _Closing:
+    """One closing over an open database that nobody else writes. All raises NotAdopted."""
+
+    settings: Settings
+    database: Database
+    note: str
+
+    async def run(self, transfer_id: str, txid: str | None) -> str:
+        """Close it; what there is to say then."""
+        opened = find_transfer(self.database, transfer_id)
+        transfer = opened.transfer
+        name = transfer.transfer_id
+        amount = f"{name}: {format_units(transfer.units, transfer.asset)} {transfer.asset.symbol}"
+        if transfer.state is TransferState.PLANNED:
+            if txid is None:
+                raise NotAdopted(
+                    f"{name} is planned, and the service pays it. Name the TXID of what has paid it"
+                    " already."
+                )
+            paid_by = bare_txid(txid.removeprefix("0x"), "" if transfer.network == MONERO else "0x")
+            await self._settle(opened, paid_by)
+            return (
+                f"{amount}, paid as you say: {self.note}\nIt is not paid again. Once all that the"
+                " transaction paid is closed: rpcsvc treasury explain"
+            )
+        if transfer.state in (TransferState.FAILED, TransferState.CANCELLED):
+            raise NotAdopted(f"{name} is {transfer.state.value}, which is final.")
+        if txid is not None:
+            raise NotAdopted(
+                f"{name} is {transfer.state.value}, by {transfer.txid}. If a reorganisation took"
+                " that for good: the same without TXID."
+            )
+        if self.database.read_one(_IS_CLOSED, (name,)) is not None:
+            raise NotAdopted(f"{name} is closed already.")
+        rival = await self._end(opened)
+        if rival is not None:
+            return (
+                f"{amount}, is not closed yet: {rival} spends its inputs now. Start the service."
+                " Once that is deep, one that was not settled fails by itself. If health goes on"
+                " naming it, stop the service and close it again."
+            )
+        await self._settle(opened, transfer.txid or "")
+        return (
+            f"{amount}, to {transfer.address}, can't be mined any more. The service does not"
+            " pay it again: its payee is yours to pay. If you do so from the service's own wallets:"
+            " rpcsvc treasury explain"
+        )
+
+    # --- what was signed -----------------------------------------------------------------------
+
+    async def _end(self, opened: Open) -> str | None:
+        """See to it that its payment can't be mined; what has to be deep before that."""
+        name, network = opened.transfer.transfer_id, opened.transfer.network
+        if network == MONERO:
+            return await self._end_monero(name)
+        payment = SqliteEvmPaymentLedger(self.database).payment(name)
+        if payment is None or opened.transfer.state is not TransferState.SETTLED:
+            raise NotAdopted(
+                f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
+                " fails by itself if something else has spent its nonce."
+            )
+        onchain = self.settings.onchain
+        chains = wiring.served_chains(onchain, read_chains(self.settings.chains_file))
+        nodes = {node.network.name: node for node in wiring.evm_nodes(onchain, chains)}
+        if network not in nodes:
+            raise UsageError(f"onchain.nodes names no node for {network}.")
+        node = nodes[network]
+        async with AsyncExitStack() as clients:
+            await clients.enter_async_context(node.client)
+            await require_gone(EvmLink(node.client, node.network), payment)
+        return None
+
+    async def _end_monero(self, name: str) -> str | None:
+        ledger, onchain = SqliteMoneroLedger(self.database), self.settings.onchain
+        payment = ledger.payment(name)
+        if payment is None:
+            raise NotAdopted(f"{name} has no signed payment on record.")
+        node, wallet = wiring.monero_clients(onchain)
+        options = wiring.monero_options(onchain)
+        clock = SystemClock()
+        link = MoneroLink(node, wallet, ledger, options)
+
+        def explain(txid: str) -> None:
+            text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
+            books_of.explain(self.settings.data_dir, MONERO, txid, text, clock.now_ms())
+
+        async with node, wallet:
+            rival = await MoneroGone(link, ledger, clock, options, explain).end(payment)
+        if rival is None:
+            await _give_up(ledger, payment)
+        return rival
+
+    # --- the word ------------------------------------------------------------------------------
+
+    async def _settle(self, opened: Open, txid: str) -> None:
+        clock, name = SystemClock(), opened.transfer.transfer_id
+        ring = KeyRing.load_or_create(self.settings.data_dir / KEYS_DIR, clock, system_random)
+        signer, at = ResponseSigner(ring, clock), clock.now_ms()
+        word = orjson.dumps({"at": at, "note": self.note, "transfer": name, "txid": txid})
+        # The word first: without it the audit would take the transfer for one that nobody paid.
+        row = (name, txid, self.note, at, signer.kid, signer.vouch(word))
+        await self.database.write([Statement(_ADD, row)])
+        store = SqliteOrderStore(self.database, lambda: "")
+        processor = OrderProcessor(store, clock, lambda _order: None)
+        if opened.transfer.state is TransferState.PLANNED:
+            await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
+        if opened.transfer.state is not TransferState.SETTLED:
+            effect = AdvanceTransfer(name)
+            await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
+
+
+async def _give_up(ledger: SqliteMoneroLedger, payment: Payment) -> None:
+    """Its bytes are not published any more. The journal keeps it: a restored copy would otherwise
+    take its transfer for one that nobody has signed for.
+    """
+    if not payment.state.is_over:
+        await ledger.put_payment(replace(payment, state=PaymentState.FAILED, height=None))

@@ -18,6 +18,7 @@ from rpcsvc.audit.records import TransferEntry
 from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.states import LIVE_TRANSFERS, TransferState
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
@@ -39,6 +40,7 @@ from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.transport.cli.operator import onchain_settings, operator_books
 
+_SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.
 _MOST_WEI: Final = 1 << 96
 
@@ -102,6 +104,8 @@ def _explain(settings: Settings, network: str, txid: str, note: str, wei: int) -
         return FAILED
     moved = asyncio.run(_look(settings, network, txid, wei))
     if moved is None:
+        moved = _lost(settings, network, txid)
+    if moved is None:
         sys.stderr.write(
             f"rpcsvc: not explained: {network} shows no transaction {txid} that moved anything of"
             " the service's wallets\n"
@@ -138,6 +142,20 @@ def _may_still_pay(settings: Settings, network: str, txid: str) -> list[Transfer
         raise Unreachable(f"{network} can't be asked: {error}. Nothing was changed.") from error
     units = sum(item.amount for item in found if item.kind is TransferKind.OUTGOING)
     return may_pay(books, network, txid, (), units) if units else []
+
+
+def _lost(settings: Settings, network: str, txid: str) -> str | None:
+    """In words: it brought a deposit that a payout is signed for, and is gone. None: it did not."""
+    for order in read_books(settings.data_dir).orders:
+        for deposit in order.deposits:
+            spent_on = order.transfer(deposit.transfer_id)
+            is_signed = spent_on is not None and spent_on.state in _SIGNED
+            if (deposit.network, deposit.txid) == (network, txid) and is_signed:
+                return (
+                    f"a deposit of {deposit.units} units for {order.order_id} that the chain does"
+                    " not show any more"
+                )
+    return None
 
 
 async def _look(settings: Settings, network: str, txid: str, wei: int) -> str | None:

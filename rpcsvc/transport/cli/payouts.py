@@ -60,17 +60,25 @@ def add_payouts(commands: Any, common: Common) -> None:
     adopt = action(
         "adopt", "say which transaction paid one, after an older database was restored", _adopt
     )
-    text = "say that one was paid, where nothing proves it, after an older database was restored"
+    text = (
+        "say that one was paid, where nothing proves it, after an older database was restored; or"
+        " end one that a reorganisation took for good"
+    )
     close = action("close", text, _close)
     for one in (show, retry, adopt, close):
         one.add_argument(
             "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
         )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
-    for one in (adopt, close):
-        one.add_argument(
-            "txid", action=Text, metavar="TXID", help="the transaction, as rpcsvc audit names it"
-        )
+    named = "the transaction, as rpcsvc audit names it"
+    adopt.add_argument("txid", action=Text, metavar="TXID", help=named)
+    close.add_argument(
+        "txid",
+        action=Text,
+        nargs="?",
+        metavar="TXID",
+        help=f"{named}; none for a signed one that a reorganisation took for good",
+    )
     close.add_argument(
         "--note", action=Text, required=True, help="how you know; kept, signed by the service's key"
     )
@@ -212,8 +220,7 @@ def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
         return None
     return (
         "a reorganisation took it off its chain, and the same bytes are published again; if health"
-        " names it for hours, its payee is yours to pay: see A payout that a reorganisation took"
-        " in docs/operations-onchain.md"
+        f" names it for hours: rpcsvc payouts close {item.transfer_id} --note TEXT"
     )
 
 

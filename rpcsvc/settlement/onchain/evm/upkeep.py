@@ -210,7 +210,7 @@ class EvmUpkeep:
             key,
             f"payment {payment.payment_id} was settled and a reorganisation of"
             f" {self._network.name} took it away; it is published again ({verdict.reason});"
-            f" if it stays away: rpcsvc payouts show {payment.payment_id}",
+            f" if it stays away: rpcsvc payouts close {payment.payment_id} --note TEXT",
         )
         await self._publisher.hand_over(payment)
 

@@ -322,7 +322,7 @@ class MoneroPayments:
                 return _told(item, "is signed and the network does not take it")
         for item in self._ledger.payments_in(PaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
-                return _told(item, "was published and is not mined for long")
+                return _told(item, "was published and is not mined for long") + _ending(item)
         return None
 
     def under_way(self) -> frozenset[tuple[str, PaymentState]]:
@@ -354,6 +354,14 @@ class MoneroPayments:
         except NodeError as error:
             log.warning("monero_no_proof", txid=txid, reason=str(error))
             return None
+
+
+def _ending(payment: Payment) -> str:
+    """The operator's command for one that its node refuses for good."""
+    if payment.purpose is not Purpose.TRANSFER:
+        return ""
+    name = payment.payees[0].transfer_id
+    return f"; if its node refuses it for good: rpcsvc payouts close {name} --note TEXT"
 
 
 def _told(payment: Payment, problem: str) -> str:

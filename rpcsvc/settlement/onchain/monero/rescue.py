@@ -98,8 +98,8 @@ class MoneroRescue:
                 said = (await self._link.node.submit(item.raw)).submission.value
             self.gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
-                f" away; it is published again ({said}); if it stays away: rpcsvc payouts show"
-                f" {item.payees[0].transfer_id}"
+                f" away; it is published again ({said}); if it stays away: rpcsvc payouts close"
+                f" {item.payees[0].transfer_id} --note TEXT"
             )
 
     async def _offer_anew(self, waiting: dict[str, Payment], height: int) -> None:

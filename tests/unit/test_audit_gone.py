@@ -1,0 +1,120 @@
+"""What a reorganisation took for good: the audit names the command that ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.audit.check import check
+from rpcsvc.audit.records import MONERO, Arrival, Difference, Explanation, OrderEntry, Report
+from rpcsvc.domain.states import DepositState, Direction
+from tests.unit.audit_world import ARBITRUM, U2X, X2U, World
+
+XMR, USDC = 10**12, 10**6
+WAYS = [(X2U, MONERO, XMR), (U2X, ARBITRUM, 165 * USDC)]
+
+
+def report(world: World, closed: frozenset[str] = frozenset()) -> Report:
+    return check(replace(world.books(), closed=closed), world.monero(), [world.evm()])
+
+
+def only(world: World) -> Difference:
+    (found,) = report(world).differences
+    return found
+
+
+# --- a deposit that was paid out for -----------------------------------------------------------
+
+
+def without_deposit(direction: Direction, units: int, state: DepositState) -> World:
+    """It was paid out for, and is on the chain no more."""
+    world = World()
+    order = world.pay_out(world.deposit(world.order(direction), units))
+    world.keep(replace(order, deposits=(replace(order.deposits[0], state=state),)))
+    world.arrivals.clear()
+    world.moves = [move for move in world.moves if move.recipient != order.deposit_address]
+    return world
+
+
+@pytest.mark.parametrize(("direction", "network", "units"), WAYS)
+@pytest.mark.parametrize("state", [DepositState.CONFIRMED, DepositState.REMOVED])
+def test_deposit_that_is_gone_ends_with_the_operators_word(
+    direction: Direction, network: str, units: int, state: DepositState
+) -> None:
+    world = without_deposit(direction, units, state)
+    (order,) = world.orders
+    txid = order.deposits[0].txid
+    kind = "deposit_lost" if state is DepositState.REMOVED else "deposit_not_on_chain"
+    found = only(world)
+    assert found.kind == kind
+    assert f"rpcsvc treasury explain {network} {txid} --note TEXT" in found.hint
+    world.explanations.append(Explanation(network, txid, "the loss is ours"))
+    after = report(world)
+    assert after.differences == ()
+    assert f"{txid} is explained, and {network} does not show it" in after.notes
+
+
+def test_deposit_that_is_back_counts_though_it_was_written_off() -> None:
+    world = World()
+    order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
+    world.explanations.append(Explanation(MONERO, order.deposits[0].txid, "the loss is ours"))
+    assert report(world).differences == ()
+    world.arrivals[0] = replace(world.arrivals[0], units=XMR - 1)
+    assert "deposit_units" in {item.kind for item in report(world).differences}
+
+
+def test_deposit_that_nothing_was_paid_for_can_not_be_written_off() -> None:
+    world = World()
+    order = world.keep(world.deposit(world.order(X2U), XMR))
+    world.arrivals.clear()
+    world.explanations.append(Explanation(MONERO, order.deposits[0].txid, "no"))
+    assert (only(world).kind, only(world).hint) == ("deposit_not_on_chain", "")
+
+
+@pytest.mark.parametrize("block", [500, None])
+def test_xmr_that_the_operator_brought_counts_while_it_is_in_a_block(block: int | None) -> None:
+    world = World()
+    world.arrivals.append(Arrival("brought", "primary", XMR, block))
+    assert report(world).differences == ()
+    world.arrivals.clear()
+    assert report(world).differences == (), "gone, and needed no explanation"
+
+
+# --- a payout that is gone ---------------------------------------------------------------------
+
+
+def paid(direction: Direction) -> tuple[World, OrderEntry]:
+    world = World()
+    units = XMR if direction is X2U else 165 * USDC
+    return world, world.keep(world.pay_out(world.deposit(world.order(direction), units)))
+
+
+def test_xmr_payout_that_is_gone_ends_with_the_command_it_names() -> None:
+    world, order = paid(U2X)
+    name = order.transfers[0].transfer_id
+    world.departures.clear()
+    world.proven.clear()
+    assert f"rpcsvc payouts close {name} --note TEXT" in only(world).hint
+    assert report(world, frozenset({name})).differences == ()
+
+
+def test_usdc_payout_that_is_gone_ends_with_what_took_its_nonce_explained() -> None:
+    world, order = paid(X2U)
+    name, (payment,) = order.transfers[0].transfer_id, world.payments
+    world.moves.clear()
+    found = {item.kind: item for item in report(world).differences}
+    assert f"rpcsvc payouts close {name} --note TEXT" in found["not_on_chain"].hint
+    closed = frozenset({name})
+    assert "unrecorded_transaction" in {item.kind for item in report(world, closed).differences}
+    world.explanations.append(Explanation(ARBITRUM, "rival", "the key's other user"))
+    world.explained["rival"] = payment.nonce
+    world.spent = {"rival": 10**14}
+    assert report(world, closed).differences == ()
+
+
+@pytest.mark.parametrize("direction", [X2U, U2X])
+def test_payout_that_is_mined_though_it_was_closed_is_a_difference(direction: Direction) -> None:
+    world, order = paid(direction)
+    closed = frozenset({order.transfers[0].transfer_id})
+    assert {item.kind for item in report(world, closed).differences} == {"paid_though_closed"}

@@ -1,0 +1,156 @@
+"""``rpcsvc payouts close`` of an XMR payout that was signed: only what no block can take is ended.
+
+Node and wallet are played. The same on real daemons is in tests/regtest/test_monero_rescue.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rpcsvc.settlement.onchain.adoption import NotAdopted
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.gone import MoneroGone
+from rpcsvc.settlement.onchain.monero.ledger import PaymentState
+from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
+from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.sqlite import Database
+from tests.sandbox import ManualClock
+from tests.unit.test_onchain_monero_rescue import OPTIONS, Desk, Node, Wallet
+
+IMAGE = "image of tr_1"
+
+
+@dataclass
+class RefusingNode(Node):
+    """It refuses what is handed over. ``spent``: where each key image was seen."""
+
+    says: Submission = Submission.INVALID
+    spent: dict[str, Spent] = field(default_factory=dict)
+
+    async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
+        return {image: self.spent.get(image, Spent.UNSPENT) for image in images}
+
+
+@dataclass
+class OwnWallet(Wallet):
+    """``does`` is all that it was told to do, in order."""
+
+    does: list[str] = field(default_factory=list)
+    is_locked: bool = False
+
+    async def refresh(self) -> None: ...
+
+    async def rescan_spent(self) -> None: ...
+
+    async def primary_address(self) -> str:
+        return "4own"
+
+    async def prepare_sweep(self, image: str, address: str) -> PreparedPayment:
+        if self.is_locked:
+            raise NodeError("wallet", "sweep_single", -37, "not enough unlocked money")
+        self.does.append(f"sign {image} to {address}")
+        return PreparedPayment("rival", 5, 1, 1500, "00", "metadata", "key", (image,))
+
+    async def relay(self, metadata: str) -> str:
+        self.does.append(f"relay {metadata}")
+        return "rival"
+
+    async def store(self) -> None:
+        self.does.append("store")
+
+
+class Link(MoneroLink):
+    """One whose daemons are fine."""
+
+    async def check_node(self) -> NodeInfo:
+        return NodeInfo(101, "h100", "fakechain", True, False, True, 101, 0, "0.18")
+
+    async def check_wallet(self) -> None: ...
+
+
+@dataclass
+class Ending:
+    desk: Desk
+    node: RefusingNode
+    wallet: OwnWallet
+    gone: MoneroGone
+
+    async def end(self) -> str | None:
+        return await self.gone.end(self.desk.known("tr_1"))
+
+    async def refused(self, why: str) -> None:
+        with pytest.raises(NotAdopted, match=why):
+            await self.end()
+        assert self.wallet.does == []
+
+
+@pytest.fixture
+async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
+    """A settled payout that is nowhere, and whose bytes the node refuses."""
+    database = await Database.open(tmp_path)
+    ledger, node, wallet = SqliteMoneroLedger(database), RefusingNode(), OwnWallet()
+    link = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    desk = Desk(node, wallet, ledger, MoneroRescue(link, ledger, OPTIONS))
+    gone = MoneroGone(
+        link, ledger, ManualClock(), OPTIONS, lambda txid: wallet.does.append(f"explain {txid}")
+    )
+    await desk.put("tr_1", PaymentState.SETTLED, None)
+    yield Ending(desk, node, wallet, gone)
+    await database.close()
+
+
+async def test_end_spends_inputs_that_nothing_has_spent(ending: Ending) -> None:
+    """The word that it is our own comes before it can be seen."""
+    ending.wallet.images, ending.wallet.frozen = (IMAGE,), {IMAGE}
+    assert await ending.end() == "rival"
+    assert ending.wallet.does == [
+        f"sign {IMAGE} to 4own",
+        "explain rival",
+        "relay metadata",
+        "store",
+    ]
+    assert ending.wallet.frozen == set()
+    assert ending.node.submitted == ["tx tr_1"], "the same bytes are tried once more before that"
+
+
+async def test_end_waits_for_inputs_that_are_locked(ending: Ending) -> None:
+    ending.wallet.images, ending.wallet.is_locked = (IMAGE,), True
+    await ending.refused("locked for ten blocks")
+
+
+async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> None:
+    assert await ending.end() is None
+    assert ending.wallet.does == []
+
+
+async def test_end_waits_for_payments_that_may_bring_the_inputs_back(ending: Ending) -> None:
+    await ending.desk.put("tr_2", PaymentState.PUBLISHED, None)
+    await ending.refused("tr_2 is not mined either")
+
+
+async def test_end_refuses_what_the_node_takes_again(ending: Ending) -> None:
+    ending.node.says = Submission.ACCEPTED
+    await ending.refused("the node said: accepted")
+    await ending.refused("is in the node's pool")
+
+
+@pytest.mark.parametrize(
+    "says",
+    [Submission.BUSY, Submission.KNOWN, Submission.FEE_TOO_LOW, Submission.DOUBLE_SPEND],
+)
+async def test_end_takes_no_other_answer_for_a_refusal(ending: Ending, says: Submission) -> None:
+    ending.node.says = says
+    await ending.refused("may be mined yet")
+
+
+async def test_end_waits_for_a_spender_in_the_pool(ending: Ending) -> None:
+    ending.node.spent = {IMAGE: Spent.IN_POOL}
+    await ending.refused("waits to be mined")
