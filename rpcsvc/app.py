@@ -40,7 +40,6 @@ from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
 from rpcsvc.operations.ticket_budget import TicketBudget, day_of
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.following import Follower
@@ -49,6 +48,7 @@ from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.promises import Promises, payable_for
+from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.retention import Kept, Retention
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
@@ -219,12 +219,12 @@ async def _compose(
     store = SqliteOrderStore(database, _view_key(venue, chains, signer))
     promises = backend.promises
     processor = OrderProcessor(store, clock, partial(project, venue), promises)
-    aside = OrdersAside()
-    watcher = DepositWatcher(store, engine, processor, backend.rates, aside, clock)
+    quarantine = Quarantine()
+    watcher = DepositWatcher(store, engine, processor, backend.rates, quarantine, clock)
     if promises is not None:
         promises.follow(watcher.sight.is_complete)
         promises.load(store)
-    payouts = Payouts(store, engine, processor, clock, aside)
+    payouts = Payouts(store, engine, processor, clock, quarantine)
     effects = EffectRunner(
         store,
         processor,
@@ -254,7 +254,7 @@ async def _compose(
     worker.on_beat(Retention(store, clock, _kept(settings)).clean)
     if relay is None:
         break_bps = settings.orders.lock_break_bps
-        locks = PriceLocks(store, processor, backend.rates, aside, clock, break_bps=break_bps)
+        locks = PriceLocks(store, processor, backend.rates, quarantine, clock, break_bps=break_bps)
         worker.on_beat(locks.break_due)
     support = settings.support
     now = clock.now_ms()

@@ -91,7 +91,7 @@ def write_off(network: str, txid: str) -> str:
 
 
 def _is_being_filled(order: OrderEntry) -> bool:
-    """Whether deposits are set aside for a payout that comes once all chunks are swapped."""
+    """Whether deposits are quarantined for a payout that comes once all chunks are swapped."""
     return order.status == "executing_swap"
 
 

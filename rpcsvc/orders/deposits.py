@@ -20,9 +20,9 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.ports import DepositSighting, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.sight import Sight
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class DepositWatcher:
         engine: SettlementEngine,
         processor: OrderProcessor,
         rates: RateSource,
-        aside: OrdersAside,
+        quarantine: Quarantine,
         clock: Clock,
     ) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class DepositWatcher:
         self._processor = processor
         self._rates = rates
         self._clock = clock
-        self.aside = aside
+        self.quarantine = quarantine
         self.sight = Sight(engine.networks, clock)
 
     async def reconcile(self) -> int:
@@ -147,11 +147,11 @@ class DepositWatcher:
             if turns[order_id] >= TURN:
                 continue
             step = (sighting.key, confirming)
-            with self.aside.isolate(order_id, step):
+            with self.quarantine.isolate(order_id, step):
                 events = await self._record_one(order_id, sighting, confirming=confirming)
                 count += events
                 turns[order_id] += events > 0
-            if not self.aside.is_broken(order_id, step):
+            if not self.quarantine.is_broken(order_id, step):
                 recorded.append((order_id, sighting))
         return count, recorded
 

@@ -3,7 +3,7 @@
 Wallets work side by side, each on one transfer at a time: what waits for a wallet that hangs takes
 nothing that another needs. The schedule is kept in memory because the effects themselves are in
 the store: ``recover`` finds them all again. What does not live here: how a transfer is sent
-(payouts.py), whose turn it is at a wallet (turns.py).
+(payouts.py), whose turn it is at a wallet (wallet_queue.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import OrderStore, PendingEffect, RateSource
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.turns import Turns
+from rpcsvc.orders.wallet_queue import WalletQueue
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ class EffectRunner:
         self._attempts: dict[PendingEffect, int] = {}
         self._running: set[asyncio.Task[None]] = set()
         # By network, while its wallet is at work: what waits for it.
-        self._queues: dict[str, Turns] = {}
+        self._queues: dict[str, WalletQueue] = {}
         processor.on_effects(self.schedule)
 
     def schedule(self, order_id: str, effects: Iterable[Effect]) -> None:
@@ -115,7 +115,7 @@ class EffectRunner:
             return
         network = transfer.network
         if network not in self._queues:
-            self._queues[network] = Turns()
+            self._queues[network] = WalletQueue()
             self._begin(self._run_queue(network), f"transfers {network}")
         self._queues[network].add(transfer.kind, pending)
 

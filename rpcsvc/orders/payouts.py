@@ -28,7 +28,6 @@ from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import DepositState, OnDeadline, TransferKind, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports import (
     Commit,
@@ -40,6 +39,7 @@ from rpcsvc.orders.ports import (
     Verdict,
 )
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.quarantine import Quarantine
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ ENGINE_TIMEOUT_SECONDS = 30
 class Payouts:
     """Carries out ``AdvanceTransfer``: for payouts and for refunds, which are both transfers.
 
-    Nothing is signed for orders that are ``aside``, nor before the deposits that pay for it were
+    Nothing is signed for orders in ``quarantine``, nor before the deposits that pay for it were
     seen on their chain since the start.
     """
 
@@ -59,13 +59,13 @@ class Payouts:
         engine: SettlementEngine,
         processor: OrderProcessor,
         clock: Clock,
-        aside: OrdersAside,
+        quarantine: Quarantine,
     ) -> None:
         self._store = store
         self._engine = engine
         self._processor = processor
         self._clock = clock
-        self._aside = aside
+        self._quarantine = quarantine
         self._wallets = KeyedLocks()
         # Transfers that could not be recorded together with others, one of which may be to blame.
         self._alone: set[str] = set()
@@ -135,7 +135,7 @@ class Payouts:
         await self._processor.record(signed, commit)
 
     def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
-        if order.order_id in self._aside or self._is_too_late(order, transfer):
+        if order.order_id in self._quarantine or self._is_too_late(order, transfer):
             return False
         return self._has_its_deposits(order)
 

@@ -12,9 +12,9 @@ from rpcsvc.domain.price_lock import breaking_rate
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.ports import OrderStore, RateSource
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.quarantine import Quarantine
 
 log = structlog.get_logger(__name__)
 
@@ -29,7 +29,7 @@ class PriceLocks:
         store: OrderStore,
         processor: OrderProcessor,
         rates: RateSource,
-        aside: OrdersAside,
+        quarantine: Quarantine,
         clock: Clock,
         *,
         break_bps: int,
@@ -37,7 +37,7 @@ class PriceLocks:
         self._store = store
         self._processor = processor
         self._rates = rates
-        self._aside = aside
+        self._quarantine = quarantine
         self._clock = clock
         self._break_bps = break_bps
 
@@ -51,7 +51,7 @@ class PriceLocks:
         except Unavailable:
             return 0
         now = self._clock.now_ms()
-        most = LOCKS_PER_TICK + len(self._aside.failing(LockBroken))
+        most = LOCKS_PER_TICK + len(self._quarantine.failing(LockBroken))
         due = [
             order_id
             for direction in Direction
@@ -63,7 +63,7 @@ class PriceLocks:
         return len(due)
 
     async def _break(self, order_id: str, rate: int) -> None:
-        with self._aside.isolate(order_id, LockBroken):
+        with self._quarantine.isolate(order_id, LockBroken):
             try:
                 await self._processor.apply(order_id, LockBroken(rate))
             except ImpossibleTransition as refused:

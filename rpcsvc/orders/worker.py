@@ -51,7 +51,7 @@ class Worker:
         self._processor = processor
         self._watcher = watcher
         self._effects = effects
-        self._aside = watcher.aside
+        self._quarantine = watcher.quarantine
         self._sight = watcher.sight
         self._clock = clock
         self._is_paused = is_paused
@@ -77,7 +77,7 @@ class Worker:
             return Health(False, f"The settlement loop has been in one beat for {lasts // 1000} s.")
         if self._failure is not None:
             return Health(False, self._failure)
-        return self._aside.health()
+        return self._quarantine.health()
 
     def watching(self) -> Health:
         """Whether deposits are seen on all networks, so that the deadlines there can be kept."""
@@ -155,8 +155,8 @@ class Worker:
             again = overdue
         else:
             overdue = self._overdue(now)
-            # Another event may have put off the deadline of one that is aside.
-            again = list(dict.fromkeys([*overdue, *self._aside.failing(DeadlinePassed)]))
+            # Another event may have put off the deadline of one that is quarantined.
+            again = list(dict.fromkeys([*overdue, *self._quarantine.failing(DeadlinePassed)]))
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
 
@@ -164,12 +164,12 @@ class Worker:
         """The oldest that are due, and of which all is known that came in time."""
         behind = self._sight.behind
         # Those that fail, or wait, stay the oldest: however many, others are found behind them.
-        most = DEADLINES_PER_TICK + len(self._aside.failing(DeadlinePassed)) + len(behind)
+        most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
         found = self._store.overdue(now, most, self._sight.known, but=but)
         return [order_id for order_id in found if order_id not in behind]
 
     async def _pass_deadline(self, order_id: str) -> None:
-        with self._aside.isolate(order_id, DeadlinePassed):
+        with self._quarantine.isolate(order_id, DeadlinePassed):
             order, now = self._store.order(order_id), self._clock.now_ms()
             if order is None or order.deadline_at is None or order.deadline_at > now:
                 return

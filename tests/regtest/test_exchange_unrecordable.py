@@ -65,15 +65,15 @@ async def killed(trader: Trader, direction: str, crash: Crash) -> tuple[Deal, st
     return made
 
 
-async def set_aside(trader: Trader, at: Server, direction: str, address: str) -> None:
+async def quarantine(trader: Trader, at: Server, direction: str, address: str) -> None:
     """Pay once more to an order that can't be recorded, and wait until that is noticed."""
     await trader.pay(direction, address)
 
-    async def is_aside() -> bool:
+    async def is_quarantined() -> bool:
         await trader.stack.mine_in_time()
-        return "order_set_aside" in str(await at.health())
+        return "order_quarantined" in str(await at.health())
 
-    await until(is_aside, seconds=STEP_SECONDS)
+    await until(is_quarantined, seconds=STEP_SECONDS)
 
 
 async def refunds(at: Server, deal: Deal) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ async def test_what_a_broken_order_has_committed_is_paid_once_and_keeps_nobody_w
     books.refuse()
     async with stack.starting() as at:
         await at.ready()
-        await set_aside(trader, at, direction, address)
+        await quarantine(trader, at, direction, address)
         other = await trader.deal(at, direction)
         await trader.finish(at, other)
         assert await trader.received(broken) == [broken.expected]

@@ -12,9 +12,9 @@ from rpcsvc.domain.events import DepositConfirmed, DepositSeen
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
 from rpcsvc.orders.ports import DepositSighting, Observation, Rate
+from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import HOUR, NOW, key, terms
 
@@ -75,48 +75,48 @@ def test_a_deposit_that_is_seen_and_not_confirmed_yet_is_an_event_alone() -> Non
     assert [type(each) for each in events_of(open_order(terms()), sighting)] == [DepositSeen]
 
 
-def watcher_of(book: Book, aside: OrdersAside, now: int = NOW) -> DepositWatcher:
+def watcher_of(book: Book, quarantine: Quarantine, now: int = NOW) -> DepositWatcher:
     anything, clock = cast("Any", book), ManualClock()
     clock.now = now
-    return DepositWatcher(anything, anything, anything, anything, aside, clock)
+    return DepositWatcher(anything, anything, anything, anything, quarantine, clock)
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 2])
 async def test_an_order_that_changed_in_between_is_looked_at_again(refusals: int) -> None:
-    book, aside = Book(refusals), OrdersAside()
-    watcher = watcher_of(book, aside)
+    book, quarantine = Book(refusals), Quarantine()
+    watcher = watcher_of(book, quarantine)
 
     assert await watcher.reconcile() == 2
 
     assert book.applied == [DepositSeen, DepositConfirmed]
     assert len(book.acknowledged) == 1
-    assert aside.health().ok
+    assert quarantine.health().ok
 
 
 async def test_a_sighting_that_can_be_recorded_does_not_hide_that_another_could_not() -> None:
-    book, aside = Book(0), OrdersAside()
-    with aside.isolate("ord_1", key(2)):
+    book, quarantine = Book(0), Quarantine()
+    with quarantine.isolate("ord_1", key(2)):
         raise ZeroDivisionError
 
-    await watcher_of(book, aside).reconcile()
+    await watcher_of(book, quarantine).reconcile()
 
     assert len(book.acknowledged) == 1, "this one is on record"
-    assert "ord_1" in aside
-    assert not aside.health().ok
+    assert "ord_1" in quarantine
+    assert not quarantine.health().ok
 
 
 async def test_a_sighting_that_can_not_be_recorded_is_not_acknowledged_but_shown_again() -> None:
-    book, aside = Book(100), OrdersAside()
-    watcher = watcher_of(book, aside)
+    book, quarantine = Book(100), Quarantine()
+    watcher = watcher_of(book, quarantine)
 
     await watcher.reconcile()
 
     assert book.acknowledged == []
-    assert not aside.health().ok
+    assert not quarantine.health().ok
     book.refusals = 0
     await watcher.reconcile()
     assert len(book.acknowledged) == 1
-    assert aside.health().ok
+    assert quarantine.health().ok
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_ye
 ) -> None:
     book = Book(0)
     book.whole = whole
-    watcher = watcher_of(book, OrdersAside(), now)
+    watcher = watcher_of(book, Quarantine(), now)
 
     await watcher.reconcile()
 
@@ -145,7 +145,7 @@ async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_ye
 async def test_past_its_time_an_order_is_not_decided_on_before_each_deposit_is_on_record() -> None:
     book = Book(0)
     book.shown = [replace(book.shown[0], key=key(n)) for n in range(TURN + 1)]
-    watcher = watcher_of(book, OrdersAside(), NOW + HOUR)
+    watcher = watcher_of(book, Quarantine(), NOW + HOUR)
 
     await watcher.reconcile()
     assert book.applied == [DepositSeen] * TURN

@@ -16,9 +16,9 @@ from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.effects import MAX_AT_ONCE, EffectRunner
 from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
@@ -67,7 +67,7 @@ class Stand:
         self.desk, clock = Desk(), ManualClock()
         clock.now = NOW
         anything = cast("Any", self.desk)
-        payouts = Payouts(anything, anything, anything, clock, OrdersAside())
+        payouts = Payouts(anything, anything, anything, clock, Quarantine())
         self.effects = EffectRunner(
             anything, anything, payouts, anything, clock, poll_ms=1000, stop_seconds=stop_seconds
         )

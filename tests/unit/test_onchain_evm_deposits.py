@@ -459,7 +459,7 @@ async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader
 async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader.link, "standstill", lambda: "has shown no new block for 10 minutes")
+    monkeypatch.setattr(reader.link, "stall", lambda: "has shown no new block for 10 minutes")
     await reader.look()
     assert reader.scanner.whole_at is None
 

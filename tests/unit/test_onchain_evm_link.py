@@ -102,18 +102,18 @@ async def test_a_check_after_the_failure_makes_it_right_again() -> None:
 async def test_a_chain_that_stands_still_is_told_though_its_node_answers() -> None:
     node, now = Node(), [0]
     link = EvmLink(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
-    link._standstill._steady = lambda: now[0]
-    assert link.standstill() is None, "nobody has looked"
+    link._stall_detector._steady = lambda: now[0]
+    assert link.stall() is None, "nobody has looked"
     await link.check()
     now[0] = 20 * 60_000 - 1
     await link.check()
-    assert (link.problem, link.standstill()) == (None, None)
+    assert (link.problem, link.stall()) == (None, None)
     now[0] += 1
     await link.check()
-    assert link.standstill() == "the node of arbitrum has shown no new block for 20 minutes"
+    assert link.stall() == "the node of arbitrum has shown no new block for 20 minutes"
     node.head = replace(HEAD, number=6)  # one of several nodes, which is later still
     await link.check()
-    assert link.standstill() is not None
+    assert link.stall() is not None
     node.head = replace(HEAD, number=8)
     await link.check()
-    assert link.standstill() is None
+    assert link.stall() is None

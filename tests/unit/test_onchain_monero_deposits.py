@@ -256,7 +256,7 @@ async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
     desk.wallet.lag = 0
     await desk.look()
     assert desk.scanner.whole_at == Clock().now_ms()
-    monkeypatch.setattr(MoneroLink, "standstill", lambda _: "has shown no new block")
+    monkeypatch.setattr(MoneroLink, "stall", lambda _: "has shown no new block")
     await desk.look()
     assert desk.scanner.whole_at is None, "its chain does not go on"
 

@@ -44,17 +44,17 @@ async def test_a_chain_that_stands_still_is_told_though_its_node_calls_itself_in
     options = MoneroOptions(nettype=nettype)
     nobody = cast("Any", None)
     link = MoneroLink(cast("Any", node), nobody, nobody, options)
-    link._standstill._steady = lambda: now[0]
+    link._stall_detector._steady = lambda: now[0]
     for now[0] in (0, GAP_MS - 1):
         await link.check_node()
-        assert link.standstill() is None
+        assert link.stall() is None
     now[0] = GAP_MS
     await link.check_node()
     told = "the Monero node has shown no new block for 40 minutes"
-    assert link.standstill() == (told if nettype == "mainnet" else None)
+    assert link.stall() == (told if nettype == "mainnet" else None)
     node.height += 1
     await link.check_node()
-    assert link.standstill() is None
+    assert link.stall() is None
     node.nettype = "testnet"
     with pytest.raises(SideUnusable):
         await link.check_node()

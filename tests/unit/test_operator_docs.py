@@ -86,7 +86,7 @@ def test_the_alarms_are_found_whoever_logs_them() -> None:
     found = {event for event, levels in events().items() if levels & ALARMS}
     assert len(found) > 60
     assert found >= {
-        "order_set_aside",  # log.exception
+        "order_quarantined",  # log.exception
         "rpc_method_failed",  # _logger.exception
         "database_unavailable",  # _report("error", ...)
         "order_transition",  # write(...), chosen before

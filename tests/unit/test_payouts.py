@@ -12,8 +12,8 @@ from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
@@ -66,7 +66,7 @@ async def sign(order: Order) -> list[str]:
     """Advance the order's only transfer; the addresses that were signed for."""
     desk = Desk(order)
     anything = cast("Any", desk)
-    payouts = Payouts(anything, anything, anything, at_once(), OrdersAside())
+    payouts = Payouts(anything, anything, anything, at_once(), Quarantine())
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
     return desk.signed_for
 

@@ -19,10 +19,10 @@ from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.aside import OrdersAside
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, Record, StatusView, Verdict
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database
 from tests.unit.test_transition import NOW, terms
@@ -83,7 +83,7 @@ class Office:
     desk: Desk
     payouts: Payouts
     clock: At
-    aside: OrdersAside
+    quarantine: Quarantine
 
     async def due(self, name: str, **change: Any) -> str:
         """An order whose payout of XMR is planned; the payout's id."""
@@ -125,9 +125,9 @@ async def office(tmp_path: Path) -> AsyncIterator[Office]:
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     desk = Desk()
-    aside = OrdersAside()
-    payouts = Payouts(store, cast("Any", desk), processor, clock, aside)
-    yield Office(store, processor, desk, payouts, clock, aside)
+    quarantine = Quarantine()
+    payouts = Payouts(store, cast("Any", desk), processor, clock, quarantine)
+    yield Office(store, processor, desk, payouts, clock, quarantine)
     await database.close()
 
 
@@ -192,14 +192,14 @@ async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_si
     assert office.store.pending_effects() == []
 
 
-@pytest.mark.parametrize("why", ["not_seen", "down", "aside"])
+@pytest.mark.parametrize("why", ["not_seen", "down", "quarantine"])
 async def test_what_changed_while_it_was_signed_is_not_recorded(office: Office, why: str) -> None:
     """A reorganisation may come at any moment."""
     first, _ = [await office.due(name) for name in "ab"]
 
     async def changes() -> None:
-        if why == "aside":
-            with office.aside.isolate("b", "a step"):
+        if why == "quarantine":
+            with office.quarantine.isolate("b", "a step"):
                 raise ZeroDivisionError
         else:
             getattr(office.desk, why).add("tx b")
@@ -227,10 +227,12 @@ async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Offic
     assert office.desk.asked == [[third]]
 
 
-async def test_an_order_that_is_aside_does_not_go_along_until_it_is_mended(office: Office) -> None:
+async def test_an_order_that_is_quarantined_does_not_go_along_until_it_is_mended(
+    office: Office,
+) -> None:
     """A deposit of it may be gone, and its record does not say so."""
     first, second, third = [await office.due(name) for name in "abc"]
-    with office.aside.isolate("b", "a step"):
+    with office.quarantine.isolate("b", "a step"):
         raise ZeroDivisionError
     assert await office.pay(second) is False
     assert office.desk.asked == []
@@ -238,7 +240,7 @@ async def test_an_order_that_is_aside_does_not_go_along_until_it_is_mended(offic
     assert office.desk.asked == [[first, third]]
     assert office.states() == {"a": "published", "b": "planned", "c": "prepared"}
 
-    with office.aside.isolate("b", "a step"):
+    with office.quarantine.isolate("b", "a step"):
         pass
     await office.pay(second)
     assert office.states()["b"] == "published"
@@ -272,12 +274,12 @@ async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
     assert office.states() == {"a": "published", "b": "published"}
 
 
-async def test_what_is_signed_of_an_order_that_is_aside_is_brought_to_its_end(
+async def test_what_is_signed_of_an_order_that_is_quarantined_is_brought_to_its_end(
     office: Office,
 ) -> None:
     first, second = [await office.due(name) for name in "ab"]
     await office.pay(first)
-    with office.aside.isolate("b", "a step"):
+    with office.quarantine.isolate("b", "a step"):
         raise ZeroDivisionError
     await office.pay(second)
     assert len(office.desk.asked) == 1

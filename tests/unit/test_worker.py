@@ -16,7 +16,7 @@ from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders import worker as worker_module
-from rpcsvc.orders.aside import OrdersAside
+from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.sight import Sight
 from rpcsvc.orders.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
@@ -28,7 +28,7 @@ class Parts:
     """Everything that a worker moves. ``broken``: what each part raises instead, by its name."""
 
     def __init__(self, **broken: Exception) -> None:
-        self.aside = OrdersAside()
+        self.quarantine = Quarantine()
         self.sight = Sight(["monero"], ManualClock())
         self.sight.looked({"monero": 2**62}, {})
         self.broken = broken
@@ -170,13 +170,13 @@ async def test_nothing_turns_into_a_refund_while_payouts_are_paused(
     assert parts.left_out == [left_out]
 
 
-async def test_an_order_whose_deadline_breaks_is_aside_until_it_is_passed() -> None:
+async def test_an_order_whose_deadline_breaks_is_quarantined_until_it_is_passed() -> None:
     parts = Parts(apply=RuntimeError("a hole in a rule"))
     parts.late = replace(open_order(terms()), deadline_at=1)
     worker = worker_of(parts)
 
     await worker.tick()
-    assert "ord_1" in parts.aside
+    assert "ord_1" in parts.quarantine
     assert not worker.health().ok
 
     parts.broken.clear()
@@ -186,7 +186,7 @@ async def test_an_order_whose_deadline_breaks_is_aside_until_it_is_passed() -> N
 
 
 @pytest.mark.parametrize("deadline_at", [None, 2**62])
-async def test_an_order_whose_broken_deadline_is_put_off_is_aside_no_longer(
+async def test_an_order_whose_broken_deadline_is_put_off_is_quarantined_no_longer(
     deadline_at: int | None,
 ) -> None:
     """Nobody would try it again before the next deadline, and that may never come."""
@@ -202,14 +202,14 @@ async def test_an_order_whose_broken_deadline_is_put_off_is_aside_no_longer(
     assert "apply" not in parts.done
 
 
-async def test_while_payouts_are_paused_an_order_that_is_aside_stays_so() -> None:
+async def test_while_payouts_are_paused_an_order_that_is_quarantined_stays_so() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=2**62)
-    with parts.aside.isolate("ord_1", DeadlinePassed):
+    with parts.quarantine.isolate("ord_1", DeadlinePassed):
         raise ZeroDivisionError
 
     await worker_of(parts, paused=True).tick()
-    assert "ord_1" in parts.aside
+    assert "ord_1" in parts.quarantine
 
 
 class Broken(Parts):
@@ -257,7 +257,7 @@ async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_
 
     assert parts.done[-1:] == ["start_due"]
     assert "apply ord_4" in parts.done
-    assert not any(order_id in parts.aside for order_id in waiting), "none of them was tried"
+    assert not any(order_id in parts.quarantine for order_id in waiting), "none of them was tried"
 
 
 async def test_an_order_that_fell_out_of_sight_after_it_was_found_due_waits() -> None:

@@ -75,7 +75,7 @@ def _take_journal(settings: Settings, given: Sequence[Path], *, without: bool) -
     folder = settings.data_dir / FOLDER
     try:
         if without:
-            _set_aside(folder)
+            _move_away(folder)
             return
         known = [folder, *settings.onchain.journal_places, *given]
         found = {place: read_place(place) for place in known}
@@ -94,7 +94,7 @@ def _take_journal(settings: Settings, given: Sequence[Path], *, without: bool) -
         raise UsageError(f"The payment journal can't be used: {error}.") from error
 
 
-def _set_aside(path: Path) -> Path | None:
+def _move_away(path: Path) -> Path | None:
     """Keep what is in the way under another name."""
     if not path.exists():
         return None
@@ -115,7 +115,7 @@ def _put_in_place(data_dir: Path, copy: Path) -> Path | None:
     finally:
         os.close(fd)
     database = data_dir / DATABASE_NAME
-    kept = _set_aside(database)
+    kept = _move_away(database)
     for suffix in ("-wal", "-shm"):
         beside = database.with_name(DATABASE_NAME + suffix)
         if beside.exists() and kept is not None:

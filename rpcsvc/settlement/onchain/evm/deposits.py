@@ -189,7 +189,7 @@ class EvmDepositScanner:
         await self._remember(look, states)
         self._recorded_height = self._height
         await self._plan_move(look)
-        if look.settled and look.reached == head.number and self._link.standstill() is None:
+        if look.settled and look.reached == head.number and self._link.stall() is None:
             self.whole_at = began
         return [
             _sighting(item, states[key])

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Reverted
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint
-from rpcsvc.settlement.onchain.standstill import Standstill
+from rpcsvc.settlement.onchain.stall_detector import StallDetector
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ class EvmLink:
         self.network = network
         self.problem: str | None = "not started"
         self.paused = False
-        self._standstill = Standstill(
+        self._stall_detector = StallDetector(
             max(_LEAST_GAP_MS, round(_LONGEST_GAP_BLOCKS * network.block_seconds * 1000))
         )
         self._domain: usdc.Domain | None = None
@@ -88,7 +88,7 @@ class EvmLink:
         block = await self.client.block()
         if block is None:
             raise SideUnusable(f"the node of {self.network.name} has no block")
-        self._standstill.saw(block.number)
+        self._stall_detector.saw(block.number)
         self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self._failures != failures:
             raise self._unavailable()
@@ -97,9 +97,9 @@ class EvmLink:
         self.problem = None
         return block
 
-    def standstill(self) -> str | None:
+    def stall(self) -> str | None:
         """That the chain does not go on, for the operator."""
-        return self._standstill.problem(f"the node of {self.network.name}")
+        return self._stall_detector.problem(f"the node of {self.network.name}")
 
     async def has(self, point: BlockPoint) -> bool:
         """Whether this block is on the node's chain now. Raises RpcFailure."""

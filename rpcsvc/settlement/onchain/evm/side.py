@@ -178,7 +178,7 @@ class _Branch:
         """What is wrong, in words for the operator."""
         name = self.network.name
         failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
-        found = [text for text in (self.problem, self.link.standstill(), failed) if text]
+        found = [text for text in (self.problem, self.link.stall(), failed) if text]
         if self.link.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()

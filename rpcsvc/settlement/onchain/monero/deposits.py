@@ -108,7 +108,7 @@ class DepositScanner:
             if not resting:
                 self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
-            if self._link.standstill() is None:
+            if self._link.stall() is None:
                 self.whole_at = began
         return [
             _sighting(item, state)

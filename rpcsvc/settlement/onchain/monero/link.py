@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions,
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
-from rpcsvc.settlement.onchain.standstill import Standstill
+from rpcsvc.settlement.onchain.stall_detector import StallDetector
 from rpcsvc.settlement.onchain.unusable import SideUnusable
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,7 @@ class MoneroLink:
         self._ledger = ledger
         self._options = options
         self._wallet_checked = False
-        self._standstill = Standstill(_LONGEST_GAP_MS)
+        self._stall_detector = StallDetector(_LONGEST_GAP_MS)
         self.primary_address = ""
         self.lag: str | None = None
         self.problem: str | None = "not started"
@@ -81,14 +81,14 @@ class MoneroLink:
         behind = info.target_height - info.height
         if info.busy_syncing or not (info.synchronized or info.offline) or behind > _MOST_BEHIND:
             raise SideUnusable(f"the node is out of sync: at {info.height} of {info.target_height}")
-        self._standstill.saw(info.height)
+        self._stall_detector.saw(info.height)
         return info
 
-    def standstill(self) -> str | None:
+    def stall(self) -> str | None:
         """That the chain does not go on, for the operator. One of regtest does when it is told."""
         if self._options.nettype == "fakechain":
             return None
-        return self._standstill.problem("the Monero node")
+        return self._stall_detector.problem("the Monero node")
 
     async def check_wallet(self) -> None:
         """Whether this is the wallet of the first start. Raises RpcFailure and SideUnusable."""

@@ -241,7 +241,7 @@ class MoneroSide:
     def _problems(self) -> Iterator[str]:
         if self._link.problem is not None:
             yield self._link.problem
-        if (stands := self._link.standstill()) is not None:
+        if (stands := self._link.stall()) is not None:
             yield stands
         if self._link.lag is not None:
             yield f"out of sync: {self._link.lag}"

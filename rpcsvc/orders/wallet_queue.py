@@ -1,8 +1,7 @@
-"""What waits for one wallet: payouts and refunds take turns, each first come, first served.
+"""The queue of one wallet: payouts and refunds alternate, each kind first come, first served.
 
-Refunds have time, and for next to nothing anyone may bring about any number of them; a payout that
-is not signed in time is taken back. So as many payouts as refunds go, however many wait of each.
-What does not live here: when something is due, and how it is carried out (effects.py).
+Anyone can cause any number of refunds for next to nothing, while a payout that is not signed in
+time is cancelled: refunds must not delay payouts.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from rpcsvc.domain.states import TransferKind
 from rpcsvc.orders.ports import PendingEffect
 
 
-class Turns:
-    """The queues of one wallet."""
+class WalletQueue:
+    """Pending transfers of one wallet."""
 
     def __init__(self) -> None:
         self._payouts: deque[PendingEffect] = deque()

@@ -1,9 +1,8 @@
-"""Keeping one broken order from stopping all the others.
+"""Orders whose events can't be recorded, kept from stopping all others.
 
-An order whose events can't be recorded (a constraint of the store refuses them, a rule has a hole)
-is a bug that must be mended. Until then its record may not be what the chain says, so nothing more
-is signed for it (payouts.py); what is signed already is brought to its end. All others go on, and
-health tells the operator. What does not live here: a store that is down, which stops everything.
+Such an order (a constraint of the store refuses it, a rule has a hole) is a bug to be mended. Its
+record may differ from the chain, so nothing more is signed for it (payouts.py); what is signed is
+brought to its end. Health names it. A store that is down is another matter: it stops everything.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from rpcsvc.orders.ports import Health
 log = structlog.get_logger(__name__)
 
 
-class OrdersAside:
-    """The orders that were set aside, each until the step that broke is done after all."""
+class Quarantine:
+    """Orders of which a step broke, each until that step is done after all."""
 
     def __init__(self) -> None:
         self._broken: dict[str, set[Hashable]] = {}
 
     @contextmanager
     def isolate(self, order_id: str, step: Hashable) -> Iterator[None]:
-        """Run the block for one order; what breaks in it sets that order aside.
+        """Run the block for one order; what breaks in it quarantines that order.
 
         ``step`` names what is tried: another step that succeeds does not mend it. Raises only
         errors.ServiceError: the store can't serve anybody.
@@ -37,7 +36,7 @@ class OrdersAside:
         except ServiceError:
             raise
         except Exception:
-            log.exception("order_set_aside", order_id=order_id)
+            log.exception("order_quarantined", order_id=order_id)
             self._broken.setdefault(order_id, set()).add(step)
         else:
             self._mended(order_id, step)
@@ -60,8 +59,8 @@ class OrdersAside:
             self._broken.pop(order_id, None)
 
     def health(self) -> Health:
-        """Not ok while an order is aside."""
+        """Not ok while an order is quarantined."""
         if not self._broken:
             return Health(True)
         count = len(self._broken)
-        return Health(False, f"{count} orders can't be moved on; the log says order_set_aside.")
+        return Health(False, f"{count} orders can't be moved on; the log says order_quarantined.")

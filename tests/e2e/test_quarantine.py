@@ -23,7 +23,7 @@ _CLAIM = """
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing a traceback at every tick would take longer than all else."""
-    captured(monkeypatch, "rpcsvc.orders.aside")
+    captured(monkeypatch, "rpcsvc.orders.quarantine")
 
 
 async def _claim_deposit_of(box: Sandbox, address: str, other: str) -> None:
@@ -38,7 +38,7 @@ def _take_back_claim(data_dir: Path, other: str) -> None:
         database.execute("DELETE FROM deposits WHERE order_id = ?", (other,))
 
 
-async def test_an_order_that_the_store_refuses_is_set_aside_and_all_others_go_on(
+async def test_an_order_that_the_store_refuses_is_quarantined_and_all_others_go_on(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:
@@ -54,10 +54,10 @@ async def test_an_order_that_the_store_refuses_is_set_aside_and_all_others_go_on
         assert (await broken.status())["state"] == "waiting_for_funding"
         health = box.up.worker.health()
         assert not health.ok
-        assert "order_set_aside" in (health.detail or "")
+        assert "order_quarantined" in (health.detail or "")
 
 
-async def test_an_order_aside_is_tried_again_and_health_is_good_once_it_works(
+async def test_an_order_in_quarantine_is_tried_again_and_health_is_good_once_it_works(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

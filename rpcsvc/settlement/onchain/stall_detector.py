@@ -1,8 +1,6 @@
-"""Whether a node's chain goes on: one that has lost its peers may call itself in step.
+"""Detects a node whose chain has stopped: without peers it may still call itself in sync.
 
-It answers every question, of blocks that are long not the newest: deposits are not seen, and
-payouts reach nobody. What does not live here: what a node says of itself (monero/link.py,
-evm/link.py).
+Such a node answers every call from old blocks: deposits are not seen and payouts reach nobody.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from rpcsvc.clock import steady_ms
 _MINUTE_MS: Final = 60_000
 
 
-class Standstill:
-    """Of one node, whose blocks come within ``patience_ms`` as good as always.
+class StallDetector:
+    """Watches one node, whose blocks nearly always come within ``patience_ms``.
 
-    ``steady`` gives ms of a clock that nobody can set.
+    ``steady`` is a monotonic clock in ms.
     """
 
     def __init__(self, patience_ms: int, steady: Callable[[], int] = steady_ms) -> None:
