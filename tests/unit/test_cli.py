@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
@@ -253,6 +254,41 @@ def test_an_unknown_command_is_told_the_nearest_and_no_list(cli: Cli) -> None:
     assert (cli.answer["requestId"], cli.answer["data"]["sessionId"]) == ("mine", SESSION)
     assert cli("db", "chek") == 2
     assert "Did you mean check?" in cli.err
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.command)
+def test_stdout_is_one_envelope_with_exit_2_and_3_too(cli: Cli, operation: Operation) -> None:
+    given: list[str] = []
+    for name, value in {"--request-id": "mine", "--url": "http://127.0.0.1:1"}.items():
+        given += [name, value]
+    for status, words, state, code, retryable in (
+        (2, ["--bogus"], "invalid_input", "invalid_request", False),
+        (2, ["--params", "[]"], "invalid_input", "invalid_request", False),
+        (3, [], "unavailable", "unavailable", True),
+    ):
+        assert cli(operation.command, *given, *words) == status
+        refused = cli.refusal
+        assert list(refused) == [*ENVELOPE_SCHEMA["required"], "error"]
+        assert (refused["ok"], refused["operation"]) == (False, operation.name)
+        assert (refused["state"], refused["requestId"]) == (state, "mine")
+        assert (refused["error"]["code"], refused["error"]["retryable"]) == (code, retryable)
+        assert refused["data"] == {"network": None, "sessionId": None, "sessionSource": "none"}
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["verify", "response"], "verified"),
+        (["verify", "attestation"], "verified"),
+        (["verify", "nothing"], "verified"),
+        (["receipt", "verify"], "proven"),
+    ],
+)
+def test_stdout_of_a_check_that_can_not_be_made_is_one_object(
+    cli: Cli, words: list[str], answer: str
+) -> None:
+    assert cli(*words, "--bogus") == 2
+    assert cli.answer[answer] is False
 
 
 # --- inputs as one object --------------------------------------------------------------------

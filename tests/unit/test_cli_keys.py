@@ -287,7 +287,7 @@ def test_a_header_line_that_is_none_is_a_usage_error(cli: Cli, saved: Saved) -> 
 @pytest.mark.parametrize("name", ["headers", "body", "request-body", "jwks"])
 def test_a_file_that_is_not_there_is_a_usage_error(cli: Cli, saved: Saved, name: str) -> None:
     assert cli(*saved.arguments(**{name: "/nowhere/file"})) == 2
-    assert cli.out == ""
+    assert cli.error == "bad_input"
     assert "/nowhere/file" in cli.err
 
 
@@ -352,7 +352,7 @@ def test_keys_are_fetched_from_an_address(cli: Cli, saved: Saved, site: Site) ->
 @pytest.mark.parametrize("status", [302, 404, 500])
 def test_keys_that_can_not_be_had_end_in_3(cli: Cli, saved: Saved, site: Site, status: int) -> None:
     assert cli(*saved.arguments(jwks=site(status, None))) == 3
-    assert cli.out == ""
+    assert cli.error == "unreachable"
     assert str(status) in cli.err
 
 
@@ -370,6 +370,7 @@ def test_what_is_no_key_set_verifies_nothing(
 
 def test_a_server_that_is_not_there_ends_in_3(cli: Cli, saved: Saved) -> None:
     assert cli(*saved.arguments(jwks="http://127.0.0.1:1/jwks.json")) == 3
+    assert cli.error == "unreachable"
     assert "No key set" in cli.err
 
 
@@ -388,7 +389,7 @@ def test_a_server_that_is_not_there_ends_in_3(cli: Cli, saved: Saved) -> None:
 )
 def test_keys_come_over_tls_or_from_this_machine(cli: Cli, saved: Saved, url: str) -> None:
     assert cli(*saved.arguments(jwks=url)) == 2
-    assert cli.out == ""
+    assert cli.error == "bad_input"
     assert "can't be fetched" in cli.err
 
 
@@ -558,7 +559,7 @@ def test_what_decides_over_the_money_must_be_given(
 def test_an_order_that_can_not_be_is_a_usage_error(cli: Cli, ring: KeyRing, check: Check) -> None:
     order = ["--direction", "x2u", "--chain-id", "1", "--amount", "0.8", "--to", MONERO]
     assert check(attested(ring), *order) == 2
-    assert cli.out == ""
+    assert (cli.error, cli.answer["kind"]) == ("bad_input", "attestation")
     assert "EVM address" in cli.err
 
 

@@ -1,8 +1,8 @@
 """The command line: one command per operation (spec 1), and those that run the service.
 
-stdout of an operation is exactly one JSON envelope, whatever the exit status; everything else goes
-to stderr. Exit status: 0 ok, 1 ``ok: false``, 2 usage error, 3 no answer of the service, or none
-that could be told.
+stdout of an operation is exactly one JSON envelope, and that of ``verify`` and ``receipt`` one JSON
+object, whatever the exit status; everything else goes to stderr. Exit status: 0 ok, 1
+``ok: false``, 2 usage error, 3 no answer of the service, or none that could be told.
 What does not live here: the commands of operations (operations.py), carrying one out
 (call.py), where a call goes (client.py), what is remembered (state.py), signing keys
 and checking signatures (evm/keys.py, verify.py).
@@ -11,6 +11,7 @@ and checking signatures (evm/keys.py, verify.py).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -71,11 +72,29 @@ def _carried_out(
     except Unreachable as error:
         status = _complain(error, UNREACHABLE)
         failed = error
-    if not argv or argv[0] not in _BRANCHES:
+    branch = argv[0] if argv else ""
+    if branch in _UNCHECKED:
+        sys.stdout.write(json.dumps(_UNCHECKED[branch](argv, failed), indent=2) + "\n")
+    elif branch not in _BRANCHES:
         from rpcsvc.transport.cli.call import print_failure  # noqa: PLC0415 - see build_parser
 
         print_failure(argv, options, failed)
     return status
+
+
+def _unverified(argv: Sequence[str], error: BaseException) -> dict[str, Any]:
+    """As a copy of rpcsvc/verify.py prints it."""
+    code = "unreachable" if isinstance(error, Unreachable) else "bad_input"
+    described = {"code": code, "message": str(error)}
+    return {"verified": False, "kind": "".join(argv[1:2]), "error": described}
+
+
+def _unproven(_argv: Sequence[str], error: BaseException) -> dict[str, Any]:
+    return {"proven": False, "reason": str(error)}
+
+
+# What the commands that check something print when they could not.
+_UNCHECKED: Final = {"verify": _unverified, "receipt": _unproven}
 
 
 def _leave_stdout() -> None:

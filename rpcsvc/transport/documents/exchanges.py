@@ -63,9 +63,10 @@ def show_elsewhere(site: Site, exchange: Exchange) -> str:
             "The envelope is in `result`. Protocol faults are JSON-RPC errors; what the operation"
             " itself finds is a result with `ok: false`.",
             code(command, "sh"),
-            f"{_on_the_token(site)}The command prints one envelope. Exit status: 0 ok, 1"
-            " `ok: false`, 2 usage error, 3 no answer of the service: the call may have been"
-            " carried out.",
+            f"{_on_the_token(site)}The command prints one envelope, whatever the exit status: 0"
+            " ok, 1 `ok: false`, 2 usage error (`error.code` is `invalid_request`), 3 no answer of"
+            " the service (`unavailable`): the call may have been carried out. With 2 and 3"
+            " `data.network` is null.",
         )
     )
 
