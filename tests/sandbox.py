@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
+from rpcsvc import app
 from rpcsvc.app import Running, running
+from rpcsvc.backend import Backend
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.orders.ports import Holdings
+from rpcsvc.orders.promises import Promises
 from rpcsvc.orders.unfunded import Client
 from rpcsvc.settings import load_settings
+from rpcsvc.settlement.sandbox.engine import SandboxEngine
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
 MONERO = (
@@ -98,6 +104,22 @@ class Sandbox:
         for _ in range(3):
             await self.up.worker.tick()
             await self.up.effects.drain()
+
+
+def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) -> None:
+    """Have sandboxes reserve from wallets of their own, as the engine onchain does.
+
+    ``held``: units by network; ``usdc`` on any other.
+    """
+
+    def backend(*args: Any, **kwargs: Any) -> Backend:
+        return Backend(*args, **{"promises": Promises(), **kwargs})
+
+    def holdings(_engine: SandboxEngine, network: str) -> Holdings:
+        return Holdings(held.get(network, usdc), locked=0, seconds_to_unlock=0)
+
+    patch.setattr(app, "Backend", backend)
+    patch.setattr(SandboxEngine, "holdings", holdings)
 
 
 class Placed:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from rpcsvc import app
-from rpcsvc.backend import Backend
 from rpcsvc.orders.ports import Holdings
 from rpcsvc.orders.promises import Promises
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
 from tests.contract.test_sidecar import STAGENET, beside
+from tests.sandbox import give_wallets
 
 HELD = {"monero": 1_500 * 10**12}
 USDC_HELD = 250_000 * 10**6
@@ -28,16 +27,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def wallet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sandbox with wallets of its own, as the engine onchain has them."""
-
-    def backend(*args: Any, **kwargs: Any) -> Backend:
-        return Backend(*args, **{"promises": Promises(), **kwargs})
-
-    def holdings(_engine: SandboxEngine, network: str) -> Holdings:
-        return Holdings(HELD.get(network, USDC_HELD), locked=0, seconds_to_unlock=0)
-
-    monkeypatch.setattr(app, "Backend", backend)
-    monkeypatch.setattr(SandboxEngine, "holdings", holdings)
+    give_wallets(monkeypatch, HELD, USDC_HELD)
 
 
 def behind_proxy(data_dir: Path, **flags: Any) -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rpcsvc.clock import iso8601
+from rpcsvc.errors import Unavailable
 from tests.sandbox import MONERO, Sandbox, attested, sandbox
 
 BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
@@ -167,3 +169,52 @@ async def test_the_lock_is_never_longer_than_the_deposit_window(tmp_path: Path) 
     async with sandbox(tmp_path, flags={"orders.deposit_window_seconds": 60}) as box:
         found = (await (await box.order("x2u")).status())["data"]["order"]
         assert found["priceLockedUntil"] == found["expiresAt"]
+
+
+# --- while no source tells a rate --------------------------------------------------------------
+
+
+@contextmanager
+def outage(box: Sandbox) -> Iterator[None]:
+    """No source tells a rate."""
+
+    def no_rate() -> None:
+        raise Unavailable("No source tells a rate.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(box.up.service.rates, "rate", no_rate)
+        yield
+
+
+async def test_without_a_rate_the_lock_holds_and_the_next_rate_breaks_it(box: Sandbox) -> None:
+    paid, unpaid = await box.order("x2u"), await box.order("x2u")
+    await box.fault("set_rate", rate=MUCH["x2u"])
+    with outage(box):
+        await box.jump(LOCK_MS // 2)
+        await paid.fund()
+        await box.settle()
+        answer = await paid.status()
+        assert (answer["state"], answer["data"]["deposits"][0]["rate"]) == ("completed", "165")
+    await box.jump(1_000)
+    order = (await unpaid.status())["data"]["order"]
+    assert order["priceLockedUntil"] == iso8601(box.clock.now)
+
+
+@pytest.mark.parametrize(
+    ("outage_ms", "outcome"), [(LOCK_MS - 60_000, "completed"), (LOCK_MS + 60_000, "refunded")]
+)
+async def test_after_the_lock_a_deposit_waits_for_a_rate(
+    box: Sandbox, outage_ms: int, outcome: str
+) -> None:
+    """Until orders.prepare_timeout_seconds, 15 minutes as well; then it is refunded."""
+    order = await box.order("u2x")
+    await box.jump(LOCK_MS + 1)
+    with outage(box):
+        await order.fund()
+        await box.settle()
+        answer = await order.status()
+        assert answer["data"]["order"]["status"] == "deposit_confirmed"
+        assert answer["data"]["deposits"][0]["rate"] is None
+        await box.jump(outage_ms)
+    await box.settle(80)
+    assert (await order.status())["data"]["outcome"] == outcome

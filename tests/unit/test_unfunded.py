@@ -52,6 +52,32 @@ def test_no_sequence_of_orders_breaks_a_bound(wishes: list[tuple[str, int]]) -> 
         assert all(book.orders(client) <= LIMITS.orders_of(client) for client in CLIENTS)
 
 
+@given(
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 200)), max_size=40),
+)
+def test_fewer_addresses_than_fill_their_share_leave_room(
+    attackers: int, wishes: list[tuple[int, int]]
+) -> None:
+    """docs/economics.md: it takes address_total_share / address_share addresses."""
+    book = UnfundedOrders()
+    for number, (client, units) in enumerate(wishes):
+        attacker = CLIENTS[client]
+        if client < attackers and book.refusal(LIMITS, attacker, "n", units, WALLET) is None:
+            book.put(f"ord_{number}", Reservation("n", units, attacker, "d", 10))
+    assert book.room(LIMITS, CLIENTS[5], "n", WALLET) == WALLET * LIMITS.address_share // 100
+
+
+def test_four_addresses_keep_others_out_for_one_deposit_window() -> None:
+    book = UnfundedOrders()
+    for number, client in enumerate(CLIENTS[:4]):
+        book.put(f"ord_{number}", Reservation("n", 100, client, "d", 3_600_000 + number))
+    refusal = book.refusal(LIMITS, CLIENTS[5], "n", 1, WALLET)
+    assert refusal is not None
+    assert (refusal.scope, refusal.frees_at) == (BY_ADDRESS, 3_600_000)
+    assert book.room(LIMITS, CLIENTS[6], "n", WALLET) == WALLET * 10 // 100, "a token is served"
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 100))
 def test_a_refused_order_fits_when_it_is_told_to_come_back(held: list[int], units: int) -> None:
     book, client = UnfundedOrders(), CLIENTS[0]
