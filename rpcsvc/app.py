@@ -47,9 +47,9 @@ from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.promises import Promises, payable_for
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.reservations import Reservations, payable_for
 from rpcsvc.orders.retention import Kept, Retention
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
 from rpcsvc.orders.unfunded import UnfundedLimits
@@ -183,7 +183,7 @@ async def _backend(
                 networks,
                 upstream=engine,
                 offered=engine.chains,
-                promises=Promises(),
+                reservations=Reservations(),
             )
         return
     if settings.engine == "onchain":
@@ -217,13 +217,13 @@ async def _compose(
         attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
         venue = replace(venue, attest=attest)
     store = SqliteOrderStore(database, _view_key(venue, chains, signer))
-    promises = backend.promises
-    processor = OrderProcessor(store, clock, partial(project, venue), promises)
+    reservations = backend.reservations
+    processor = OrderProcessor(store, clock, partial(project, venue), reservations)
     quarantine = Quarantine()
     watcher = DepositWatcher(store, engine, processor, backend.rates, quarantine, clock)
-    if promises is not None:
-        promises.follow(watcher.sight.is_complete)
-        promises.load(store)
+    if reservations is not None:
+        reservations.follow(watcher.progress.is_complete)
+        reservations.load(store)
     payouts = Payouts(store, engine, processor, clock, quarantine)
     effects = EffectRunner(
         store,
@@ -232,7 +232,7 @@ async def _compose(
         backend.rates,
         clock,
         poll_ms=engine.poll_ms,
-        payable=partial(payable_for, store, engine, promises),
+        payable=partial(payable_for, store, engine, reservations),
     )
     relay = None
     if backend.upstream is not None:
@@ -277,7 +277,7 @@ async def _compose(
         wake=worker.wake,
         sandbox=backend.sandbox,
         relay=relay,
-        promises=promises,
+        reservations=reservations,
         client_secret=client_secret(settings.data_dir, random),
     )
     return Running(settings, service, Dispatcher(service), worker, effects, database, signer)

@@ -16,7 +16,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.ids import system_random
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.reservations import Reservations
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
@@ -86,7 +86,7 @@ async def onchain_backend(
                 name,
                 frozenset({monero}),
                 beside=beside,
-                promises=Promises(),
+                reservations=Reservations(),
                 offered=served,
             )
         except SideUnusable as found:

@@ -13,7 +13,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.orders.ports import RateSource, SettlementEngine
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.reservations import Reservations
 from rpcsvc.orders.upstream_port import UpstreamVenue
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
@@ -28,7 +28,7 @@ class Backend:
     network: str
     monero_networks: frozenset[MoneroNetwork]
     beside: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
-    promises: Promises | None = None
+    reservations: Reservations | None = None
     sandbox: SandboxControls | None = None
     upstream: UpstreamVenue | None = None
     offered: ChainRegistry | None = None

@@ -181,9 +181,9 @@ async def _commit(
 
 def _asking(service: Service, terms: Terms, client: Client) -> AbstractContextManager[None]:
     """Count an order with its client's while the upstream is being asked for it."""
-    if service.promises is None:
+    if service.reservations is None:
         return nullcontext()
-    return service.promises.asking(open_order(terms), service.stored(client))
+    return service.reservations.asking(open_order(terms), service.stored(client))
 
 
 async def _created(

@@ -39,7 +39,7 @@ from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.reserving import require_reservable
 from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.ports import Fees, Rate
-from rpcsvc.orders.promises import UPSTREAM
+from rpcsvc.orders.reservations import UPSTREAM
 from rpcsvc.orders.unfunded import Client
 from rpcsvc.orders.upstream_port import Asked, Created, Offer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.errors import AmountAboveMaximum, RateLimited
 from rpcsvc.operations.service import Service
-from rpcsvc.orders.promises import UPSTREAM
+from rpcsvc.orders.reservations import UPSTREAM
 from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, UNFUNDED_REASON, Client, Refusal
 
 
@@ -18,10 +18,10 @@ def require_reservable(
     AmountAboveMaximum for one that is more than the bound by itself, and Unavailable. A sandbox
     reserves nothing.
     """
-    if service.promises is None:
+    if service.reservations is None:
         return
-    service.promises.on(network)  # ends what has expired
-    refusal = service.promises.unfunded.refusal(
+    service.reservations.on(network)  # ends what has expired
+    refusal = service.reservations.unfunded.refusal(
         service.policy.unfunded, service.stored(client), network, needed, service.wallet(network)
     )
     if refusal is None:

@@ -20,8 +20,8 @@ from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports import Health, Holdings, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.promises import UPSTREAM, Promises
 from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.reservations import UPSTREAM, Reservations
 from rpcsvc.orders.unfunded import Client, UnfundedLimits
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
@@ -80,11 +80,11 @@ class Service:
     # Keys the hashes of clients' names.
     client_secret: bytes
     relay: Relay | None = None
-    promises: Promises | None = None
+    reservations: Reservations | None = None
 
     def stored(self, client: Client) -> str:
         """What is kept of a client with its unfunded orders; empty where none are counted."""
-        return "" if self.promises is None else client.stored(self.client_secret)
+        return "" if self.reservations is None else client.stored(self.client_secret)
 
     def wallet(self, network: str) -> int | None:
         """What the wallet of a network holds beside what funded orders may still take, in units.
@@ -95,9 +95,9 @@ class Service:
         if network == UPSTREAM:
             return self.policy.reservable
         held = self.engine.holdings(network)
-        if held is None or self.promises is None:
+        if held is None or self.reservations is None:
             return None
-        return max(0, held.free + held.locked - self.promises.funded(network))
+        return max(0, held.free + held.locked - self.reservations.funded(network))
 
     def payable(self, network: str) -> Holdings | None:
         """What can be paid out on a network beside what open orders may still take.
@@ -106,17 +106,17 @@ class Service:
         known.
         """
         held = self.engine.holdings(network)
-        if held is None or self.promises is None:
+        if held is None or self.reservations is None:
             return held
-        return replace(held, free=max(0, held.free - self.promises.on(network)))
+        return replace(held, free=max(0, held.free - self.reservations.on(network)))
 
     def reservable(self, network: str, client: Client) -> int | None:
         """The most payout units that a client's next order may take on a network; None as above."""
         held, wallet = self.payable(network), self.wallet(network)
-        if held is None or wallet is None or self.promises is None:
+        if held is None or wallet is None or self.reservations is None:
             return None if held is None else held.free
         bounds, stored = self.policy.unfunded, self.stored(client)
-        return min(held.free, self.promises.unfunded.room(bounds, stored, network, wallet))
+        return min(held.free, self.reservations.unfunded.room(bounds, stored, network, wallet))
 
     def rates_health(self) -> Health:
         """Whether there is a fresh rate; an upstream prices each amount itself."""

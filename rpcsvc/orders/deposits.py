@@ -4,7 +4,7 @@ Each pass takes the deposits that may have changed and turns the difference into
 restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
 deposit, never per open order. An event costs more with every deposit that its order has, and anyone
 may send an order thousands of tiny ones: each order has its turn in a pass, and waits for the next.
-What does not live here: until when deposits are known (sight.py).
+What does not live here: until when deposits are known (scan_progress.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import DepositSighting, OrderStore, RateSource, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.sight import Sight
+from rpcsvc.orders.scan_progress import ScanProgress
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ def events_of(
 
 
 class DepositWatcher:
-    """Turns what the engine sees into events of orders. ``sight`` tells how far it has come."""
+    """Turns what the engine sees into events of orders. ``progress`` tells how far it has come."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class DepositWatcher:
         self._rates = rates
         self._clock = clock
         self.quarantine = quarantine
-        self.sight = Sight(engine.networks, clock)
+        self.progress = ScanProgress(engine.networks, clock)
 
     async def reconcile(self) -> int:
         """One pass; returns how many events it found. Safe to repeat at any time.
@@ -88,14 +88,14 @@ class DepositWatcher:
         found = await self._engine.observe()
         shown, strangers = self._by_order(found.sightings)
         seen, taken_in = await self._record(shown, confirming=False)
-        ripe = self._ripe(taken_in, found.whole, _left(shown, taken_in))
+        ripe = self._ripe(taken_in, found.complete_until, _left(shown, taken_in))
         confirmed, done = await self._record(ripe, confirming=True)
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge([*strangers, *(sighting for _, sighting in done)])
-        self.sight.looked(found.whole, _left(shown, done))
+        self.progress.advance(found.complete_until, _left(shown, done))
         return seen + confirmed
 
-    def _ripe(self, taken_in: Shown, whole: Mapping[str, int], left: Mapping[str, str]) -> Shown:
+    def _ripe(self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]) -> Shown:
         """Those that may be confirmed now.
 
         What is confirmed past an order's time decides on it: not while another of its deposits may
@@ -104,7 +104,7 @@ class DepositWatcher:
         return [
             (order_id, sighting)
             for order_id, sighting in taken_in
-            if (order_id not in left and sighting.key.network in whole)
+            if (order_id not in left and sighting.key.network in complete)
             or sighting.state is not DepositState.CONFIRMED
             or not self._is_over(order_id)
         ]

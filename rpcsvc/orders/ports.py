@@ -203,7 +203,7 @@ class OrderStore(Protocol):
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
 
         Left out are those with ``but`` to be done at their deadline, and those that are decided by
-        deposits on a network where all are ``known`` only until before their deadline (sight.py).
+        deposits on a network whose scan (``known``: complete until then) has not passed it.
         """
         ...
 
@@ -296,12 +296,12 @@ class DepositSighting:
 class Observation:
     """What one look at the deposits has found.
 
-    ``whole``: the networks of which nothing is missing, each with the time (ms) at which its look
-    began: every deposit until then is in ``sightings``, or was acknowledged as it is.
+    ``complete_until``: when (ms) the scan of each network began that was scanned completely. Every
+    deposit until then is in ``sightings``, or was acknowledged as it is.
     """
 
     sightings: Sequence[DepositSighting] = ()
-    whole: Mapping[str, int] = field(default_factory=dict)
+    complete_until: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from rpcsvc.orders.ports import (
     StatusView,
     StoredResponse,
 )
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.reservations import Reservations
 
 log = structlog.get_logger(__name__)
 
@@ -62,10 +62,10 @@ class OrderProcessor:
         store: OrderStore,
         clock: Clock,
         project: Projection,
-        promises: Promises | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
         self._store = store
-        self._promises = promises
+        self._reservations = reservations
         self._project = project
         self._clock = clock
         self._locks = KeyedLocks()
@@ -100,7 +100,7 @@ class OrderProcessor:
             relay=relay,
             client=client or None,
         )
-        with self._promises.holding(order, client) if self._promises else nullcontext():
+        with self._reservations.holding(order, client) if self._reservations else nullcontext():
             await self._store.commit(change)
 
     async def apply(
@@ -172,9 +172,9 @@ class OrderProcessor:
             await self._store.commit(*changes)
         else:
             await commit(self._store.rows(*changes))
-        if self._promises is not None:
+        if self._reservations is not None:
             for step in steps:
-                self._promises.note(step.after)
+                self._reservations.note(step.after)
 
     def _tell(self, steps: Sequence[_Step]) -> None:
         for step in steps:

@@ -107,7 +107,7 @@ class UpstreamVenue(Protocol):
         ...
 
     async def cancel(self, terms: Terms) -> Sighted | None:
-        """End the order of these terms there; how it stands then, as ``sight`` tells it.
+        """End the order of these terms there; how it stands then, as ``progress`` tells it.
 
         Raises OrderNotCancellable, also where the upstream has no cancellation. May be repeated.
         """

@@ -52,7 +52,7 @@ class Worker:
         self._watcher = watcher
         self._effects = effects
         self._quarantine = watcher.quarantine
-        self._sight = watcher.sight
+        self._progress = watcher.progress
         self._clock = clock
         self._is_paused = is_paused
         self._each_beat: list[Callable[[], Awaitable[int]]] = []
@@ -81,7 +81,7 @@ class Worker:
 
     def watching(self) -> Health:
         """Whether deposits are seen on all networks, so that the deadlines there can be kept."""
-        return self._sight.health()
+        return self._progress.health()
 
     async def run(self) -> None:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
@@ -162,10 +162,10 @@ class Worker:
 
     def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
         """The oldest that are due, and of which all is known that came in time."""
-        behind = self._sight.behind
+        behind = self._progress.lagging
         # Those that fail, or wait, stay the oldest: however many, others are found behind them.
         most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
-        found = self._store.overdue(now, most, self._sight.known, but=but)
+        found = self._store.overdue(now, most, self._progress.complete_until, but=but)
         return [order_id for order_id in found if order_id not in behind]
 
     async def _pass_deadline(self, order_id: str) -> None:
@@ -173,7 +173,7 @@ class Worker:
             order, now = self._store.order(order_id), self._clock.now_ms()
             if order is None or order.deadline_at is None or order.deadline_at > now:
                 return
-            if not self._sight.covers(order):
+            if not self._progress.covers(order):
                 return  # it changed after it was found due
             try:
                 await self._processor.apply(order_id, DeadlinePassed())

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
 from rpcsvc.orders.ports import RelayState
-from rpcsvc.orders.promises import claims_of, funded_claims_of
+from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.snapshot import Snapshot
@@ -229,14 +229,16 @@ _OWN_ADDRESSES: Final = (
 
 
 def reserved(orders: list[Order], now: int) -> dict[str, int]:
-    """What open orders may still take out of the wallets, by network (orders/promises.py).
+    """What open orders may still take out of the wallets, by network (orders/reservations.py).
 
     A reservation for deposits that have not come ends with the deposit window, as in the service.
     """
     total: dict[str, int] = defaultdict(int)
     for order in orders:
         is_over = order.terms.expires_at <= now
-        for network, units in (funded_claims_of if is_over else claims_of)(order).items():
+        for network, units in (funded_reservations_of if is_over else reservations_of)(
+            order
+        ).items():
             total[network] += units
     return {network: units for network, units in sorted(total.items()) if units}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.orders.ports import Holdings
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.reservations import Reservations
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
 from tests.contract.test_sidecar import STAGENET, beside
@@ -148,10 +148,10 @@ async def until_status(served: Served, order_id: str, *statuses: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def until_free(promises: Promises) -> None:
+async def until_free(reservations: Reservations) -> None:
     async with asyncio.timeout(60):
         while True:
-            if promises.on("arbitrum") == 0:
+            if reservations.on("arbitrum") == 0:
                 return
             await asyncio.sleep(0.02)
 
@@ -171,11 +171,11 @@ async def test_only_a_funded_order_frees_its_place(
 async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
         data = (await order(served, X2U, "100", ATTACKER)).body["data"]
-        promises = served.up.service.promises
-        assert promises is not None
-        assert promises.on("arbitrum") > 0
+        reservations = served.up.service.reservations
+        assert reservations is not None
+        assert reservations.on("arbitrum") > 0
         await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
-        await until_free(promises)
+        await until_free(reservations)
         found = served.up.service.store.order(data["order"]["orderId"])
         assert found is not None
         assert found.status == "awaiting_deposit"  # late deposits are still watched for

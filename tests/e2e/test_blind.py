@@ -34,7 +34,9 @@ def out_of_sight(box: Sandbox, network: str) -> Iterator[None]:
         found = await sees()
         shown = [each for each in found.sightings if each.key.network != network]
         return replace(
-            found, sightings=shown, whole={n: at for n, at in found.whole.items() if n != network}
+            found,
+            sightings=shown,
+            complete_until={n: at for n, at in found.complete_until.items() if n != network},
         )
 
     with pytest.MonkeyPatch.context() as patch:

@@ -57,14 +57,14 @@ async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_
     await payer.paid(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 1))
     async with payer.again() as later:
-        await later.payments.first_look()
+        await later.payments.reconcile()
         assert later.switch.reason() is not None
         assert later.payments.conditions() != []
         later.switch.resume()
-        await later.payments.first_look()
+        await later.payments.reconcile()
         assert later.payments.conditions() == []
     async with payer.again() as later:
-        await later.payments.first_look()
+        await later.payments.reconcile()
         assert later.switch.reason() is None
         await mined(later.token.client, await spend_nonce(later, 2))
         with pytest.raises(Unavailable, match="not on record"):
@@ -79,7 +79,7 @@ async def test_during_the_operators_own_pause_nobody_was_told(payer: Till) -> No
     await mined(payer.token.client, await spend_nonce(payer, 1))
     payer.switch.pause("another reason")
     async with payer.again() as later:
-        await later.payments.first_look()
+        await later.payments.reconcile()
         assert later.switch.reason() == "another reason"
         assert later.payments.conditions() != []
         later.switch.resume()
@@ -99,7 +99,7 @@ async def test_a_wallet_that_was_used_before_the_service_pays_and_pauses_nothing
 
 
 async def test_a_copy_from_before_the_first_payout_is_seen_as_one(payer: Till) -> None:
-    await payer.payments.first_look()
+    await payer.payments.reconcile()
     await mined(payer.token.client, await spend_nonce(payer, 0))
     with pytest.raises(Unavailable, match="not on record"):
         await payer.sign(payer.transfer(USER))

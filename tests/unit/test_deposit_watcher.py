@@ -139,7 +139,7 @@ async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_ye
     assert book.applied == applied
     is_done = DepositConfirmed in applied
     assert len(book.acknowledged) == is_done, "else it is shown again"
-    assert watcher.sight.behind == (set() if is_done else {"ord_1"})
+    assert watcher.progress.lagging == (set() if is_done else {"ord_1"})
 
 
 async def test_past_its_time_an_order_is_not_decided_on_before_each_deposit_is_on_record() -> None:
@@ -149,7 +149,7 @@ async def test_past_its_time_an_order_is_not_decided_on_before_each_deposit_is_o
 
     await watcher.reconcile()
     assert book.applied == [DepositSeen] * TURN
-    assert watcher.sight.behind == {"ord_1"}
+    assert watcher.progress.lagging == {"ord_1"}
 
     await watcher.reconcile()
     assert book.applied[TURN : TURN + 2] == [DepositSeen, DepositConfirmed]

@@ -439,21 +439,21 @@ async def test_a_look_is_whole_as_of_its_beginning(
     reader.chain.mine(("a", pays(5)))
     monkeypatch.setattr(reader.chain, "block", slow)
     await reader.look()
-    assert reader.scanner.whole_at == began
+    assert reader.scanner.complete_until == began
     assert reader.clock.now > began
 
 
 async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader) -> None:
     reader.chain.lag = 2
     await reader.look()
-    assert reader.scanner.whole_at is None
+    assert reader.scanner.complete_until is None
     reader.chain.lag = 0
     await reader.look()
-    assert reader.scanner.whole_at == reader.clock.now
+    assert reader.scanner.complete_until == reader.clock.now
     reader.chain.lag = 15
     with pytest.raises(Unavailable):
         await reader.look()
-    assert reader.scanner.whole_at is None
+    assert reader.scanner.complete_until is None
 
 
 async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
@@ -461,7 +461,7 @@ async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
 ) -> None:
     monkeypatch.setattr(reader.link, "stall", lambda: "has shown no new block for 10 minutes")
     await reader.look()
-    assert reader.scanner.whole_at is None
+    assert reader.scanner.complete_until is None
 
 
 async def test_a_look_that_could_not_place_an_event_is_not_whole(
@@ -475,9 +475,9 @@ async def test_a_look_that_could_not_place_an_event_is_not_whole(
     with monkeypatch.context() as patch:
         patch.setattr(reader.chain, "receipt", unknown)
         await reader.look()
-        assert reader.scanner.whole_at is None
+        assert reader.scanner.complete_until is None
     await reader.look()
-    assert reader.scanner.whole_at == reader.clock.now
+    assert reader.scanner.complete_until == reader.clock.now
 
 
 # --- what it costs ---------------------------------------------------------------------------
@@ -493,11 +493,11 @@ async def test_a_long_absence_is_made_up_for_in_several_passes(
         reader.chain.mine((name, pays(1)), count=3)
     passes = 0
     while reader.ledger.cursors("arbitrum")[0].number < reader.chain.head:
-        assert reader.scanner.whole_at is None or passes == 0
+        assert reader.scanner.complete_until is None or passes == 0
         await reader.look()
         passes += 1
     assert passes > 2
-    assert reader.scanner.whole_at == reader.clock.now, "the last one has seen all"
+    assert reader.scanner.complete_until == reader.clock.now, "the last one has seen all"
     assert reader.book.keys() == {key(name) for name in names}
 
 

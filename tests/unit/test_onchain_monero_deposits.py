@@ -249,23 +249,23 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert desk.scanner.whole_at == Clock().now_ms()
+    assert desk.scanner.complete_until == Clock().now_ms()
     desk.wallet.lag = 1
     await desk.look()
-    assert desk.scanner.whole_at is None, "what is in the last block was not seen"
+    assert desk.scanner.complete_until is None, "what is in the last block was not seen"
     desk.wallet.lag = 0
     await desk.look()
-    assert desk.scanner.whole_at == Clock().now_ms()
+    assert desk.scanner.complete_until == Clock().now_ms()
     monkeypatch.setattr(MoneroLink, "stall", lambda _: "has shown no new block")
     await desk.look()
-    assert desk.scanner.whole_at is None, "its chain does not go on"
+    assert desk.scanner.complete_until is None, "its chain does not go on"
 
 
 async def test_a_look_that_failed_is_not_whole(desk: Desk) -> None:
     desk.wallet.primary = "4another"
     with pytest.raises(SideUnusable):
         await desk.look()
-    assert desk.scanner.whole_at is None
+    assert desk.scanner.complete_until is None
 
 
 # --- honest deposits -------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """``rpcsvc payouts close`` of an XMR payout that was signed: only what no block can take is ended.
 
-Node and wallet are played. The same on real daemons is in tests/regtest/test_monero_rescue.py.
+Node and wallet are played. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
-from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.sandbox import ManualClock
-from tests.unit.test_onchain_monero_rescue import OPTIONS, Desk, Node, Wallet
+from tests.unit.test_onchain_monero_reorg_recovery import OPTIONS, Desk, Node, Wallet
 
 IMAGE = "image of tr_1"
 
@@ -98,7 +98,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqliteMoneroLedger(database), RefusingNode(), OwnWallet()
     link = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    desk = Desk(node, wallet, ledger, MoneroRescue(link, ledger, OPTIONS))
+    desk = Desk(node, wallet, ledger, MoneroReorgRecovery(link, ledger, OPTIONS))
     gone = MoneroGone(
         link, ledger, ManualClock(), OPTIONS, lambda txid: wallet.does.append(f"explain {txid}")
     )

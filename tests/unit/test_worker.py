@@ -17,7 +17,7 @@ from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders import worker as worker_module
 from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.sight import Sight
+from rpcsvc.orders.scan_progress import ScanProgress
 from rpcsvc.orders.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
@@ -29,8 +29,8 @@ class Parts:
 
     def __init__(self, **broken: Exception) -> None:
         self.quarantine = Quarantine()
-        self.sight = Sight(["monero"], ManualClock())
-        self.sight.looked({"monero": 2**62}, {})
+        self.progress = ScanProgress(["monero"], ManualClock())
+        self.progress.advance({"monero": 2**62}, {})
         self.broken = broken
         self.done: list[str] = []
         self.left_out: list[OnDeadline | None] = []
@@ -49,7 +49,7 @@ class Parts:
         self, now: int, _most: int, known: Mapping[str, int], but: OnDeadline | None = None
     ) -> list[str]:
         self._do("overdue")
-        assert known == self.sight.known
+        assert known == self.progress.complete_until
         self.left_out.append(but)
         late = self.late
         return [late.order_id] if late and late.deadline_at and late.deadline_at <= now else []
@@ -251,7 +251,7 @@ async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_
     monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 1)
     parts = Broken(4)
     waiting = [f"ord_{number}" for number in range(4)]
-    parts.sight.looked({}, dict.fromkeys(waiting, "monero"))
+    parts.progress.advance({}, dict.fromkeys(waiting, "monero"))
 
     assert await worker_of(parts).tick() == 4, "those that wait are no work"
 
@@ -263,13 +263,13 @@ async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_
 async def test_an_order_that_fell_out_of_sight_after_it_was_found_due_waits() -> None:
     parts = Parts()
     parts.late = replace(open_order(terms()), deadline_at=5)
-    parts.sight = Sight(["monero"], ManualClock())
+    parts.progress = ScanProgress(["monero"], ManualClock())
     worker = worker_of(parts)
     await worker.tick()
     assert "apply" not in parts.done
-    parts.sight.looked({"monero": 4}, {})
+    parts.progress.advance({"monero": 4}, {})
     await worker.tick()
     assert "apply" not in parts.done
-    parts.sight.looked({"monero": 5}, {})
+    parts.progress.advance({"monero": 5}, {})
     await worker.tick()
     assert "apply" in parts.done

@@ -21,5 +21,5 @@ def together(looks: Iterable[Observation]) -> Observation:
     parts = list(looks)
     return Observation(
         [sighting for part in parts for sighting in part.sightings],
-        {network: at for part in parts for network, at in part.whole.items()},
+        {network: at for part in parts for network, at in part.complete_until.items()},
     )

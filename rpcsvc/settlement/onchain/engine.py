@@ -32,7 +32,7 @@ from rpcsvc.orders.ports import (
 from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.first_look import FirstLook
+from rpcsvc.settlement.onchain.monero.startup_reconciliation import StartupReconciliation
 from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.settlement.onchain.side_watch import SideWatch
 
@@ -44,7 +44,7 @@ Pause = Callable[[float], Awaitable[None]]
 class OnchainEngine:
     """Implements SettlementEngine with one side per asset.
 
-    ``first_looks``: what has to be looked at once, by asset, before anything is signed for it.
+    ``reconciliations``: what has to be looked at once, by asset, before anything is signed for it.
     ``unserved``: what is wrong with orders that neither side serves; None: nothing. ``journal``:
     where payments are recorded before anything else; nothing is signed while it takes none.
     """
@@ -59,7 +59,7 @@ class OnchainEngine:
         *,
         floors: Mapping[Asset, int],
         poll_ms: int,
-        first_looks: Mapping[Asset, FirstLook] | None = None,
+        reconciliations: Mapping[Asset, StartupReconciliation] | None = None,
         unserved: Callable[[], str | None] = lambda: None,
         journal: PaymentJournal | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class OnchainEngine:
         self.networks = frozenset[str]().union(*(side.networks for side in sides))
         self._guard = guard
         self._floors = floors
-        self._first_looks = dict(first_looks or {})
+        self._reconciliations = dict(reconciliations or {})
         self._unserved = unserved
         self._journal = journal
         self._faults: dict[Asset, str] = {}
@@ -104,13 +104,13 @@ class OnchainEngine:
 
     async def _look_first(self, side: Side) -> None:
         """Whatever was sent and is not on record is found even if nothing is to be signed."""
-        look = self._first_looks.get(side.asset)
+        look = self._reconciliations.get(side.asset)
         if look is None:
             return
         try:
             await look.require_done()
         except Unavailable as reason:
-            log.info("first_look_put_off", asset=side.asset.symbol, reason=reason.message)
+            log.info("reconciliation_postponed", asset=side.asset.symbol, reason=reason.message)
         except Exception:
             log.exception("upkeep_failed", asset=side.asset.symbol)
 
@@ -208,7 +208,7 @@ class OnchainEngine:
         if self._journal is not None:
             await self._journal.require_ready()
         with self._guard.passing(transfer, companions) as together:
-            if (look := self._first_looks.get(side.asset)) is not None:
+            if (look := self._reconciliations.get(side.asset)) is not None:
                 await look.require_done()
             # Payouts may have been paused meanwhile: by another caller's first look, which leaves
             # this one nothing to find.
@@ -232,7 +232,7 @@ class OnchainEngine:
         checks = [("payouts", self._guard.health())]
         checks += [(side.asset.symbol, side.health()) for side in self._sides.values()]
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
-        checks += [(asset.symbol, look.health()) for asset, look in self._first_looks.items()]
+        checks += [(asset.symbol, look.health()) for asset, look in self._reconciliations.items()]
         checks += [(side.asset.symbol, self._above_floor(side)) for side in self._sides.values()]
         checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
         checks += [("orders", self._without_node())]

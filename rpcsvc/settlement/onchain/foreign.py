@@ -4,7 +4,7 @@ What left and is not on record tells of a database that was put back from an old
 key in other hands: whoever signs on pays twice, or helps a thief. So nothing more is signed before
 the operator has looked, and he has when he lets money out again: what he was told of does not stop
 it a second time.
-What does not live here: finding it (evm/nonces.py, monero/first_look.py), SQL
+What does not live here: finding it (evm/nonces.py, monero/startup_reconciliation.py), SQL
 (store/onchain_foreign.py).
 """
 

@@ -30,10 +30,13 @@ from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
-from rpcsvc.settlement.onchain.monero.first_look import FirstLook, MoneroOutgoing
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.side import MoneroSide
+from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
+    MoneroOutgoing,
+    StartupReconciliation,
+)
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 
 KEY_FILE: Final = "evm-mnemonic"
@@ -74,7 +77,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
         guard,
         floors=floors(settings),
         poll_ms=settings.poll_ms,
-        first_looks=_first_looks(settings, parts, clients),
+        reconciliations=_reconciliations(settings, parts, clients),
         unserved=parts.unserved,
         journal=parts.journal,
     )
@@ -157,15 +160,15 @@ def _monero_side(
     return MoneroSide(*clients, parts.monero_ledger, parts.clock, options)
 
 
-def _first_looks(
+def _reconciliations(
     settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
-) -> dict[Asset, FirstLook]:
+) -> dict[Asset, StartupReconciliation]:
     """By asset; empty where the operator wants no audits, or no pause for what they find."""
     if not (settings.audit_seconds and settings.pause_on_difference):
         return {}
     foreign = parts.evm_ledgers.foreign
     outgoing = MoneroOutgoing(*clients, parts.monero_ledger, foreign)
-    return {XMR: FirstLook(outgoing, foreign, parts.switch, parts.clock)}
+    return {XMR: StartupReconciliation(outgoing, foreign, parts.switch, parts.clock)}
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:

@@ -102,7 +102,7 @@ class EvmDepositScanner:
 
     ``problem`` says, until a pass succeeds, why the last did not; None: it did. The link's own is
     cleared by its next check, which does not know what was read before.
-    ``whole_at``: when the last look began (ms), if it has shown all deposits until then.
+    ``complete_until``: when the last look began (ms), if it has shown all deposits until then.
     """
 
     def __init__(self, link: EvmLink, ledger: EvmDepositLedger, clock: Clock) -> None:
@@ -120,14 +120,14 @@ class EvmDepositScanner:
         self._finalized = -1
         self._next: CursorMove | None = None
         self.problem: str | None = "not started"
-        self.whole_at: int | None = None
+        self.complete_until: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last. Raises errors.Unavailable.
 
         Of a long stretch of blocks it reads a part; the next pass goes on.
         """
-        self._next, self.whole_at = None, None
+        self._next, self.complete_until = None, None
         try:
             with self._link.watched():
                 found = await self._observe()
@@ -190,7 +190,7 @@ class EvmDepositScanner:
         self._recorded_height = self._height
         await self._plan_move(look)
         if look.settled and look.reached == head.number and self._link.stall() is None:
-            self.whole_at = began
+            self.complete_until = began
         return [
             _sighting(item, states[key])
             for key, item in sorted(look.deposits.items())

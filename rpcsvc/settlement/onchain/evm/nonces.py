@@ -65,7 +65,7 @@ class EvmNonces:
             )
         return max(pending, own)
 
-    async def first_look(self) -> None:
+    async def reconcile(self) -> None:
         """Find out once after a start whether it may sign, and pause payouts if not.
 
         And again as long as it may not: once the operator has let money out, health is well.

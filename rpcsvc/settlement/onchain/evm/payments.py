@@ -233,10 +233,10 @@ class EvmPayments:
         """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
         return self._payouts_waiting > 0 or any(map(_is_payout, self._publisher.unmined()))
 
-    async def first_look(self) -> None:
+    async def reconcile(self) -> None:
         """Find out once after a start whether the hot wallet has sent what is not on record."""
         async with self._writer:
-            await self._nonces.first_look()
+            await self._nonces.reconcile()
 
     async def look_at_gas(self) -> None:
         """Look at fees and at the hot wallet's balances. To be called every few seconds."""

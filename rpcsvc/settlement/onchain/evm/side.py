@@ -159,7 +159,7 @@ class _Branch:
             with self.link.watched():
                 head = await self.link.check()
                 await self.payments.look_at_gas()
-                await self.payments.first_look()
+                await self.payments.reconcile()
                 await self.opening.look(head)
         except Unavailable as reason:
             log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
@@ -413,7 +413,7 @@ async def _observed(branch: _Branch) -> Observation:
         found = await branch.deposits.observe()
     except Unavailable:
         return Observation()  # why is in health; a later pass sees what was not seen now
-    at = branch.deposits.whole_at
+    at = branch.deposits.complete_until
     return Observation(found, {} if at is None else {branch.network.name: at})
 
 

@@ -7,7 +7,7 @@ link.py         whether both are there, in step, and the wallet the same as ever
 ledger.py       what this side remembers, and its options
 
 deposits:       addresses.py, deposits.py, deposit_proofs.py
-payments:       payments.py, presence.py, rescue.py, receipts.py, adoption.py
+payments:       payments.py, presence.py, reorg_recovery.py, receipts.py, adoption.py
 holdings:       holdings.py, inventory.py
-first_look.py   what left the wallet before this start, looked at before anything is signed
+at the start:   startup_reconciliation.py
 """

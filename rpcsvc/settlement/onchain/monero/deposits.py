@@ -65,7 +65,7 @@ def is_timelocked(unlock_time: int, height: int, now_ms: int) -> bool:
 class DepositScanner:
     """Looks for deposits, pass by pass.
 
-    ``whole_at``: when the last look began (ms), if it has shown all deposits until then.
+    ``complete_until``: when the last look began (ms), if it has shown all deposits until then.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class DepositScanner:
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
         self._proofs = DepositProofs(link, ledger)
-        self.whole_at: int | None = None
+        self.complete_until: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
 
         Raises RpcFailure and SideUnusable.
         """
-        self._next, self.whole_at = None, None
+        self._next, self.complete_until = None, None
         began = self._clock.now_ms()
         before = await self._link.check_node()
         self._fork = await self._find_fork()
@@ -109,7 +109,7 @@ class DepositScanner:
                 self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
             if self._link.stall() is None:
-                self.whole_at = began
+                self.complete_until = began
         return [
             _sighting(item, state)
             for item, state in zip(records, states, strict=True)

@@ -35,7 +35,7 @@ from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.receipts import monero_receipt
-from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)
@@ -71,7 +71,7 @@ class MoneroSide:
         self._addresses = AddressPool(wallet, ledger, options)
         self._deposits = DepositScanner(self._link, ledger, clock, options)
         self._payments = MoneroPayments(self._link, ledger, clock, options)
-        self._rescue = MoneroRescue(self._link, ledger, options)
+        self._recovery = MoneroReorgRecovery(self._link, ledger, options)
         self._inventory = MoneroInventory(self._link, self._payments, clock, options)
         self._connecting = asyncio.Lock()
 
@@ -149,7 +149,7 @@ class MoneroSide:
                 found = await self._deposits.observe()
         except Unavailable:
             return Observation()  # why is in health; a later pass sees what was not seen now
-        at = self._deposits.whole_at
+        at = self._deposits.complete_until
         return Observation(found, {} if at is None else {NETWORK: at})
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
@@ -209,7 +209,7 @@ class MoneroSide:
                 info = await self._ready()
                 await self._inventory.refresh_fee()
                 await self._addresses.refill()
-                await self._rescue.look(info)
+                await self._recovery.look(info)
                 await self._look_after_outputs()
         except Unavailable as reason:
             log.info("monero_upkeep_put_off", reason=reason.message)
@@ -249,10 +249,10 @@ class MoneroSide:
             yield "no deposit address is left"
         if not self._inventory.is_known:
             yield "what the wallet holds is not known yet"
-        late = (self._payments.stuck(), self._rescue.gone, self._rescue.late)
+        late = (self._payments.stuck(), self._recovery.gone, self._recovery.late)
         yield from (text for text in late if text is not None)
 
     def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
-        found = (self._rescue.problem, self._rescue.waiting, self._inventory.problem)
+        found = (self._recovery.problem, self._recovery.waiting, self._inventory.problem)
         return [text for text in found if text]

@@ -15,7 +15,7 @@ from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
-from rpcsvc.orders.promises import Promises, claims_of
+from rpcsvc.orders.reservations import Reservations, reservations_of
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database
 from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, key, random_event, terms
@@ -28,14 +28,14 @@ def named(order_id: str, direction: Direction) -> Order:
 def test_a_new_order_claims_its_output_and_the_fee_of_paying_it() -> None:
     order = named("ord_1", Direction.XMR_TO_USDC)
     fee = order.terms.price.payout_fee
-    assert claims_of(order) == {"arbitrum": order.terms.expected_output + fee}
+    assert reservations_of(order) == {"arbitrum": order.terms.expected_output + fee}
 
 
 def test_a_larger_deposit_claims_more_and_itself_until_it_is_paid_out() -> None:
     order = named("ord_1", Direction.XMR_TO_USDC)
     sent = order.terms.deposit_amount * 2
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
-    claims = claims_of(order)
+    claims = reservations_of(order)
     assert claims["monero"] == sent
     assert claims["arbitrum"] > 2 * order.terms.expected_output
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
@@ -44,9 +44,9 @@ def test_a_larger_deposit_claims_more_and_itself_until_it_is_paid_out() -> None:
         ev.TransferPublished("ord_1/payout/1"),
     ):
         order = transition(order, event, NOW).order
-        assert claims_of(order)["arbitrum"] == claims["arbitrum"]
+        assert reservations_of(order)["arbitrum"] == claims["arbitrum"]
     settled = transition(order, ev.TransferSettled("ord_1/payout/1"), NOW).order
-    assert claims_of(settled) == {}
+    assert reservations_of(settled) == {}
 
 
 def test_a_deposit_above_the_maximum_holds_up_no_more_than_the_maximum() -> None:
@@ -54,13 +54,13 @@ def test_a_deposit_above_the_maximum_holds_up_no_more_than_the_maximum() -> None
     limit, price = order.terms.max_deposit, order.terms.price
     order = transition(order, ev.DepositSeen(key(1), 100 * limit, None, NOW), NOW).order
     most = price.output(order.terms.direction, limit) + price.payout_fee
-    assert claims_of(order)["arbitrum"] == most
+    assert reservations_of(order)["arbitrum"] == most
 
 
 def test_an_expired_order_claims_nothing() -> None:
     order = named("ord_1", Direction.USDC_TO_XMR)
     assert order.deadline_at is not None
-    assert claims_of(transition(order, ev.DeadlinePassed(), order.deadline_at).order) == {}
+    assert reservations_of(transition(order, ev.DeadlinePassed(), order.deadline_at).order) == {}
 
 
 # --- what may have to go back ----------------------------------------------------------------
@@ -74,21 +74,21 @@ def test_a_deposit_counts_while_its_payout_may_yet_fail() -> None:
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
     payout = "ord_1/payout/1"
     for event in (ev.TransferPrepared(payout, "id", "raw"), ev.TransferUnknown(payout, "lost")):
-        assert claims_of(order)["monero"] == sent
+        assert reservations_of(order)["monero"] == sent
         order = transition(order, event, NOW).order
     failed = transition(order, ev.TransferFailed(payout, "reverted"), NOW).order
-    assert claims_of(order)["monero"] == sent
-    assert claims_of(failed) == {"monero": sent}
+    assert reservations_of(order)["monero"] == sent
+    assert reservations_of(failed) == {"monero": sent}
 
 
 def test_what_is_swapped_in_chunks_counts_whole_until_it_is_paid_out() -> None:
     order = open_order(terms(Direction.XMR_TO_USDC, IN_CHUNKS))
     sent = order.terms.deposit_amount * 2
     order = transition(order, ev.DepositSeen(key(1), sent, None, NOW), NOW).order
-    promised = claims_of(order)
+    promised = reservations_of(order)
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
     order = transition(order, ev.ChunkFilled(0, 165_000_000), NOW).order
-    assert claims_of(order) == promised
+    assert reservations_of(order) == promised
 
 
 def late_on(order: Order, number: int) -> Order:
@@ -109,16 +109,16 @@ def test_what_waits_for_a_refund_address_of_an_order_that_is_over_is_promised() 
     assert order.status.is_terminal
     assert order.action_required == "refund_address"
     owed = order.terms.deposit_amount
-    assert claims_of(order) == {"monero": owed}
+    assert reservations_of(order) == {"monero": owed}
 
     order = transition(order, ev.RefundAddressGiven("mine"), NOW).order
     (refund,) = order.refunds
-    assert claims_of(order) == {"monero": owed}
+    assert reservations_of(order) == {"monero": owed}
     for event in (ev.TransferPrepared(refund.transfer_id, "id", "raw"),
                   ev.TransferSettled(refund.transfer_id)):  # fmt: skip
-        assert claims_of(order) == {"monero": owed}
+        assert reservations_of(order) == {"monero": owed}
         order = transition(order, event, NOW).order
-    assert claims_of(order) == {}
+    assert reservations_of(order) == {}
 
 
 def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
@@ -130,10 +130,10 @@ def test_a_leftover_that_waits_for_an_address_is_promised() -> None:
     assert payout is not None
     for event in (ev.TransferPrepared(payout.transfer_id, "id", "raw"),
                   ev.TransferSettled(payout.transfer_id)):  # fmt: skip
-        assert claims_of(order)["monero"] == order.terms.deposit_amount
+        assert reservations_of(order)["monero"] == order.terms.deposit_amount
         order = transition(order, event, NOW).order
     assert (order.action_required, order.leftover > 0) == ("refund_address", True)
-    assert claims_of(order) == {"monero": order.leftover}
+    assert reservations_of(order) == {"monero": order.leftover}
 
 
 def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
@@ -142,24 +142,24 @@ def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
     small = order.terms.min_deposit // 2
     order = transition(order, ev.DepositSeen(key(1), small, None, NOW), NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
-    assert claims_of(order)["arbitrum"] > 0
+    assert reservations_of(order)["arbitrum"] > 0
     assert order.deadline_at is not None
     order = transition(order, ev.DeadlinePassed(), order.deadline_at).order
     assert (order.status.value, order.action_required) == ("refunding", "refund_address")
-    assert claims_of(order) == {"monero": small}
+    assert reservations_of(order) == {"monero": small}
 
 
 async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path) -> None:
     database = await Database.open(tmp_path)
     store = SqliteOrderStore(database, lambda: "key")
-    before = Promises()
+    before = Reservations()
     over, owing = expired(order_id="ord_1"), late_on(expired(order_id="ord_2"), 2)
     for number, order in enumerate((over, owing)):
         agreed = replace(order.terms, deposit_address=f"deposit {number}")
         await commit(store, open_order(agreed), is_new=True)
         await commit(store, replace(order, terms=agreed))
         before.note(order)
-    after = Promises()
+    after = Reservations()
     after.load(store)
     assert after.on("monero") == before.on("monero") == owing.terms.deposit_amount
     await database.close()
@@ -187,8 +187,8 @@ def test_nothing_is_owed_to_depositors_that_was_not_promised_before(
         except ImpossibleTransition:
             continue
         came = event.units if isinstance(event, ev.DepositSeen) else 0
-        promised = claims_of(order).get(network, 0)
-        assert claims_of(after).get(network, 0) <= promised + came
+        promised = reservations_of(order).get(network, 0)
+        assert reservations_of(after).get(network, 0) <= promised + came
         order = after
 
 
@@ -196,28 +196,28 @@ def test_nothing_is_owed_to_depositors_that_was_not_promised_before(
 
 
 def test_an_order_that_could_not_be_committed_claims_nothing() -> None:
-    promises, order = Promises(), named("ord_1", Direction.XMR_TO_USDC)
-    with promises.holding(order):
-        assert promises.on("arbitrum") > 0
+    reservations, order = Reservations(), named("ord_1", Direction.XMR_TO_USDC)
+    with reservations.holding(order):
+        assert reservations.on("arbitrum") > 0
     with (
         pytest.raises(OSError, match="full"),
-        promises.holding(named("ord_2", order.terms.direction)),
+        reservations.holding(named("ord_2", order.terms.direction)),
     ):
         raise OSError("full")
-    assert promises.on("arbitrum") == claims_of(order)["arbitrum"]
+    assert reservations.on("arbitrum") == reservations_of(order)["arbitrum"]
 
 
 def test_an_order_whose_caller_is_cancelled_meanwhile_stays_counted() -> None:
-    promises, order = Promises(), named("ord_1", Direction.XMR_TO_USDC)
-    with pytest.raises(asyncio.CancelledError), promises.holding(order):
+    reservations, order = Reservations(), named("ord_1", Direction.XMR_TO_USDC)
+    with pytest.raises(asyncio.CancelledError), reservations.holding(order):
         raise asyncio.CancelledError  # its commit goes on
-    assert promises.on("arbitrum") == claims_of(order)["arbitrum"]
+    assert reservations.on("arbitrum") == reservations_of(order)["arbitrum"]
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) -> None:
-    promises = Promises()
+    reservations = Reservations()
     orders = {name: named(name, direction) for name, direction in zip("ab", Direction, strict=True)}
     now = NOW
     for fresh in range(data.draw(st.integers(1, 30))):
@@ -228,7 +228,9 @@ def test_the_sums_are_those_of_the_orders_whatever_happens(data: st.DataObject) 
             orders[name] = transition(orders[name], event, now).order
         except ImpossibleTransition:
             continue
-        promises.note(orders[name])
+        reservations.note(orders[name])
         for network in ("monero", "arbitrum"):
             noted = [order for order in orders.values() if order.version > 1]
-            assert promises.on(network) == sum(claims_of(o).get(network, 0) for o in noted)
+            assert reservations.on(network) == sum(
+                reservations_of(o).get(network, 0) for o in noted
+            )

@@ -34,7 +34,7 @@ _RELAY_AFTER: Final = 3
 _LATE_AFTER: Final = 10
 
 
-class MoneroRescue:
+class MoneroReorgRecovery:
     """Looks for payments that will not come back by themselves.
 
     ``problem`` is what the operator has to do about one of them; ``waiting``: that one waits in

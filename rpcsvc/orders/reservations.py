@@ -26,7 +26,7 @@ UPSTREAM: Final = "upstream"
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
 
 
-def claims_of(order: Order) -> Claims:
+def reservations_of(order: Order) -> Claims:
     """Atomic units by network that an order may still be paid: its output, and what it sent in.
 
     A deposit counts until its payout is settled, since it may have to go back; what waits for a
@@ -58,9 +58,9 @@ def unfunded_units(order: Order) -> int:
     return max(0, _output(order) - _output_with(order, 0))
 
 
-def funded_claims_of(order: Order) -> Claims:
+def funded_reservations_of(order: Order) -> Claims:
     """The claims of an order whose reservation has ended: without what waits for deposits."""
-    claims, network = claims_of(order), order.terms.payout_network
+    claims, network = reservations_of(order), order.terms.payout_network
     return {**claims, network: claims.get(network, 0) - unfunded_units(order)}
 
 
@@ -122,7 +122,7 @@ def _is_paid(payout: Transfer | None) -> bool:
     return payout is not None and payout.state is TransferState.SETTLED
 
 
-class Promises:
+class Reservations:
     """The sum of all claims, and what of them is reserved by orders that are not funded."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class Promises:
     def _claims(self, order: Order, *, is_reserved: bool) -> Claims:
         if order.terms.upstream_id is not None:
             return {}  # the upstream pays
-        return claims_of(order) if is_reserved else funded_claims_of(order)
+        return reservations_of(order) if is_reserved else funded_reservations_of(order)
 
     def _end_expired(self) -> None:
         for order_id, held in self.unfunded.expired(self._is_complete):
@@ -225,16 +225,16 @@ class Promises:
 
 
 def payable_for(
-    store: OrderStore, engine: SettlementEngine, promises: Promises | None, order_id: str
+    store: OrderStore, engine: SettlementEngine, reservations: Reservations | None, order_id: str
 ) -> int | None:
     """Payout units that the wallet can pay for an order, its fee included, now or when outputs
     unlock; None where that is not known. Raises errors.Unavailable.
     """
     order = store.order(order_id)
-    if promises is None or order is None:
+    if reservations is None or order is None:
         return None
     held = engine.holdings(order.terms.payout_network)
-    return None if held is None else max(0, held.free + held.locked - promises.beside(order))
+    return None if held is None else max(0, held.free + held.locked - reservations.beside(order))
 
 
 def _reserved_by(order: Order, client: str, network: str, units: int) -> Reservation:

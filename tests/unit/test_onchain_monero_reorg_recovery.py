@@ -1,6 +1,6 @@
 """Settled XMR payments that are in no block any more, and money held back.
 
-Node and wallet are played. The same on real daemons is in tests/regtest/test_monero_rescue.py.
+Node and wallet are played. The same on real daemons: tests/regtest/test_monero_reorg_recovery.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     Submission,
     SubmissionResult,
 )
-from rpcsvc.settlement.onchain.monero.rescue import MoneroRescue
+from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
@@ -35,7 +35,7 @@ from tests.logs import captured
 
 XMR = 10**12
 OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
-MODULE = "rpcsvc.settlement.onchain.monero.rescue"
+MODULE = "rpcsvc.settlement.onchain.monero.reorg_recovery"
 
 
 @dataclass
@@ -114,12 +114,12 @@ class Desk:
     node: Node
     wallet: Wallet
     ledger: SqliteMoneroLedger
-    rescue: MoneroRescue
+    recovery: MoneroReorgRecovery
 
     async def look(self, blocks: int = 0) -> None:
         self.node.top += blocks
         height, top = self.node.top + 1, f"h{self.node.top}"
-        await self.rescue.look(
+        await self.recovery.look(
             NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
         )
 
@@ -156,7 +156,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqliteMoneroLedger(database), Node(), Wallet()
     link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Desk(node, wallet, ledger, MoneroRescue(link, ledger, OPTIONS))
+    yield Desk(node, wallet, ledger, MoneroReorgRecovery(link, ledger, OPTIONS))
     await database.close()
 
 
@@ -167,18 +167,18 @@ async def test_a_settled_payment_is_told_for_as_long_as_it_is_in_no_block(
     logs = captured(monkeypatch, MODULE)
     made = await desk.put("tr_1", PaymentState.SETTLED, 98)
     await desk.look()
-    assert desk.rescue.gone is None
+    assert desk.recovery.gone is None
     desk.node.known[made.txid] = None
     for _ in range(2 * OPTIONS.tracked_blocks):
         await desk.look(blocks=1)
-        assert "payment tr_1 was settled and a reorganisation" in (desk.rescue.gone or "")
-        assert "(in the pool)" in (desk.rescue.gone or "")
+        assert "payment tr_1 was settled and a reorganisation" in (desk.recovery.gone or "")
+        assert "(in the pool)" in (desk.recovery.gone or "")
     events = [item["event"] for item in logs.entries]
     assert events.count("monero_settled_payment_is_gone") == 1
     assert desk.node.submitted == []
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
-    assert desk.rescue.gone is None
+    assert desk.recovery.gone is None
     assert desk.height("tr_1") == desk.node.top - 1
 
 
@@ -188,17 +188,17 @@ async def test_what_the_node_has_not_is_handed_over_until_it_is_in_a_block(desk:
     desk.node.says = Submission.INVALID
     for _ in range(2):
         await desk.look(blocks=1)
-        assert "published again (invalid)" in (desk.rescue.gone or "")
+        assert "published again (invalid)" in (desk.recovery.gone or "")
     assert desk.height("tr_1") is None
     desk.node.says = Submission.ACCEPTED
     await desk.look()
-    assert "published again (accepted)" in (desk.rescue.gone or "")
+    assert "published again (accepted)" in (desk.recovery.gone or "")
     await desk.look(blocks=1)
-    assert "(in the pool)" in (desk.rescue.gone or "")
+    assert "(in the pool)" in (desk.recovery.gone or "")
     assert desk.node.submitted == [made.txid] * 3
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
-    assert desk.rescue.gone is None
+    assert desk.recovery.gone is None
 
 
 async def test_what_settled_long_ago_is_not_asked_about(desk: Desk) -> None:
@@ -220,7 +220,7 @@ async def test_what_waits_and_was_given_up_is_offered_anew_and_nothing_else(
     await desk.look()
     assert desk.node.flushed == desk.node.submitted == [made.txid]
     assert other.txid not in desk.node.submitted
-    assert desk.rescue.problem is None
+    assert desk.recovery.problem is None
 
 
 async def test_a_node_that_forgets_nothing_is_told_until_the_payment_is_mined(desk: Desk) -> None:
@@ -228,11 +228,11 @@ async def test_a_node_that_forgets_nothing_is_told_until_the_payment_is_mined(de
     desk.node.given_up, desk.node.is_restricted = {made.txid}, True
     for _ in range(2):
         await desk.look(blocks=1)
-        assert f"flush_txpool {made.txid}" in (desk.rescue.problem or "")
+        assert f"flush_txpool {made.txid}" in (desk.recovery.problem or "")
     assert desk.node.submitted == []
     await desk.ledger.put_payment(replace(made, height=desk.node.top))
     await desk.look(blocks=1)
-    assert desk.rescue.problem is None
+    assert desk.recovery.problem is None
 
 
 async def test_the_pool_is_asked_for_once_a_block_and_only_for_what_waits(desk: Desk) -> None:
@@ -273,7 +273,7 @@ async def test_an_unrelayed_payment_is_relayed_with_the_next_block(desk: Desk) -
     await desk.look(blocks=1)
     assert desk.node.relayed == [made.txid], "once it is relayed it has time to be mined"
     assert desk.node.submitted == desk.node.flushed == []
-    assert desk.rescue.waiting is None
+    assert desk.recovery.waiting is None
 
 
 async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(desk: Desk) -> None:
@@ -281,20 +281,20 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(desk: Des
     made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
     for blocks in range(3):
         await desk.look(blocks=min(blocks, 1))
-        assert (desk.node.relayed, desk.rescue.waiting) == ([], None)
+        assert (desk.node.relayed, desk.recovery.waiting) == ([], None)
     for blocks in range(3, 10):
         await desk.look(blocks=1)
         assert f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}" in (
-            desk.rescue.waiting or ""
+            desk.recovery.waiting or ""
         )
-        assert desk.rescue.late is None
+        assert desk.recovery.late is None
     await desk.look(blocks=1)
-    assert "waits in the node's pool for 10 blocks" in (desk.rescue.late or "")
+    assert "waits in the node's pool for 10 blocks" in (desk.recovery.late or "")
     assert desk.node.relayed == [made.txid] * 8
     await desk.ledger.put_payment(replace(made, height=desk.node.top))
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
-    assert (desk.rescue.waiting, desk.rescue.late) == (None, None)
+    assert (desk.recovery.waiting, desk.recovery.late) == (None, None)
 
 
 async def test_blocks_are_counted_anew_after_a_payment_was_mined_and_lost(desk: Desk) -> None:
@@ -312,10 +312,10 @@ async def test_a_node_that_does_not_relay_names_the_command(desk: Desk) -> None:
     made = await desk.put("tr_1", PaymentState.PUBLISHED, None)
     desk.node.unrelayed, desk.node.is_restricted = {made.txid}, True
     await desk.look()
-    assert f"relay_tx {made.txid}" in (desk.rescue.problem or "")
+    assert f"relay_tx {made.txid}" in (desk.recovery.problem or "")
     desk.node.is_restricted = False
     await desk.look(blocks=1)
-    assert desk.rescue.problem is None
+    assert desk.recovery.problem is None
 
 
 # --- gone for good -------------------------------------------------------------------------------
@@ -350,4 +350,4 @@ async def test_a_split_that_comes_back_in_time_is_kept(desk: Desk) -> None:
         desk.node.known[made.txid] = desk.node.top
         await desk.look(blocks=1)
     assert desk.known("upkeep").state is PaymentState.SETTLED
-    assert desk.rescue.gone is None
+    assert desk.recovery.gone is None

@@ -9,7 +9,7 @@ import pytest
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order
-from rpcsvc.orders.sight import Sight
+from rpcsvc.orders.scan_progress import ScanProgress
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import terms
 
@@ -25,50 +25,48 @@ def order(on_deadline: OnDeadline = OnDeadline.EXPIRE, network: str = "monero") 
 def test_an_order_waits_until_its_network_was_seen_whole_at_its_deadline(
     on_deadline: OnDeadline,
 ) -> None:
-    sight, waiting = Sight(["monero", "base"], ManualClock()), order(on_deadline)
-    assert not sight.covers(waiting), "nobody has looked yet"
+    progress, waiting = ScanProgress(["monero", "base"], ManualClock()), order(on_deadline)
+    assert not progress.covers(waiting), "nobody has looked yet"
     for at, is_covered in ((99, False), (100, True), (101, True)):
-        sight.looked({"monero": at}, {})
-        assert sight.covers(waiting) is is_covered
-        assert not sight.covers(order(on_deadline, "base"))
+        progress.advance({"monero": at}, {})
+        assert progress.covers(waiting) is is_covered
+        assert not progress.covers(order(on_deadline, "base"))
 
 
 @pytest.mark.parametrize("on_deadline", sorted(set(OnDeadline) - {"expire", "swap_or_refund"}))
 def test_what_no_deposit_decides_waits_for_none(on_deadline: OnDeadline) -> None:
-    assert Sight(["monero"], ManualClock()).covers(order(on_deadline))
+    assert ScanProgress(["monero"], ManualClock()).covers(order(on_deadline))
 
 
 def test_where_nobody_looks_nothing_is_waited_for() -> None:
-    assert Sight(["base"], ManualClock()).covers(order())
+    assert ScanProgress(["base"], ManualClock()).covers(order())
 
 
 def test_an_order_with_deposits_left_to_record_waits_until_a_whole_look_left_none() -> None:
-    sight, waiting = Sight(["monero"], ManualClock()), order()
-    sight.looked({"monero": 100}, {waiting.order_id: "monero"})
-    assert sight.behind == {waiting.order_id}
-    assert not sight.covers(waiting)
-    sight.looked({}, {})
-    assert not sight.covers(waiting), "its deposits may not have been shown this time"
-    sight.looked({"monero": 101}, {})
-    assert sight.covers(waiting)
-    assert not sight.behind
+    progress, waiting = ScanProgress(["monero"], ManualClock()), order()
+    progress.advance({"monero": 100}, {waiting.order_id: "monero"})
+    assert progress.lagging == {waiting.order_id}
+    assert not progress.covers(waiting)
+    progress.advance({}, {})
+    assert not progress.covers(waiting), "its deposits may not have been shown this time"
+    progress.advance({"monero": 101}, {})
+    assert progress.covers(waiting)
+    assert not progress.lagging
 
 
 def test_a_network_that_is_not_seen_for_long_is_told_until_it_is() -> None:
     clock = ManualClock()
-    sight = Sight(["monero", "base"], clock)
+    progress = ScanProgress(["monero", "base"], clock)
     clock.now += 10 * MINUTE - 1
-    assert sight.health().ok, "it has just begun"
-    sight.looked({"monero": clock.now}, {})
+    assert progress.health().ok, "it has just begun"
+    progress.advance({"monero": clock.now}, {})
     clock.now += 1
-    told = sight.health()
+    told = progress.health()
     assert not told.ok
-    assert (told.detail or "").startswith(
-        "Deposits on base have not been seen whole for 10 minutes"
-    )
-    sight.looked({"base": clock.now}, {})
-    assert sight.health().ok
+    assert (told.detail or "").startswith("Deposit scan of base is 10 min behind")
+    progress.advance({"base": clock.now}, {})
+    assert progress.health().ok
 
 
 def test_where_no_deposits_are_watched_all_is_well() -> None:
-    assert Sight([], ManualClock()).health().ok
+    assert ScanProgress([], ManualClock()).health().ok

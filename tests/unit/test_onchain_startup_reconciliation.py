@@ -17,14 +17,14 @@ from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
-from rpcsvc.settlement.onchain.monero.first_look import (
-    PATIENCE_MS,
-    FirstLook,
-    MoneroOutgoing,
-    SpendWaits,
-)
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
+from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
+    PATIENCE_MS,
+    MoneroOutgoing,
+    SpendWaits,
+    StartupReconciliation,
+)
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
@@ -81,13 +81,13 @@ class Stand:
 
     def start(self) -> None:
         """As the service does: what it knew is gone, but for the database and the switch."""
-        self.look = FirstLook(
+        self.look = StartupReconciliation(
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
         guard = PayoutGuard(self.switch, CAPS, Signed(), self.clock)
         sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
-            cast("Any", sides), guard, floors=FLOORS, poll_ms=1, first_looks={XMR: self.look}
+            cast("Any", sides), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.look}
         )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.settlement.onchain.monero.first_look import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.ledger import Cursor, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.startup_reconciliation import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.onchain_foreign import SqliteForeignLedger

@@ -106,7 +106,7 @@ class MoneroOutgoing:
             raise Unavailable(f"The wallet is at height {scanned}, the node at {top}.")
 
 
-class FirstLook:
+class StartupReconciliation:
     """Holds signatures until what left the wallet was compared with the records, once.
 
     A wallet that is not fit to be asked is not fit to sign either, so holding costs nothing. Should
@@ -178,7 +178,7 @@ class FirstLook:
         if now - self._failing_since < PATIENCE_MS:
             raise Unavailable("What left the XMR wallet is not known yet. Try again later.")
         if self._problem is None:
-            log.error("first_look_not_made", reason=str(failure))
+            log.error("reconciliation_failed", reason=str(failure))
         self._problem = (
             f"what left the Monero wallet before the start can't be looked at ({failure}), and"
             " payouts go on without it"
