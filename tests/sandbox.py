@@ -19,7 +19,7 @@ from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports import Holdings
-from rpcsvc.orders.promises import Promises
+from rpcsvc.orders.reservations import Reservations
 from rpcsvc.orders.unfunded import Client
 from rpcsvc.settings import load_settings
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
@@ -113,7 +113,7 @@ def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) 
     """
 
     def backend(*args: Any, **kwargs: Any) -> Backend:
-        return Backend(*args, **{"promises": Promises(), **kwargs})
+        return Backend(*args, **{"reservations": Reservations(), **kwargs})
 
     def holdings(_engine: SandboxEngine, network: str) -> Holdings:
         return Holdings(held.get(network, usdc), locked=0, seconds_to_unlock=0)

@@ -194,8 +194,8 @@ class Market(RuleBasedStateMachine):
     def addresses_holding(self) -> int:
         """How many addresses have unfunded orders."""
         service = self.box.up.service
-        assert service.promises is not None
-        book = service.promises.unfunded
+        assert service.reservations is not None
+        book = service.reservations.unfunded
         clients = (Client(ADDRESS, f"192.0.2.{number}") for number in range(1, 220))
         return sum(book.orders(service.stored(client)) > 0 for client in clients)
 
