@@ -339,7 +339,12 @@ async def test_the_rest_of_an_order_that_was_swapped_in_part_is_asked_for_at_a_s
 
 
 @pytest.mark.parametrize(
-    ("amount", "code"), [("0.000001", "amount_below_minimum"), ("9999", "amount_above_maximum")]
+    ("amount", "code"),
+    [
+        ("0.000001", "amount_below_minimum"),
+        ("9999", "amount_above_maximum"),
+        ("9" * 30, "amount_above_maximum"),  # of more digits than the upstream reads
+    ],
 )
 async def test_a_plan_refuses_what_the_upstream_would(
     sidecar: Served, amount: str, code: str
@@ -351,6 +356,7 @@ async def test_a_plan_refuses_what_the_upstream_would(
     assert (plan["ok"], plan["state"]) == (False, "invalid_input")
     assert plan["error"]["code"] == code
     assert plan["error"]["details"] == quote["error"]["details"]
+    assert float(quote["error"]["details"]["maximum"]) < 400
     good = (await sidecar.rpc("swap.plan", SWAPS["x2u"])).body["result"]
     assert good["state"] == "ready"
 

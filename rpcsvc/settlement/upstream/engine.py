@@ -118,7 +118,8 @@ class UpstreamEngine:
         """A price. Raises errors.ServiceError. A bridge order has none: it takes what comes."""
         if asked.chain.name == PERPS:
             return Offer(1, 0, 1, USUAL_SECONDS)
-        request = m.QuoteRequest(*self._pair(asked), asked.amount.units)
+        # An upstream need not read longer numbers; its limit is below this one.
+        request = m.QuoteRequest(*self._pair(asked), min(asked.amount.units, MAX_UNITS))
         try:
             urgency = Urgency.CREATION if asked.to else Urgency.ROUTINE
             found = await self._upstream.quote(request, urgency)

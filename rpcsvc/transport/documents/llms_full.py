@@ -256,15 +256,15 @@ def _idempotency(site: Site, recording: Recording) -> str:
 def _who_shares_keys(site: Site) -> str:
     """The bullet on the namespaces of keys (design part 3)."""
     https = (
-        "- Callers over HTTPS share their keys, but for those with an `x-api-key` on the BFF, which"
+        "- All callers over HTTPS share their keys; on the BFF each integrator (`x-api-key`) has"
+        " keys of its own."
     )
-    integrators = f"{https} has keys of its own for each integrator"
     if not site.rpc_needs_token:
-        return f"{integrators}. JSON-RPC and the command line share those of HTTPS."
+        return f"{https} JSON-RPC and the command line share those of HTTPS."
     return (
-        f"{integrators}. JSON-RPC and the command line with a token share others, the same for all"
-        " tokens, of 1 to 255 characters. So the same key over HTTPS and with a token makes two"
-        " orders: repeat a call over the way that it was made."
+        f"{https} JSON-RPC and the command line with a token share others, the same for all tokens,"
+        " of 1 to 255 characters. So the same key over HTTPS and with a token makes two orders:"
+        " repeat a call over the way that it was made."
     )
 
 
