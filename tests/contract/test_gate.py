@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import SettingsError
 from rpcsvc.transport.limits import WrongTokens
+from tests.contract import bff
 from tests.contract.serving import SWAP, TOKEN, Served, serving
 from tests.e2e import processes
 from tests.logs import logs_of
@@ -230,6 +231,18 @@ async def test_no_cache_may_keep_what_an_operation_answers(served: Served) -> No
         await served.http("GET", "/nothing"),
     ]
     assert [answer.headers["cache-control"] for answer in answers] == ["no-store"] * 5
+
+
+async def test_no_cache_may_keep_orders_and_sessions_of_the_bff(served: Served) -> None:
+    made = await bff.post(served, "/orders", bff.ORDER)
+    answers = [
+        made,
+        await bff.call(served, "GET", f"/orders/{made.body['orderId']}"),
+        await bff.call(served, "GET", f"/orders?session={bff.SESSION}"),
+        await bff.call(served, "GET", "/orders/unknown"),
+    ]
+    assert [answer.status for answer in answers] == [200, 200, 200, 400]
+    assert [answer.headers["cache-control"] for answer in answers] == ["no-store"] * 4
 
 
 async def test_proxy_on_this_machine_must_say_that_tls_was_used(tmp_path: Path) -> None:

@@ -68,7 +68,14 @@ def test_the_service_has_a_user_that_is_there_while_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["RestartSec=5", "StartLimitIntervalSec=0", "LimitCORE=0", "LimitNOFILE=65536"]
+    "line",
+    [
+        "RestartSec=5",
+        "StartLimitIntervalSec=0",
+        "LimitCORE=0",
+        "LimitNOFILE=65536",
+        "MemoryMax=2G",
+    ],
 )
 def test_the_service_comes_back_and_keeps_its_memory_to_itself(line: str) -> None:
     assert f"\n{line}\n" in UNIT
@@ -87,6 +94,21 @@ def test_systemd_finds_little_that_the_service_could_still_give_up() -> None:
     asked = ["systemd-analyze", "security", "--offline=yes", str(CONFIG / "rpcsvc.service")]
     done = subprocess.run([*asked, "--threshold=25"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  automountServiceAccountToken: false",
+        "    runAsNonRoot: true",
+        "    seccompProfile: {type: RuntimeDefault}",
+        "        allowPrivilegeEscalation: false",
+        "        readOnlyRootFilesystem: true",
+        "        capabilities: {drop: [ALL]}",
+    ],
+)
+def test_the_pod_may_do_little_and_asks_kubernetes_nothing(line: str) -> None:
+    assert f"\n{line}\n" in SIDECAR
 
 
 # --- probes ----------------------------------------------------------------------------------
