@@ -36,10 +36,11 @@ from rpcsvc.store.sqlite import DATABASE_NAME
 from rpcsvc.transport.cli import explain as cli_explain
 from rpcsvc.verify import unb64url
 from tests.unit.test_cli_payouts import Cli
-from tests.unit.test_journal_replay import WALLET, opened, xmr_payment
+from tests.unit.test_journal_replay import WALLET, opened, put_back, xmr_payment
 
 OK, FAILED, USAGE = 0, 1, 2
 TXID = "ab" * 32
+OLDER = "older.db"  # a copy from before the payout was signed
 
 
 @pytest.fixture
@@ -94,21 +95,33 @@ def ring_of(cli: Cli) -> Any:
 @pytest.fixture
 def settled(order: Order, tmp_path: Path) -> str:
     """Its payout, signed and settled: the transfer's id."""
+    return signed(order, tmp_path, monero.PaymentState.SETTLED)
+
+
+@pytest.fixture
+def published(order: Order, tmp_path: Path) -> str:
+    """Its payout, signed and not mined: the transfer's id."""
+    return signed(order, tmp_path, monero.PaymentState.PUBLISHED)
+
+
+def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
     (transfer,) = order.transfers
 
     async def pay() -> None:
         async with opened(tmp_path) as books:
             await books.monero.adopt_wallet(WALLET)
+            books.copy(tmp_path / OLDER)
             payment = xmr_payment(order, TXID)
             await books.monero.add_payment(payment)
             name = transfer.transfer_id
-            for event in (
+            events: list[ev.Event] = [
                 ev.TransferPrepared(name, TXID, payment.raw),
                 ev.TransferPublished(name),
-                ev.TransferSettled(name, None),
-            ):
+            ]
+            if state is monero.PaymentState.SETTLED:
+                events.append(ev.TransferSettled(name, None))
+            for event in events:
                 await books.processor.apply(order.order_id, event)
-            state = monero.PaymentState.SETTLED
             await books.monero.put_payment(replace(payment, state=state, height=None))
 
     asyncio.run(pay())
@@ -147,6 +160,33 @@ def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
     assert check_database(cli.data_dir) == []
     assert cli("payouts", "close", settled, "--note", "once more") == FAILED
     assert "closed already" in cli.err
+
+
+def test_close_ends_a_payout_that_never_got_into_a_block(
+    cli: Cli, published: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, None)
+    assert cli("payouts", "close", published, "--note", "its owner has the money") == OK
+    shown = cli.json("payouts", "show", published)
+    assert (shown["state"], shown["orderStatus"]) == ("settled", "completed")
+    assert read_books(cli.data_dir).payments[0].state == "failed"
+    assert check_database(cli.data_dir) == []
+
+
+def test_closed_payout_is_not_free_in_an_older_copy(
+    cli: Cli, settled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal says that it was signed, and nothing says that this is void."""
+    ends(monkeypatch, None)
+    assert cli("payouts", "close", settled, "--note", "I pay it from the cold wallet") == OK
+    put_back(cli.data_dir, cli.data_dir / OLDER)
+
+    async def restored() -> None:
+        async with opened(cli.data_dir) as books:
+            assert books.adopted.orders == [settled]
+
+    asyncio.run(restored())
+    assert cli.json("payouts", "show", settled)["state"] == "prepared"
 
 
 @pytest.mark.parametrize("found", [NotAdopted("it may be mined yet"), "cd" * 32])
