@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.settlement.upstream import network
 from rpcsvc.settlement.upstream.budget import Urgency
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from tests.contract import upstream_server as does
@@ -38,7 +37,7 @@ class Renamed(Cutting):
             return await super().handle(server, request)
         if self.network is None:
             return web.json_response(
-                {"error": {"code": "unavailable", "message": "no"}}, status=503
+                {"error": {"code": "unknown_method", "message": "no"}}, status=404
             )
         return web.json_response({"data": {"network": self.network}})
 
@@ -105,9 +104,8 @@ async def test_no_order_is_made_at_a_sandbox_by_a_sidecar_of_real_money(
 
 
 async def test_an_upstream_that_changes_its_network_gets_no_more_orders(
-    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    central: Served, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(network, "FRESH_MS", 0)
     async with in_front_of(central, tmp_path) as (sidecar, between):
         assert (await create(sidecar))["ok"]
         between.network = "mainnet"
@@ -134,7 +132,6 @@ async def test_without_the_upstreams_network_no_order_is_made(
         between.network = "sandbox"
         await ask(sidecar)
         assert (await create(sidecar))["ok"]
-        monkeypatch.setattr(network, "FRESH_MS", 0)
         between.network = None
         refused = await create(sidecar)
         assert "does not tell its network now" in refused["error"]["message"]
@@ -142,9 +139,8 @@ async def test_without_the_upstreams_network_no_order_is_made(
 
 
 async def test_network_is_asked_for_without_the_key_which_stays_refused(
-    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    central: Served, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(network, "FRESH_MS", 0)
     async with in_front_of(central, tmp_path, API_KEY="nobodys-key") as (sidecar, between):
         calls = {s.target: s.headers.get("x-api-key") for s in between.server.seen}
         assert calls == {
@@ -156,9 +152,8 @@ async def test_network_is_asked_for_without_the_key_which_stays_refused(
 
 
 async def test_a_key_in_doubt_is_not_sent_again_to_another_network(
-    central: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    central: Served, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(network, "FRESH_MS", 0)
     async with in_front_of(central, tmp_path) as (sidecar, between):
         swap = {**SWAPS[0], "idempotency-key": "mine-0123456789a"}
         between.lose_calls = True

@@ -1,4 +1,4 @@
-"""When an upstream's network is asked for, and which answers let an order through."""
+"""Which of an upstream's answers on its network let an order through."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import NeverSent
-from rpcsvc.settlement.upstream.network import FRESH_MS, NetworkCheck
-from rpcsvc.settlement.upstream.timing import Timing
-from tests.unit.test_upstream_budget import VirtualTime
+from rpcsvc.settlement.upstream.network import NetworkCheck
 
 
 class Told:
@@ -38,9 +36,8 @@ class Stub:
         self.network = told.network_told
 
 
-def check_of(time: VirtualTime, told: Told, ours: str = "mainnet") -> NetworkCheck:
-    timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
-    return NetworkCheck(cast("Upstream", Stub(told)), MoneroNetwork(ours), timing)
+def check_of(told: Told, ours: str = "mainnet") -> NetworkCheck:
+    return NetworkCheck(cast("Upstream", Stub(told)), MoneroNetwork(ours))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def check_of(time: VirtualTime, told: Told, ours: str = "mainnet") -> NetworkChe
 async def test_orders_pass_only_where_the_networks_are_the_same(
     told: str, ours: str, is_same: bool
 ) -> None:
-    check = check_of(VirtualTime(), Told(told), ours)
+    check = check_of(Told(told), ours)
     assert not check.health().ok
     with pytest.raises(Unavailable):
         check.require_same()
@@ -80,25 +77,13 @@ async def test_orders_pass_only_where_the_networks_are_the_same(
         await for_orders()
 
 
-async def test_an_order_asks_again_only_when_the_last_answer_is_old() -> None:
-    time, told = VirtualTime(), Told("mainnet")
-    check = check_of(time, told)
+async def test_each_order_asks_and_an_earlier_answer_lets_none_through() -> None:
+    told = Told("mainnet")
+    check = check_of(told)
     await check.require_same_now()
-    time.now += FRESH_MS - 1
-    await check.require_same_now()
-    assert told.asked == [Urgency.CREATION]
-    time.now += 1
     await check.require_same_now()
     assert told.asked == [Urgency.CREATION] * 2
-
-
-async def test_an_old_answer_lets_no_order_through_once_the_upstream_is_silent() -> None:
-    time, told = VirtualTime(), Told("mainnet")
-    check = check_of(time, told)
-    await check.require_same_now()
     told.network = None
-    await check.require_same_now()
-    time.now += FRESH_MS
     with pytest.raises(Unavailable, match="does not tell its network now"):
         await check.require_same_now()
     # Prices are still told: what is asked before each order decides.

@@ -17,12 +17,9 @@ from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import UpstreamError
-from rpcsvc.settlement.upstream.timing import Timing
 
 log = structlog.get_logger(__name__)
 
-# An order is made on an answer that is no older than this.
-FRESH_MS: Final = 60_000
 # Whose addresses a service on a network gives; a sandbox's are of stagenet.
 _MONERO_OF: Final = {
     "sandbox": MoneroNetwork.STAGENET,
@@ -33,12 +30,10 @@ _MONERO_OF: Final = {
 class NetworkCheck:
     """What the upstream last told of its network. A call that fails changes nothing."""
 
-    def __init__(self, upstream: Upstream, ours: MoneroNetwork, timing: Timing) -> None:
+    def __init__(self, upstream: Upstream, ours: MoneroNetwork) -> None:
         self._upstream = upstream
         self._ours = ours
-        self._timing = timing
         self._told: str | None = None
-        self._told_at = 0
         self._problem = "it was not asked yet"
 
     async def ask(self, demand: Demand, *, patience_ms: int | None = None) -> bool:
@@ -49,7 +44,7 @@ class NetworkCheck:
             self._problem = error.reason
             log.warning("upstream_network_unknown", reason=error.reason)
             return False
-        self._told, self._told_at = told, self._timing.now_ms()
+        self._told = told
         if self._is_another:
             log.error("upstream_network_differs", upstream=told, ours=self._ours.value)
         return True
@@ -73,9 +68,8 @@ class NetworkCheck:
             )
 
     async def require_same_now(self) -> None:
-        """The same before an order is made; asks again when the last answer is old."""
-        is_old = self._told is None or self._timing.now_ms() - self._told_at >= FRESH_MS
-        if is_old and not await self.ask(Demand(Urgency.CREATION)):
+        """The same, of what the upstream tells when it is asked now: before each order."""
+        if not await self.ask(Demand(Urgency.CREATION)):
             raise Unavailable(
                 "The service that settles this does not tell its network now. Try again later.",
                 retry_after=10,
