@@ -20,11 +20,11 @@ from rpcsvc.orders.reservations import Reservations
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.evm.side import Ledgers
+from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
@@ -42,7 +42,7 @@ from rpcsvc.store.unserved_orders import UnservedOrders
 async def onchain_backend(
     settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
 ) -> AsyncIterator[Backend]:
-    """Both sides, rates and audits, running. Raises SettingsError for what a node refuses."""
+    """Both adapters, rates and audits, running. Raises SettingsError for what a node refuses."""
     rates = rate_source(settings.rates, clock)
     served = wiring.served_chains(settings.onchain, chains)
     networks = {MONERO, *(chain.name for chain in served.all())}
@@ -89,5 +89,5 @@ async def onchain_backend(
                 reservations=Reservations(),
                 offered=served,
             )
-        except SideUnusable as found:
+        except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found

@@ -1,4 +1,4 @@
-"""What the on-chain wallets have signed away, over both sides.
+"""What the on-chain wallets have signed away, over both adapters.
 
 What does not live here: the rows themselves (onchain_monero.py, onchain_evm_payments.py).
 """

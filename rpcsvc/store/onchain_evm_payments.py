@@ -1,4 +1,4 @@
-"""What the EVM side sends, as rows: the EvmPaymentLedger port over SQLite."""
+"""What the EVM adapter sends, as rows: the EvmPaymentLedger port over SQLite."""
 
 from __future__ import annotations
 

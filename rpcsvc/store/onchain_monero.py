@@ -1,4 +1,4 @@
-"""The XMR side's records as rows: the MoneroLedger port over SQLite."""
+"""The XMR adapter's records as rows: the MoneroLedger port over SQLite."""
 
 from __future__ import annotations
 

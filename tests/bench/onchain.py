@@ -179,7 +179,7 @@ async def in_process(operator: Exchange, data_dir: Path, **onchain: int) -> Asyn
 async def looked_after(up: Running) -> AsyncIterator[None]:
     """Wallets and addresses of a service in this process are kept up meanwhile.
 
-    It ends between two rounds of each side: addresses that the wallet was still making, and the
+    It ends between two rounds of each adapter: addresses that the wallet was still making, and the
     store does not know of, would make the next start throw the pool away.
     """
     engine = up.service.engine

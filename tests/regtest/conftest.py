@@ -163,7 +163,7 @@ async def payer(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Til
         yield made
 
 
-# --- the XMR side ----------------------------------------------------------------------------
+# --- the XMR adapter ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def accounts(request: pytest.FixtureRequest, killable: WalletRpc, miner: Miner) 
 async def own(
     killable: WalletRpc, accounts: list[int], node: MonerodClient, tmp_path: Path
 ) -> AsyncIterator[Treasury]:
-    """A side on an account that holds two outputs."""
+    """A adapter on an account that holds two outputs."""
     async with treasury(killable, tmp_path, account=accounts.pop()) as made:
-        await made.side.maintain()
+        await made.adapter.maintain()
         yield made
 
 

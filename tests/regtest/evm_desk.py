@@ -21,9 +21,9 @@ from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
@@ -64,7 +64,7 @@ class Desk:
     database: Database
     ledger: SqliteEvmDepositLedger
     pool: EvmAddressPool
-    link: EvmLink
+    connection: EvmConnection
     scanner: EvmDepositScanner
     calls: list[str] = field(default_factory=list)
     is_open: bool = True
@@ -86,7 +86,7 @@ class Desk:
         """End it: nothing is given back or finished."""
         if self.is_open:
             self.is_open = False
-            await self.link.client.rpc.close()
+            await self.connection.client.rpc.close()
             await self.database.close()
 
     @asynccontextmanager
@@ -110,10 +110,10 @@ async def desk_on(
     await pool.refill()
     client = EvmClient(endpoint)
     client.rpc.open()
-    link = EvmLink(client, network)
-    scanner = EvmDepositScanner(link, ledger, clock)
+    connection = EvmConnection(client, network)
+    scanner = EvmDepositScanner(connection, ledger, clock)
     desk = Desk(
-        token, endpoint, network, data_dir, clock, database, ledger, pool, link, scanner
+        token, endpoint, network, data_dir, clock, database, ledger, pool, connection, scanner
     )  # fmt: skip
     record(client.rpc, desk.calls)
     try:

@@ -1,7 +1,4 @@
-"""The paying half of the EVM side on a chain of the test's own; it can be killed and started again.
-
-What does not live here: the chain (daemons.py), the token (token.py).
-"""
+"""The paying half of the EVM adapter on a chain of its own; it can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, Verdict
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Receipt
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
@@ -189,12 +186,12 @@ async def till(
     database = await Database.open(data_dir)
     ledger, client = SqliteEvmPaymentLedger(database), EvmClient(anvil.endpoint)
     client.rpc.open()
-    link = EvmLink(client, chosen)
+    connection = EvmConnection(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
     foreign, switch = SqliteForeignLedger(database), PauseSwitch(data_dir)
-    nonces = EvmNonces(link, signer.address, ledger, foreign, switch)
-    payments = EvmPayments(link, signer, ledger, hands, KEYS.address(1).__eq__, nonces)
-    sweeps = EvmSweeps(link, payments, ledger, KEYS, hands)
+    nonces = EvmNonces(connection, signer.address, ledger, foreign, switch)
+    payments = EvmPayments(connection, signer, ledger, hands, KEYS.address(1).__eq__, nonces)
+    sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
     try:
         yield made
@@ -203,7 +200,7 @@ async def till(
 
 
 @asynccontextmanager
-async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
+async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The whole USDC side, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
     foreign = SqliteForeignLedger(own.database)
@@ -211,7 +208,7 @@ async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmSide]:
     ledgers = Ledgers(deposits, own.ledger, foreign, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))
-    made = EvmSide([node], chains, KEYS, ledgers, own.clock, options, own.switch)
+    made = EvmAdapter([node], chains, KEYS, ledgers, own.clock, options, own.switch)
     await made.start()
     await made.observe()
     try:

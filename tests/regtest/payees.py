@@ -1,6 +1,6 @@
-"""Who is paid by the XMR side, and what the order layer would do for it.
+"""Who is paid by the XMR adapter, and what the order layer would do for it.
 
-What does not live here: the side itself (treasury.py).
+What does not live here: the adapter itself (treasury.py).
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ async def funded_accounts(rpc: WalletRpc, miner: Miner, count: int) -> list[int]
     return [account for account, _ in made]
 
 
-async def pay(side: Treasury, transfer: Transfer) -> Verdict:
+async def pay(adapter: Treasury, transfer: Transfer) -> Verdict:
     """As the order layer does: look for our own id first, publish if it is absent."""
-    verdict = await side.side.look_up(transfer)
+    verdict = await adapter.adapter.look_up(transfer)
     if verdict.outcome is Outcome.ABSENT:
-        verdict = await side.side.publish(transfer)
+        verdict = await adapter.adapter.publish(transfer)
     return verdict
 
 
-async def settle(side: Treasury, miner: Miner, transfer: Transfer) -> None:
+async def settle(adapter: Treasury, miner: Miner, transfer: Transfer) -> None:
     """Bring it to its end."""
-    assert (await pay(side, transfer)).outcome is Outcome.PENDING
+    assert (await pay(adapter, transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
-    assert await side.side.look_up(transfer) == Verdict(Outcome.SETTLED)
+    assert await adapter.adapter.look_up(transfer) == Verdict(Outcome.SETTLED)
 
 
 async def sent(wallet: WalletClient) -> list[str]:

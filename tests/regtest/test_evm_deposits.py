@@ -267,7 +267,9 @@ async def test_a_node_that_hangs_is_reported_and_its_return_loses_nothing(
             await hasty.reconcile()
         assert "is down" in str(hasty.scanner.problem)
         anvil.thaw()
-        hasty.link.client.rpc.endpoint = desk.endpoint  # now it has all the time that it needs
+        hasty.connection.client.rpc.endpoint = (
+            desk.endpoint
+        )  # now it has all the time that it needs
         assert await hasty.reconcile() == {hasty.key(signed.txid): SEEN}
         assert hasty.scanner.problem is None
 
@@ -316,7 +318,7 @@ async def test_garbage_is_reported_and_moves_nothing(
     signed = await pay(desk.token, desk.pool.take())
     before = desk.ledger.cursors("arbitrum")
     async with crooked(desk) as (node, behind):
-        await behind.link.check()
+        await behind.connection.check()
         node.twist = twist
         with pytest.raises(Unavailable):
             await behind.reconcile()

@@ -223,19 +223,19 @@ async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(
     await oracle.put(per_byte)
     async with side_on(own, replace(own.network, l1_fee_oracle=None)) as plain:
         without = plain.fee(NETWORK)
-    async with side_on(own, own.network) as side:
-        part = side.fee(NETWORK) - without
+    async with side_on(own, own.network) as adapter:
+        part = adapter.fee(NETWORK) - without
         low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
-        assert side.health().ok
+        assert adapter.health().ok
         await oracle.price(0)
-        await side.maintain()
+        await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
-            side.fee(NETWORK)
-        health = side.health()
+            adapter.fee(NETWORK)
+        health = adapter.health()
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
-        assert side.holdings(NETWORK).free == 1000 * USDC
+        assert adapter.holdings(NETWORK).free == 1000 * USDC
         await oracle.price(per_byte)
-        await side.maintain()
-        assert side.fee(NETWORK) - without == part
-        assert side.health().ok
+        await adapter.maintain()
+        assert adapter.fee(NETWORK) - without == part
+        assert adapter.health().ok

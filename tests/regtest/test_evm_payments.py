@@ -16,7 +16,7 @@ from rpcsvc.orders.ports import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
@@ -202,7 +202,7 @@ async def test_nothing_is_signed_in_a_gas_spike(payer: Till) -> None:
 
 async def test_a_node_of_another_network_is_not_asked_to_pay(payer: Till) -> None:
     async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
-        with pytest.raises(SideUnusable, match="wrong network"):
+        with pytest.raises(ChainUnusable, match="wrong network"):
             await wrong.sign(wrong.transfer(USER))
         assert wrong.live() == []
 
@@ -382,13 +382,13 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: Till) -> None:
 
 
 async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer: Till) -> None:
-    async with side_on(payer, payer.network) as side:
-        assert side.fee(NETWORK) > 0
+    async with side_on(payer, payer.network) as adapter:
+        assert adapter.fee(NETWORK) > 0
         await payer.token.blacklist(HOT)
-        await side.maintain()
+        await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
-            side.fee(NETWORK)
-        assert "the hot wallet is on the blacklist of USDC" in (side.health().detail or "")
+            adapter.fee(NETWORK)
+        assert "the hot wallet is on the blacklist of USDC" in (adapter.health().detail or "")
 
 
 async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(

@@ -15,9 +15,9 @@ from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gone import require_gone
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState
 from rpcsvc.store.sqlite import Statement
@@ -107,12 +107,12 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    link, payment = EvmLink(payer.token.client, payer.network), payer.payment(transfer)
+    connection, payment = EvmConnection(payer.token.client, payer.network), payer.payment(transfer)
     with pytest.raises(NotAdopted, match="is on the chain"):
-        await require_gone(link, payment)
+        await require_gone(connection, payment)
     await payer.controls.reorganise(4)
     with pytest.raises(NotAdopted, match="nonce 0 of the hot wallet is not spent yet"):
-        await require_gone(link, payment)
+        await require_gone(connection, payment)
     if by == "the blacklist":
         await payer.token.blacklist(USER)
         await payer.payments.maintain()
@@ -120,7 +120,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     else:
         await mined(payer.token.client, await spend_nonce(payer, 0))
     with pytest.raises(NotAdopted, match="it may be mined yet"):
-        await require_gone(link, payment)
+        await require_gone(connection, payment)
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
         await payer.payments.maintain()
@@ -130,7 +130,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
-        await require_gone(EvmLink(later.token.client, later.network), payment)
+        await require_gone(EvmConnection(later.token.client, later.network), payment)
         await later.database.write([closed_by_hand(transfer)])
         await later.controls.mine(1)
     async with payer.again() as closed:
@@ -215,9 +215,9 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
         payer.clock.now += MINUTE_MS
         await payer.payments.maintain()
     assert await payer.token.client.receipt(transfer.txid or "") is None
-    async with side_on(payer, payer.network) as side:
-        await side.maintain()
-        assert "short of ether" in (side.health().detail or "")
+    async with side_on(payer, payer.network) as adapter:
+        await adapter.maintain()
+        assert "short of ether" in (adapter.health().detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()

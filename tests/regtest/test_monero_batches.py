@@ -63,12 +63,12 @@ async def test_as_many_as_a_transaction_takes_are_paid_and_proved_one_by_one(
         assert (await pay(own, item)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
     for item in transfers:
-        assert await own.side.look_up(item) == Verdict(Outcome.SETTLED)
+        assert await own.adapter.look_up(item) == Verdict(Outcome.SETTLED)
     assert await received(payee) == once(transfers)
     assert await sent(own.wallet) == [transfers[0].txid]
     for item in (transfers[0], transfers[-1]):
-        receipt = await own.side.receipt(item)
-        assert receipt == await own.side.receipt(item)
+        receipt = await own.adapter.receipt(item)
+        assert receipt == await own.adapter.receipt(item)
         by_proof = await payee.wallet.check_proof(
             receipt["txid"], item.address, receipt["transactionProof"], receipt["proofMessage"]
         )
@@ -94,7 +94,7 @@ async def test_killed_after_signing_the_same_bytes_pay_the_same_transfers(
 async def test_a_companion_that_can_not_be_paid_stays_behind(own: Treasury, payee: Payee) -> None:
     good, *_ = await due(own, payee, 1)
     bad = [own.transfer(stagenet_subaddress(bytes(range(64)))), own.transfer("4" + "1" * 94)]
-    ours = own.transfer(own.side.deposit_address())
+    ours = own.transfer(own.adapter.deposit_address())
     again = own.transfer(good.address, UNITS)
     signed = await own.sign(good, *bad, ours, again)
     assert signed.transfer_ids == (good.transfer_id,)
@@ -145,11 +145,11 @@ async def test_a_payment_that_is_not_mined_for_an_hour_is_in_health(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await pay(own, transfer)
-    assert own.side.health().ok
+    assert own.adapter.health().ok
     own.clock.now += 61 * 60 * 1000
-    problem = own.side.health().detail or ""
+    problem = own.adapter.health().detail or ""
     assert transfer.transfer_id in problem
     assert "not mined" in problem
     await miner.mine()
-    await own.side.look_up(transfer)
-    assert own.side.health().ok
+    await own.adapter.look_up(transfer)
+    assert own.adapter.health().ok

@@ -75,7 +75,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
         ):
             made = Pair(daemon, own, node, peer)
             await made.mine(COINBASE_LOCK + 20)
-            await own.side.maintain()
+            await own.adapter.maintain()
             yield made
 
 
@@ -93,20 +93,20 @@ async def test_a_payment_that_the_node_never_sent_on_is_relayed(
         return transfer.txid or ""
 
     with monkeypatch.context() as patched:
-        patched.setattr(pair.own.side_wallet, "relay", take_only)
-        assert (await pair.own.side.publish(transfer)).outcome is Outcome.PENDING
+        patched.setattr(pair.own.adapter_wallet, "relay", take_only)
+        assert (await pair.own.adapter.publish(transfer)).outcome is Outcome.PENDING
     await asyncio.to_thread(pair.daemon.kill)
     await pair.restart()
     seen = await pair.waiting(transfer.txid)
     assert seen is not None
     assert not seen.relayed
     await pair.mine(20)
-    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.PENDING
     assert not await pair.is_with_the_peer()
-    await pair.own.side.maintain()
+    await pair.own.adapter.maintain()
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
-    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.SETTLED
+    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
 
 
 async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair) -> None:
@@ -116,19 +116,19 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     await until(pair.is_with_the_peer)
     await pair.peer.flush_pool()
     await pair.mine()
-    await pair.own.side.maintain()
+    await pair.own.adapter.maintain()
     await pair.mine(3)
     assert not await pair.is_with_the_peer()
-    await pair.own.side.maintain()
-    assert "waits in the node's pool for 3 blocks" in pair.own.side.notes()[0]
-    assert pair.own.side.health().ok
+    await pair.own.adapter.maintain()
+    assert "waits in the node's pool for 3 blocks" in pair.own.adapter.notes()[0]
+    assert pair.own.adapter.health().ok
     await until(pair.is_with_the_peer)
     await pair.peer.flush_pool()
     await pair.mine(7)
-    await pair.own.side.maintain()
-    assert "waits in the node's pool for 10 blocks" in (pair.own.side.health().detail or "")
+    await pair.own.adapter.maintain()
+    assert "waits in the node's pool for 10 blocks" in (pair.own.adapter.health().detail or "")
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
-    assert (await pair.own.side.look_up(transfer)).outcome is Outcome.SETTLED
-    await pair.own.side.maintain()
-    assert pair.own.side.notes() == []
+    assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
+    await pair.own.adapter.maintain()
+    assert pair.own.adapter.notes() == []

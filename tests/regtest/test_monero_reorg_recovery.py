@@ -10,9 +10,9 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
@@ -38,7 +38,7 @@ async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClien
     await pay(own, transfer)
     await node.pop_blocks(2)
     await miner.mine(5)
-    assert (await own.side.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
     assert [item.given_up for item in await node.pool() if item.txid == transfer.txid] == [True]
     return transfer.transfer_id
 
@@ -47,7 +47,7 @@ async def test_a_payment_that_the_node_has_given_up_is_offered_anew(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     name = await given_up(own, payee, miner, node)
-    await own.side.maintain()
+    await own.adapter.maintain()
     await miner.mine(OPTIONS.settled_after)
     payment = own.ledger.payment(name)
     assert payment is not None
@@ -68,15 +68,15 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
         raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
 
     monkeypatch.setattr(own.node, "flush_pool", refused)
-    await own.side.maintain()
-    assert own.side.health().ok, "other payments go on"
-    assert [name in note for note in own.side.notes()] == [True]
+    await own.adapter.maintain()
+    assert own.adapter.health().ok, "other payments go on"
+    assert [name in note for note in own.adapter.notes()] == [True]
     monkeypatch.undo()
     await miner.mine()
-    await own.side.maintain()
+    await own.adapter.maintain()
     await miner.mine()
-    await own.side.maintain()
-    assert own.side.notes() == []
+    await own.adapter.maintain()
+    assert own.adapter.notes() == []
     assert sorted(await payee.received()) == [UNITS, MORE]
 
 
@@ -100,7 +100,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
             await miner.mine()
             await pay(later, transfer)
         assert later.ledger.payments_in(PaymentState.FAILED)
-        await later.side.maintain()
+        await later.adapter.maintain()
         await miner.mine(SPENDABLE_AGE)
         await settle(later, miner, await later.prepared(later.transfer(payee.address, MORE)))
     assert await payee.received() == [MORE]
@@ -109,7 +109,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
 async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the other branch something else has spent its input: nobody but the operator can pay."""
+    """On the other adapter something else has spent its input: nobody but the operator can pay."""
     logs = captured(monkeypatch, RESCUE)
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = own.ledger.payment(transfer.transfer_id)
@@ -123,23 +123,23 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     ending, payment = gone(own), settled_one(own, transfer)
     for blocks in (1, 1, OPTIONS.tracked_blocks):
         await miner.mine(blocks)
-        await own.side.maintain()
-        told = own.side.health().detail or ""
+        await own.adapter.maintain()
+        told = own.adapter.health().detail or ""
         assert f"payment {transfer.transfer_id} was settled" in told
         assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in told
         first = await ending.end(payment) if blocks == 1 else None
         assert first in (rival.txid, None), "it is not deep yet"
     assert await ending.end(payment) is None
     async with own.again() as later:
-        assert "a reorganisation of monero took it away" in (later.side.health().detail or "")
+        assert "a reorganisation of monero took it away" in (later.adapter.health().detail or "")
     assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
     assert await payee.received() == []
 
 
 def gone(own: Treasury) -> MoneroGone:
-    """What ``rpcsvc payouts close`` asks, on the side's own wallet."""
-    link = MoneroLink(own.node, own.side_wallet, own.ledger, own.options)
-    return MoneroGone(link, own.ledger, own.clock, own.options, lambda _txid: None)
+    """What ``rpcsvc payouts close`` asks, on the adapter's own wallet."""
+    connection = MoneroConnection(own.node, own.adapter_wallet, own.ledger, own.options)
+    return MoneroGone(connection, own.ledger, own.clock, own.options, lambda _txid: None)
 
 
 def settled_one(own: Treasury, transfer: Transfer) -> Payment:
@@ -172,14 +172,14 @@ async def test_end_spends_the_inputs_of_a_payout_that_nothing_displaced(
     """Its node refuses the bytes for good, as when an output that it hides among is gone."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = settled_one(own, transfer)
-    await own.side.publish(transfer)
+    await own.adapter.publish(transfer)
     await node.flush_pool()
     await own.wallet.freeze(payment.key_images[0])
     dead = replace(payment, raw="00" + payment.raw[2:])  # bytes that no node takes
     rival = await gone(own).end(dead)
     assert rival is not None
     await miner.mine(OPTIONS.failed_after)
-    assert (await own.side.look_up(transfer)).outcome is Outcome.FAILED
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.FAILED
     assert await gone(own).end(dead) is None
     assert await payee.received() == []
 
@@ -195,22 +195,22 @@ async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
     blocks = OPTIONS.settled_after if settled else 1
     await pay(own, transfer)
     await miner.mine(blocks)
-    outcome = (await own.side.look_up(transfer)).outcome
+    outcome = (await own.adapter.look_up(transfer)).outcome
     assert outcome is (Outcome.SETTLED if settled else Outcome.PENDING)
     await node.pop_blocks(blocks + 2)
     await node.flush_pool()
     if settled:
-        await own.side.maintain()
+        await own.adapter.maintain()
         assert await node.transactions([transfer.txid or ""]) == {}, "it is refused"
     else:
         refused = await pay(own, transfer)
         assert (refused.outcome, "invalid" in refused.reason) == (Outcome.UNKNOWN, True)
     await miner.mine(blocks + 2)
-    await own.side.maintain()
+    await own.adapter.maintain()
     if not settled:
         assert (await pay(own, transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
-    assert (await own.side.look_up(transfer)).outcome is Outcome.SETTLED
-    await own.side.maintain()
-    assert own.side.health().ok
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
+    await own.adapter.maintain()
+    assert own.adapter.health().ok
     assert sorted(await payee.received()) == [UNITS, MORE]

@@ -1,4 +1,4 @@
-"""The XMR side on a wallet of the test's own, which can be stopped, killed and started again.
+"""The XMR adapter on a wallet of the test's own, which can be stopped, killed and started again.
 
 What does not live here: the daemons themselves (daemons.py).
 """
@@ -17,6 +17,7 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.orders.ports import DepositSighting, PreparedTransfer
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
@@ -24,7 +25,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Threshold,
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.side import MoneroSide
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
@@ -60,17 +60,17 @@ class Hands:
 
 @dataclass
 class Treasury:
-    """A running side. ``wallet`` is the test's own client of the same wallet daemon."""
+    """A running adapter. ``wallet`` is the test's own client of the same wallet daemon."""
 
     rpc: WalletRpc
     data_dir: Path
     options: MoneroOptions
     clock: Hands
-    side: MoneroSide
+    adapter: MoneroAdapter
     ledger: SqliteMoneroLedger
     database: Database
     node: MonerodClient
-    side_wallet: WalletClient
+    adapter_wallet: WalletClient
     wallet: WalletClient
     is_open: bool = True
     transfers: int = field(default=0)
@@ -81,20 +81,20 @@ class Treasury:
 
     async def reconcile(self) -> list[DepositSighting]:
         """One pass: look, and commit."""
-        sightings = list((await self.side.observe()).sightings)
-        await self.side.acknowledge(sightings)
+        sightings = list((await self.adapter.observe()).sightings)
+        await self.adapter.acknowledge(sightings)
         return sightings
 
     def transfer(self, address: str, units: int = XMR // 10) -> Transfer:
         """A payout that nobody has prepared."""
         self.transfers += 1
         name = f"tr_{self.transfers}"
-        kind, fee = TransferKind.PAYOUT, self.side.fee("arbitrum")
+        kind, fee = TransferKind.PAYOUT, self.adapter.fee("arbitrum")
         return Transfer(name, kind, "monero", XMR_ASSET, address, units, fee)
 
     async def sign(self, transfer: Transfer, *companions: Transfer) -> PreparedTransfer:
         """What is on record for the transfer, signed now if it was not before."""
-        return await sign(self.side, transfer, *companions)
+        return await sign(self.adapter, transfer, *companions)
 
     async def prepared(self, transfer: Transfer) -> Transfer:
         """The transfer as the order layer has it once it is prepared."""
@@ -106,9 +106,9 @@ class Treasury:
         return self.ledger.payments_in(*states)
 
     def count_calls(self) -> list[str]:
-        """From now on, the methods that the side calls."""
+        """From now on, the methods that the adapter calls."""
         calls: list[str] = []
-        for rpc in (self.node.rpc, self.side_wallet.rpc):
+        for rpc in (self.node.rpc, self.adapter_wallet.rpc):
             _record(rpc, calls)
         return calls
 
@@ -118,10 +118,10 @@ class Treasury:
             return
         self.is_open = False
         if in_order:
-            await self.side.close()
+            await self.adapter.close()
         else:
             await self.node.rpc.close()
-            await self.side_wallet.rpc.close()
+            await self.adapter_wallet.rpc.close()
         await self.database.close()
         await self.wallet.rpc.close()
 
@@ -163,9 +163,11 @@ async def treasury(
     node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)
     tests_own.rpc.open()
-    side = MoneroSide(node, wallet, ledger, hands, options)
-    await side.start()
-    made = Treasury(rpc, data_dir, options, hands, side, ledger, database, node, wallet, tests_own)
+    adapter = MoneroAdapter(node, wallet, ledger, hands, options)
+    await adapter.start()
+    made = Treasury(
+        rpc, data_dir, options, hands, adapter, ledger, database, node, wallet, tests_own
+    )
     try:
         yield made
     finally:
@@ -209,6 +211,6 @@ async def payer_of(miner: Miner, units: int) -> AsyncIterator[WalletClient]:
 
 
 async def kill_wallet(rpc: WalletRpc) -> None:
-    """Kill the wallet daemon and start it with no wallet open: the side opens its own."""
+    """Kill the wallet daemon and start it with no wallet open: the adapter opens its own."""
     await asyncio.to_thread(rpc.kill)
     await asyncio.to_thread(rpc.start)

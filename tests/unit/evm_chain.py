@@ -12,11 +12,11 @@ from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmAddress,
 )
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
@@ -140,7 +140,7 @@ class Chain(EvmClient):
         return logs
 
 
-class Link(EvmLink):
+class Link(EvmConnection):
     """A node that was checked."""
 
     async def check(self) -> Block:
@@ -170,8 +170,8 @@ class Reader:
         self.restart()
 
     def restart(self) -> None:
-        self.link = Link(self.chain, self.network)
-        self.scanner = EvmDepositScanner(self.link, self.ledger, self.clock)
+        self.connection = Link(self.chain, self.network)
+        self.scanner = EvmDepositScanner(self.connection, self.ledger, self.clock)
 
     async def look(self, *, acknowledge: bool = True) -> dict[DepositKey, DepositState]:
         """One pass; what it shows."""

@@ -150,7 +150,7 @@ def test_books_of_correct_lives_have_no_difference(world: World) -> None:
     assert report.pending == ()
 
 
-# What can be changed by one: amounts and addresses of every record on either side.
+# What can be changed by one: amounts and addresses of every record on either adapter.
 CHANGED = frozenset(
     ("units", "fee", "integrator_fee", "taken", "paid", "balance", "opening", "address",
      "recipient", "source", "sender", "to_address", "deposit_address", "wei")

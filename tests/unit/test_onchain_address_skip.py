@@ -13,9 +13,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import EvmOptions
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
@@ -53,8 +53,8 @@ class Link:
 async def skip(
     wallet: Wallet, ledger: SqliteMoneroLedger, count: int, *, rescan: bool = False
 ) -> int:
-    link = cast("MoneroLink", Link(wallet))
-    return await skip_monero(link, ledger, OPTIONS, count, rescan=rescan)
+    connection = cast("MoneroConnection", Link(wallet))
+    return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
 
 async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
@@ -181,10 +181,10 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
 
 async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Database]) -> None:
     ledger = SqliteEvmDepositLedger(databases[0])
-    with pytest.raises(SideUnusable, match="none is on record"):
+    with pytest.raises(ChainUnusable, match="none is on record"):
         await skip_evm(HdKeys(WORDS), ledger, 5)
     await opened(HdKeys(WORDS), ledger)
     before = ledger.highest_address()
-    with pytest.raises(SideUnusable, match="another mnemonic"):
+    with pytest.raises(ChainUnusable, match="another mnemonic"):
         await skip_evm(HdKeys(OTHER), ledger, 5)
     assert ledger.highest_address() == before

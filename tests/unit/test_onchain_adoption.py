@@ -20,15 +20,15 @@ from rpcsvc.settlement.onchain.adoption import (
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.raw import signed_fields
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Payment
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState
 from rpcsvc.settlement.onchain.monero.ledger import Purpose as XmrPurpose
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     PaymentCheck,
@@ -37,7 +37,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
@@ -100,7 +100,7 @@ class Xmr:
     broken: str = ""
     asked: list[str] = field(default_factory=list)
 
-    # the link
+    # the connection
     @property
     def wallet(self) -> Xmr:
         return self
@@ -153,7 +153,7 @@ async def adopt_xmr(
     at: Xmr, database: Database, wanted: Open, *others: Open, key: str | None = None
 ) -> Adopted:
     ledger = SqliteMoneroLedger(database)
-    adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
+    adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     return await adoption.adopt(wanted, others, TXID, key, Recorder())
 
 
@@ -224,7 +224,7 @@ async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Datab
 async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Database) -> None:
     await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
     at, ledger = Xmr({"4user": 50}, images=("other",)), SqliteMoneroLedger(database)
-    adoption = MoneroAdoption(cast("MoneroLink", at), ledger)
+    adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     with pytest.raises(NotAdopted, match="already"):
         await adoption.adopt(WANTED, (), "ef" * 32, None, Recorder())
 
@@ -283,7 +283,7 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
     second = transfer("ord_2", "monero", "4second", 30)
     third = transfer("ord_3", "monero", "4third", 20)
     ledger = SqliteMoneroLedger(database)
-    own = MoneroAdoption(cast("MoneroLink", Xmr({"4second": 30}, images=("other",))), ledger)
+    own = MoneroAdoption(cast("MoneroConnection", Xmr({"4second": 30}, images=("other",))), ledger)
     await own.adopt(second, (), "ef" * 32, None, Recorder())
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
     done = await adopt_xmr(at, database, WANTED, second, third)
@@ -296,7 +296,7 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
 # --- EVM ---------------------------------------------------------------------------------------
 
 
-class Evm(EvmLink):
+class Evm(EvmConnection):
     """A checked node with one transaction and its receipt."""
 
     def __init__(self, told: dict[str, Any] | None, *events: tuple[str, str, int]) -> None:
@@ -411,10 +411,10 @@ async def test_a_node_that_is_not_right_proves_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def wrong(_self: Evm) -> Block:
-        raise SideUnusable("wrong network")
+        raise ChainUnusable("wrong network")
 
     monkeypatch.setattr(Evm, "check", wrong)
-    with pytest.raises(SideUnusable):
+    with pytest.raises(ChainUnusable):
         await adopt_usdc(Evm(signed()), database)
     assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 

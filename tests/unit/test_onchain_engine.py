@@ -1,4 +1,4 @@
-"""Both sides as one engine: who is asked, what is let out, what health says."""
+"""Both adapters as one engine: who is asked, what is let out, what health says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
 FLOORS = {XMR: 50, USDC: 0}
 
 
-class FakeSide:
+class FakeAdapter:
     """One asset on one network; what it is asked, it notes."""
 
     prepare: Any
@@ -95,17 +95,17 @@ class FakeSide:
 
 
 class Stand:
-    """An engine of two fake sides."""
+    """An engine of two fake adapters."""
 
     def __init__(
         self, data_dir: Path, outcome: Outcome = Outcome.PENDING, signed: Signed | None = None
     ) -> None:
-        self.xmr = FakeSide(XMR, "monero", Verdict(outcome))
-        self.usdc = FakeSide(USDC, "arbitrum", Verdict(outcome))
+        self.xmr = FakeAdapter(XMR, "monero", Verdict(outcome))
+        self.usdc = FakeAdapter(USDC, "arbitrum", Verdict(outcome))
         self.switch = PauseSwitch(data_dir)
         guard = PayoutGuard(self.switch, CAPS, signed or Signed(), ManualClock())
-        sides = cast("Any", (self.xmr, self.usdc))
-        self.engine = OnchainEngine(sides, guard, floors=FLOORS, poll_ms=10)
+        adapters = cast("Any", (self.xmr, self.usdc))
+        self.engine = OnchainEngine(adapters, guard, floors=FLOORS, poll_ms=10)
 
 
 def transfer(network: str = "arbitrum") -> Transfer:

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
 )
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import EvmOptions
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 
@@ -130,7 +130,7 @@ async def test_another_mnemonic_is_refused_and_changes_nothing(
 ) -> None:
     await (await pool_of(empty)).close()
     before = empty.wallet(), empty.addresses_above(0)
-    with pytest.raises(SideUnusable, match="another mnemonic"):
+    with pytest.raises(ChainUnusable, match="another mnemonic"):
         await pool_of(empty, OTHERS)
     assert (empty.wallet(), empty.addresses_above(0)) == before
 
@@ -140,7 +140,7 @@ async def test_a_recorded_address_of_another_mnemonic_is_refused(
 ) -> None:
     await empty.adopt_wallet(KEYS.address(0))
     await empty.add_addresses([EvmAddress(1, OTHERS.address(1))])
-    with pytest.raises(SideUnusable, match="index 1"):
+    with pytest.raises(ChainUnusable, match="index 1"):
         await pool_of(empty)
 
 

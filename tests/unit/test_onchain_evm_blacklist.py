@@ -9,7 +9,7 @@ from typing import Any
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.blacklist import KEPT_MS, WAIT_SECONDS, Blacklist
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
@@ -46,7 +46,7 @@ class Clock:
 
 
 def blacklist(node: Node, clock: Clock) -> Blacklist:
-    return Blacklist(EvmLink(node, EvmNetwork("optimism", 10, TOKEN)), clock)
+    return Blacklist(EvmConnection(node, EvmNetwork("optimism", 10, TOKEN)), clock)
 
 
 async def test_a_listed_address_is_told_and_remembered_for_a_while() -> None:

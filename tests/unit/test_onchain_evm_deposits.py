@@ -11,7 +11,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (
@@ -277,8 +277,8 @@ async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: R
     with pytest.raises(Unavailable):
         await reader.look()
     assert "another chain" in str(reader.scanner.problem)
-    await reader.link.check()
-    assert reader.link.problem is None
+    await reader.connection.check()
+    assert reader.connection.problem is None
     assert "another chain" in str(reader.scanner.problem)
 
 
@@ -301,10 +301,10 @@ async def test_a_node_that_is_far_behind_is_reported(reader: Reader) -> None:
     reader.chain.lag = 15
     with pytest.raises(Unavailable):
         await reader.look()
-    assert "lacks the newest 15 blocks" in str(reader.link.problem)
+    assert "lacks the newest 15 blocks" in str(reader.connection.problem)
     reader.chain.lag = 0
     assert await reader.look() == {}
-    assert (reader.link.problem, reader.scanner.problem) == (None, None)
+    assert (reader.connection.problem, reader.scanner.problem) == (None, None)
 
 
 async def test_events_that_a_late_node_did_not_give_are_found_by_the_next_pass(
@@ -459,7 +459,7 @@ async def test_a_look_at_a_node_that_is_late_or_down_is_not_whole(reader: Reader
 async def test_a_look_at_a_chain_that_stands_still_is_not_whole(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader.link, "stall", lambda: "has shown no new block for 10 minutes")
+    monkeypatch.setattr(reader.connection, "stall", lambda: "has shown no new block for 10 minutes")
     await reader.look()
     assert reader.scanner.complete_until is None
 
@@ -568,7 +568,7 @@ async def left_out(reader: Reader) -> int:
 
 async def test_a_deposit_that_was_left_out_is_found_by_reading_again(reader: Reader) -> None:
     number = await left_out(reader)
-    upto = await reread(reader.link, reader.ledger, number)
+    upto = await reread(reader.connection, reader.ledger, number)
     assert upto == reader.chain.head
     reader.restart()
     assert await reader.look() == {key("left out"): CONFIRMED}
@@ -579,12 +579,12 @@ async def test_a_deposit_that_was_left_out_is_found_by_reading_again(reader: Rea
 async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader) -> None:
     await left_out(reader)
     before = reader.ledger.deposit(key("known"))
-    await reread(reader.link, reader.ledger, 1)
+    await reread(reader.connection, reader.ledger, 1)
     reader.restart()
     assert (await reader.look()).keys() == {key("left out")}
     assert reader.ledger.deposit(key("known")) == before
     # Also once, where the first look after it was not acknowledged.
-    await reread(reader.link, reader.ledger, 1)
+    await reread(reader.connection, reader.ledger, 1)
     reader.restart()
     assert await reader.look(acknowledge=False) == {}
     assert await reader.look() == {}
@@ -594,7 +594,7 @@ async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
     reader: Reader,
 ) -> None:
     number = await left_out(reader)
-    await reread(reader.link, reader.ledger, number)
+    await reread(reader.connection, reader.ledger, number)
     reader.chain.replace_from(number - 2, salt=9)
     reader.chain.mine(("again", pays(3)))
     reader.chain.mine(count=60)
@@ -606,7 +606,7 @@ async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
 async def test_what_was_not_read_is_not_read_again(reader: Reader, first: int) -> None:
     before = reader.ledger.cursors("arbitrum")
     with pytest.raises(NotReread, match=f"received block {first}; allowed: 1 to 50"):
-        await reread(reader.link, reader.ledger, first)
+        await reread(reader.connection, reader.ledger, first)
     assert reader.ledger.cursors("arbitrum") == before
 
 
@@ -614,10 +614,10 @@ async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader
     before = reader.ledger.cursors("arbitrum")
     reader.chain.lag = 1
     with pytest.raises(NotReread, match="late"):
-        await reread(reader.link, reader.ledger, 5)
+        await reread(reader.connection, reader.ledger, 5)
     reader.chain.lag, reader.chain.missing = 0, {4}
-    with pytest.raises(SideUnusable, match="no block 4"):
-        await reread(reader.link, reader.ledger, 5)
+    with pytest.raises(ChainUnusable, match="no block 4"):
+        await reread(reader.connection, reader.ledger, 5)
     assert reader.ledger.cursors("arbitrum") == before
 
 
@@ -625,4 +625,4 @@ async def test_nothing_is_read_again_before_anything_was_read(
     ledger: SqliteEvmDepositLedger,
 ) -> None:
     with pytest.raises(NotReread, match="No deposits were read"):
-        await reread(Reader(ledger).link, ledger, 5)
+        await reread(Reader(ledger).connection, ledger, 5)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fork import ForkFinder
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import NETWORK, Chain
@@ -20,5 +20,5 @@ async def test_half_a_minute_of_blocks_is_read_again_within_bounds(
     database: Database, block_seconds: float, blocks: int
 ) -> None:
     network = replace(NETWORK, block_seconds=block_seconds)
-    forks = ForkFinder(EvmLink(Chain(), network), SqliteEvmDepositLedger(database))
+    forks = ForkFinder(EvmConnection(Chain(), network), SqliteEvmDepositLedger(database))
     assert forks.overlap == blocks

@@ -14,7 +14,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
@@ -54,8 +54,8 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.payments = SqliteEvmPaymentLedger(self.database)
-        link, foreign = EvmLink(self.node, NETWORK), SqliteForeignLedger(self.database)
-        self.nonces = EvmNonces(link, HOT, self.payments, foreign, self.switch)
+        connection, foreign = EvmConnection(self.node, NETWORK), SqliteForeignLedger(self.database)
+        self.nonces = EvmNonces(connection, HOT, self.payments, foreign, self.switch)
 
     async def pay(self, count: int) -> None:
         """Payments that are on record, and that the node has."""

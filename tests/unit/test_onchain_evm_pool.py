@@ -280,7 +280,7 @@ async def test_a_node_that_refused_is_asked_again_when_it_was_lost(reader: Reade
     await reader.look()
     await reader.look()
     assert reader.chain.asked.count("pending") == 1
-    with pytest.raises(Exception, match="can't be settled"), reader.link.watched():
+    with pytest.raises(Exception, match="can't be settled"), reader.connection.watched():
         raise OutcomeUnknown("node", "eth_call", "connection lost")
     await reader.look()
     assert reader.chain.asked.count("pending") == 2

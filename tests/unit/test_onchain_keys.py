@@ -1,4 +1,4 @@
-"""Keys of the EVM side: the file they are in, the accounts they give, and what they sign."""
+"""Keys of the EVM adapter: the file they are in, the accounts they give, and what they sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The XMR side without daemons: options, locks, and what the database itself refuses."""
+"""The XMR adapter without daemons: options, locks, and what the database itself refuses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.states import DepositState
+from rpcsvc.settlement.onchain.adapter import ChainAdapter
+from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
@@ -22,9 +24,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Threshold,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.side import MoneroSide
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.settlement.onchain.side import Side
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database, StoreConflict
 
@@ -52,7 +52,7 @@ def payment(name: str, *images: str) -> Payment:
     )
 
 
-def side(made: MoneroSide) -> Side:
+def adapter(made: MoneroAdapter) -> ChainAdapter:
     """For the type checker: the port is implemented."""
     return made
 

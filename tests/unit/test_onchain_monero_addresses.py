@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 
@@ -274,7 +274,7 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedg
     wallet = Wallet()
     await pool_of(wallet, ledger)
     wallet.spelling = "8z"
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await pool_of(wallet, ledger)
 
 
@@ -369,7 +369,7 @@ async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoner
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    with pytest.raises(SideUnusable, match="rescanning"):
+    with pytest.raises(ChainUnusable, match="rescanning"):
         pool.require_scanned()
     wallet.may_end.set()
     await pool.reconcile()
@@ -385,7 +385,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
     wallet.may_end.clear()
     pool = unhurried(wallet, ledger, patience=0)
     for _ in range(3):
-        with pytest.raises(SideUnusable, match="rescanning"):
+        with pytest.raises(ChainUnusable, match="rescanning"):
             await pool.reconcile()
     await pool.close()
     assert ledger.rescan_due()
@@ -410,6 +410,6 @@ async def test_another_wallet_is_refused_before_it_scans(ledger: SqliteMoneroLed
     wallet = await restored(ledger, 150)
     await ledger.note_rescan_due()
     wallet.spelling, wallet.made = "8z", 1000
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await unhurried(wallet, ledger).reconcile()
     assert wallet.rescans == 0

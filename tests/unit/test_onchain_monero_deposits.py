@@ -17,9 +17,9 @@ from structlog.testing import LogCapture
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold, WalletRecord
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, NodeInfo, NodeTransaction
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Output,
@@ -30,7 +30,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.logs import captured
@@ -62,18 +62,18 @@ class Chain:
 
     blocks: list[tuple[str, tuple[Paid, ...]]] = field(default_factory=list)
     pool: list[Paid] = field(default_factory=list)
-    branch: int = 0
+    adapter: int = 0
 
     def mine(self, *found: Paid, empty: int = 0) -> None:
         self.pool = [item for item in self.pool if item not in found]
         for content in (found, *[()] * empty):
-            self.blocks.append((f"h{len(self.blocks)}.{self.branch}", content))
+            self.blocks.append((f"h{len(self.blocks)}.{self.adapter}", content))
 
     def pop(self, count: int) -> None:
         for _, content in self.blocks[-count:]:
             self.pool += content
         del self.blocks[-count:]
-        self.branch += 1
+        self.adapter += 1
 
 
 @dataclass
@@ -223,8 +223,8 @@ class Desk:
 
 
 def scanner(node: Any, wallet: Any, ledger: SqliteMoneroLedger) -> DepositScanner:
-    link = MoneroLink(node, wallet, ledger, OPTIONS)
-    return DepositScanner(link, ledger, Clock(), OPTIONS)
+    connection = MoneroConnection(node, wallet, ledger, OPTIONS)
+    return DepositScanner(connection, ledger, Clock(), OPTIONS)
 
 
 @pytest.fixture
@@ -256,14 +256,14 @@ async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
     desk.wallet.lag = 0
     await desk.look()
     assert desk.scanner.complete_until == Clock().now_ms()
-    monkeypatch.setattr(MoneroLink, "stall", lambda _: "has shown no new block")
+    monkeypatch.setattr(MoneroConnection, "stall", lambda _: "has shown no new block")
     await desk.look()
     assert desk.scanner.complete_until is None, "its chain does not go on"
 
 
 async def test_a_look_that_failed_is_not_whole(desk: Desk) -> None:
     desk.wallet.primary = "4another"
-    with pytest.raises(SideUnusable):
+    with pytest.raises(ChainUnusable):
         await desk.look()
     assert desk.scanner.complete_until is None
 
@@ -658,7 +658,7 @@ async def test_what_another_wallet_has_not_received_is_read_later(desk: Desk) ->
     """It was opened in the daemon while the look was under way, and no call has failed."""
     desk.chain.mine(paid("a", XMR))
     desk.wallet.lost, desk.wallet.primary = {"a"}, "4another"
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.look()
     desk.wallet.lost, desk.wallet.primary = set(), "4primary"
     assert await desk.look() == {"a": SEEN}

@@ -14,9 +14,9 @@ import pytest
 
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
@@ -67,7 +67,7 @@ class OwnWallet(Wallet):
         self.does.append("store")
 
 
-class Link(MoneroLink):
+class Link(MoneroConnection):
     """One whose daemons are fine."""
 
     async def check_node(self) -> NodeInfo:
@@ -97,10 +97,14 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is nowhere, and whose bytes the node refuses."""
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqliteMoneroLedger(database), RefusingNode(), OwnWallet()
-    link = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    desk = Desk(node, wallet, ledger, MoneroReorgRecovery(link, ledger, OPTIONS))
+    connection = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    desk = Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     gone = MoneroGone(
-        link, ledger, ManualClock(), OPTIONS, lambda txid: wallet.does.append(f"explain {txid}")
+        connection,
+        ledger,
+        ManualClock(),
+        OPTIONS,
+        lambda txid: wallet.does.append(f"explain {txid}"),
     )
     await desk.put("tr_1", PaymentState.SETTLED, None)
     yield Ending(desk, node, wallet, gone)

@@ -12,6 +12,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.inventory import MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
@@ -21,7 +22,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Purpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
@@ -81,8 +81,8 @@ class Desk:
 
     def with_options(self, payments: Any = None, **options: Any) -> MoneroInventory:
         """Another inventory of the same wallet, from now on the one that looks."""
-        link, made = self.inventory._link, replace(OPTIONS, **options)
-        self.inventory = MoneroInventory(link, payments, self.clock, made)
+        connection, made = self.inventory._connection, replace(OPTIONS, **options)
+        self.inventory = MoneroInventory(connection, payments, self.clock, made)
         return self.inventory
 
     async def look(self, top: str = "a", height: int = 100) -> None:
@@ -103,9 +103,9 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
     any_node: Any = node
     any_wallet: Any = wallet
-    link = MoneroLink(any_node, any_wallet, ledger, OPTIONS)
-    payments = MoneroPayments(link, ledger, clock, OPTIONS)
-    made = Desk(wallet, ledger, MoneroInventory(link, payments, clock, OPTIONS), node, clock)
+    connection = MoneroConnection(any_node, any_wallet, ledger, OPTIONS)
+    payments = MoneroPayments(connection, ledger, clock, OPTIONS)
+    made = Desk(wallet, ledger, MoneroInventory(connection, payments, clock, OPTIONS), node, clock)
     made.logged = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.inventory").entries
     yield made
     await database.close()

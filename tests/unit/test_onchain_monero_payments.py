@@ -1,7 +1,7 @@
 """What keeps an XMR payment from being made twice, or wrongly, when node or wallet misbehave.
 
 Both are played: they have to contradict themselves on command. The ledger is the real one. What
-real daemons do is in tests/regtest/test_monero_side_payouts.py.
+real daemons do is in tests/regtest/test_monero_adapter_payouts.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rpcsvc.domain.states import TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
@@ -28,7 +29,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Purpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     NodeInfo,
@@ -46,7 +46,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     WalletCode,
 )
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 from tests.recording import sign
@@ -225,8 +225,8 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     ledger, clock, node = SqliteMoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
-    link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Desk(ledger, node, wallet, clock, MoneroPayments(link, ledger, clock, OPTIONS))
+    connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    yield Desk(ledger, node, wallet, clock, MoneroPayments(connection, ledger, clock, OPTIONS))
     await database.close()
 
 
@@ -470,13 +470,13 @@ async def test_what_the_network_has_is_handed_to_nobody(desk: Desk) -> None:
 async def test_another_wallet_is_told_nothing_and_signs_nothing(desk: Desk) -> None:
     made = await desk.prepared(transfer("tr_1"))
     desk.wallet.primary = "4other"
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.payments.publish(made)
     assert (desk.wallet.relayed, desk.known().state) == ([], PaymentState.PREPARED)
     desk.wallet.primary = OWN
     await desk.payments.publish(made)
     desk.wallet.primary = "4other"
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.sign(transfer("tr_2"))
     assert len(desk.wallet.signed) == 1
 
@@ -484,9 +484,9 @@ async def test_another_wallet_is_told_nothing_and_signs_nothing(desk: Desk) -> N
 async def test_another_wallet_does_not_judge_a_destination(desk: Desk) -> None:
     """That it is its own is no reason to give the payout up."""
     desk.wallet.primary, desk.wallet.own = "4other", {"4 tr_1"}
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.sign(transfer())
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.payments.prepare_upkeep(upkeep())
     assert desk.wallet.signed == []
 

@@ -13,13 +13,13 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroOptions,
     Payment,
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import (
     NodeInfo,
     NodeTransaction,
@@ -155,8 +155,8 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqliteMoneroLedger(database), Node(), Wallet()
-    link = MoneroLink(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Desk(node, wallet, ledger, MoneroReorgRecovery(link, ledger, OPTIONS))
+    connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
+    yield Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     await database.close()
 
 

@@ -1,7 +1,7 @@
 """An XMR payment has failed only when what has spent its inputs is found, whatever else is said.
 
 Node and wallet are played: they have to contradict themselves on command. The same on real daemons
-is in tests/regtest/test_monero_side_payouts.py.
+is in tests/regtest/test_monero_adapter_payouts.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     MoneroOptions,
@@ -22,7 +23,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Purpose,
     WalletRecord,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import (
     BlockHeader,
     NodeBytes,
@@ -38,7 +38,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 
@@ -62,19 +62,19 @@ class Node:
 
     top: int = SIGNED_AT
     mined: dict[str, int | None] = field(default_factory=dict)
-    branch: str = ""
+    adapter: str = ""
     asked: list[str] = field(default_factory=list)
     is_forgetful: bool = False
 
     async def info(self) -> NodeInfo:
         height = self.top + 1
-        top = f"h{self.top}{self.branch}"
+        top = f"h{self.top}{self.adapter}"
         return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
 
     async def header_at(self, height: int) -> BlockHeader | None:
         if self.is_forgetful or height > self.top:
             return None
-        return BlockHeader(height, f"h{height}{self.branch}", "", 0, False, 0)
+        return BlockHeader(height, f"h{height}{self.adapter}", "", 0, False, 0)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         return {image: Spent.IN_CHAIN if image == "image-2" else Spent.UNSPENT for image in images}
@@ -153,7 +153,7 @@ class Desk:
         node: Any = self.node
         wallet: Any = self.wallet
         return MoneroPayments(
-            MoneroLink(node, wallet, self.ledger, OPTIONS), self.ledger, self.clock, OPTIONS
+            MoneroConnection(node, wallet, self.ledger, OPTIONS), self.ledger, self.clock, OPTIONS
         )
 
     def restart(self) -> None:
@@ -161,7 +161,7 @@ class Desk:
 
 
 def presence(node: Any, wallet: Any, ledger: SqliteMoneroLedger, clock: Clock) -> MoneroPresence:
-    return MoneroPresence(MoneroLink(node, wallet, ledger, OPTIONS), ledger, clock, OPTIONS)
+    return MoneroPresence(MoneroConnection(node, wallet, ledger, OPTIONS), ledger, clock, OPTIONS)
 
 
 @pytest.fixture
@@ -233,9 +233,9 @@ async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -
     assert "(5 blocks ago at least)" in (await desk.look(blocks=4)).reason
     desk.restart()
     assert "(6 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.branch = "b"
+    desk.node.adapter = "b"
     assert "(1 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.branch, desk.node.top = "c", SIGNED_AT - 2
+    desk.node.adapter, desk.node.top = "c", SIGNED_AT - 2
     assert "(1 blocks ago at least)" in (await desk.look()).reason
 
 
@@ -266,7 +266,7 @@ async def test_a_block_that_the_node_does_not_have_proves_nothing(desk: Desk) ->
 async def test_another_wallet_is_not_asked_what_it_has_sent(desk: Desk) -> None:
     desk.wallet.primary, desk.wallet.sent = "4other", {RIVAL: SIGNED_AT + 1}
     desk.node.mined = {**desk.wallet.sent}
-    with pytest.raises(SideUnusable, match="another wallet"):
+    with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.look(blocks=9)
     assert desk.payment().state is PaymentState.PUBLISHED
 
@@ -275,7 +275,7 @@ async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) ->
     desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
     desk.node.mined = {**desk.wallet.sent}
     assert RIVAL in (await desk.look(blocks=4)).reason
-    desk.node.mined, desk.node.branch = {}, "b"
+    desk.node.mined, desk.node.adapter = {}, "b"
     assert (await desk.look(blocks=5)).outcome is Outcome.UNKNOWN
     desk.node.mined = {RIVAL: SIGNED_AT + 9}
     assert "2 of 5" in (await desk.look(blocks=1)).reason

@@ -29,7 +29,7 @@ from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
-from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeSide, transfer
+from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeAdapter, transfer
 from tests.unit.test_onchain_guard import Signed
 
 TOLD = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
@@ -52,8 +52,8 @@ class Wallet:
         return self._ledger.not_on_record(self.sent)
 
 
-class Signing(FakeSide):
-    """A side that signs whatever it is asked to."""
+class Signing(FakeAdapter):
+    """A adapter that signs whatever it is asked to."""
 
     def __init__(self, signed: list[str], asset: Asset, network: str) -> None:
         super().__init__(asset, network, Verdict(Outcome.PENDING))
@@ -85,9 +85,9 @@ class Stand:
             self.wallet, self.ledger, self.switch, self.clock, steady=self.steady.now_ms
         )
         guard = PayoutGuard(self.switch, CAPS, Signed(), self.clock)
-        sides = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
+        adapters = [Signing(self.signed, XMR, "monero"), Signing(self.signed, USDC, "arbitrum")]
         self.engine = OnchainEngine(
-            cast("Any", sides), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.look}
+            cast("Any", adapters), guard, floors=FLOORS, poll_ms=1, reconciliations={XMR: self.look}
         )
 
 

@@ -1,4 +1,4 @@
-"""What the settings of the engine onchain come to in the options of its sides."""
+"""What the settings of the engine onchain come to in the options of its adapters."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.evm.side import EvmSide, Ledgers
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.foreign import Stray
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.migrations import migrate, scripts
@@ -27,7 +27,7 @@ async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> No
     await database.write([Statement(sql, values) for sql, values in rows])
 
 
-class Side(EvmSide):
+class Side(EvmAdapter):
     """The notes of one that serves these networks."""
 
     def __init__(self, ledger: Any) -> None:

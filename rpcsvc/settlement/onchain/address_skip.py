@@ -16,15 +16,15 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositL
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 _EVM_AT_ONCE = 500
 
 
 async def skip_monero(
-    link: MoneroLink,
+    connection: MoneroConnection,
     ledger: MoneroLedger,
     options: MoneroOptions,
     count: int,
@@ -35,52 +35,54 @@ async def skip_monero(
 
     Gives the last one's index. The wallet stores them before they are on record. ``rescan`` has
     it look for money that came to them when it did not know them. Raises RpcFailure and
-    SideUnusable.
+    ChainUnusable.
     """
-    await link.check_node()
-    await link.check_wallet()
+    await connection.check_node()
+    await connection.check_wallet()
     # First the wallet gets back those that only the database knows.
-    await AddressPool(link.wallet, ledger, options).reconcile()
+    await AddressPool(connection.wallet, ledger, options).reconcile()
     if rescan:
         # On record first: should it end half-way, the service makes up for it at its start.
         await ledger.note_rescan_due()
     recorded = ledger.highest_address()
     after = recorded.index.minor if recorded else 0
     for size in _batches(count, options.addresses_per_call):
-        made = await link.wallet.create_addresses(size)
-        await link.wallet.store()
+        made = await connection.wallet.create_addresses(size)
+        await connection.wallet.store()
         first, last = made[0].index.minor, made[-1].index.minor
         if first > after + 1:
-            await _record_known(link, ledger, range(after + 1, first), options.addresses_per_call)
+            await _record_known(
+                connection, ledger, range(after + 1, first), options.addresses_per_call
+            )
         await ledger.add_addresses(made)
         await ledger.reserve_addresses(last)
         after = last
     if rescan:
-        await link.wallet.rescan_blockchain()
-        await link.wallet.store()
+        await connection.wallet.rescan_blockchain()
+        await connection.wallet.store()
         await ledger.note_rescanned()
     return after
 
 
 async def _record_known(
-    link: MoneroLink, ledger: MoneroLedger, indices: range, at_once: int
+    connection: MoneroConnection, ledger: MoneroLedger, indices: range, at_once: int
 ) -> None:
     """Those that the wallet had already, and the database had not."""
     for start in range(0, len(indices), at_once):
         some = indices[start : start + at_once]
-        await ledger.add_addresses(await link.wallet.addresses(list(some)))
+        await ledger.add_addresses(await connection.wallet.addresses(list(some)))
 
 
 async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
     """Leave out all addresses on record, and ``count`` after them; the last one's index.
 
-    Raises SideUnusable for another mnemonic than that of the first start.
+    Raises ChainUnusable for another mnemonic than that of the first start.
     """
     wallet, newest = ledger.wallet(), ledger.highest_address()
     hot = await asyncio.to_thread(keys.address, HOT_WALLET_INDEX)
     if wallet is None or wallet.hot_address != hot:
         recorded = "none" if wallet is None else wallet.hot_address
-        raise SideUnusable(
+        raise ChainUnusable(
             f"another mnemonic: its hot wallet is {hot}, and {recorded} is on record"
         )
     after = max(wallet.reserved_to, newest.index if newest else HOT_WALLET_INDEX)

@@ -1,4 +1,4 @@
-"""Several sides or networks as one: none is left out when another one fails."""
+"""Several adapters or networks as one: none is left out when another one fails."""
 
 from __future__ import annotations
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.holdings import look_at_held
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ class _Problem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MoneroInspector:
-    """One look at node and wallet; it opens and closes the clients of ``link``.
+    """One look at node and wallet; it opens and closes the clients of ``connection``.
 
     ``recorded`` is the wallet of the service's first start.
     """
 
-    link: MoneroLink
+    connection: MoneroConnection
     recorded: WalletRecord | None
     options: MoneroOptions
     alone: bool = field(kw_only=True)
@@ -79,14 +79,14 @@ class MoneroInspector:
     @property
     def wallet(self) -> WalletClient:
         """The wallet daemon."""
-        return self.link.wallet
+        return self.connection.wallet
 
     async def look(self) -> MoneroFound:
         """Everything that can be found out now."""
-        async with self.link.node, self.link.wallet:
+        async with self.connection.node, self.connection.wallet:
             try:
-                info = await self.link.check_node()
-            except (RpcFailure, SideUnusable) as error:
+                info = await self.connection.check_node()
+            except (RpcFailure, ChainUnusable) as error:
                 return MoneroFound(node_problem=str(error), wallet_problem="its node is not there")
             return await self._look_at_wallet(info.height)
 
@@ -156,16 +156,16 @@ async def look_at_network(
     network: EvmNetwork, client: EvmClient, hot_wallet: str | None
 ) -> NetworkFound:
     """One look at a node, its token, and what the hot wallet holds there, if there is one."""
-    link = EvmLink(client, network)
+    connection = EvmConnection(client, network)
     async with client:
         try:
-            top = await link.check()
+            top = await connection.check()
             if hot_wallet is None:
-                return NetworkFound(network, paused=link.paused)
-            ether, units = await client.ether(hot_wallet), await link.balance(hot_wallet)
-            blacklisted = await link.is_blacklisted(hot_wallet)
-        except (RpcFailure, SideUnusable) as error:
+                return NetworkFound(network, paused=connection.paused)
+            ether, units = await client.ether(hot_wallet), await connection.balance(hot_wallet)
+            blacklisted = await connection.is_blacklisted(hot_wallet)
+        except (RpcFailure, ChainUnusable) as error:
             return NetworkFound(network, problem=str(error))
     return NetworkFound(
-        network, None, HotBalances(ether, units, top.number), link.paused, blacklisted
+        network, None, HotBalances(ether, units, top.number), connection.paused, blacklisted
     )

@@ -1,4 +1,4 @@
-"""Putting the on-chain engine together from its settings: clients, keys, options, both sides.
+"""Putting the on-chain engine together from its settings: clients, keys, options, both adapters.
 
 What does not live here: anything that decides.
 """
@@ -23,16 +23,16 @@ from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
+from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.side import MoneroSide
 from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
     MoneroOutgoing,
     StartupReconciliation,
@@ -71,9 +71,9 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
     guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock)
     clients = monero_clients(settings)
-    sides = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
+    adapters = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
     engine = OnchainEngine(
-        sides,
+        adapters,
         guard,
         floors=floors(settings),
         poll_ms=settings.poll_ms,
@@ -155,9 +155,9 @@ def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClie
 
 def _monero_side(
     settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
-) -> MoneroSide:
+) -> MoneroAdapter:
     options = monero_options(settings)
-    return MoneroSide(*clients, parts.monero_ledger, parts.clock, options)
+    return MoneroAdapter(*clients, parts.monero_ledger, parts.clock, options)
 
 
 def _reconciliations(
@@ -172,7 +172,7 @@ def _reconciliations(
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:
-    """The options of the XMR side. Raises SettingsError."""
+    """The options of the XMR adapter. Raises SettingsError."""
     regtest = settings.monero_network == "regtest"
     ahead = settings.xmr_addresses
     try:
@@ -254,18 +254,18 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
     )
 
 
-def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmSide:
+def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmAdapter:
     try:
         keys = HdKeys(read_mnemonic(key_path(settings, parts.data_dir)))
     except KeyFileRefused as error:
         raise SettingsError([f"onchain.key_file: {error} Make one: rpcsvc onchain init"]) from error
     nodes = evm_nodes(settings, served_chains(settings, parts.chains))
     options, ledgers = evm_options(settings), parts.evm_ledgers
-    return EvmSide(nodes, parts.chains, keys, ledgers, parts.clock, options, parts.switch)
+    return EvmAdapter(nodes, parts.chains, keys, ledgers, parts.clock, options, parts.switch)
 
 
 def evm_options(settings: OnchainSettings) -> EvmOptions:
-    """The options of the USDC side that hold for all chains."""
+    """The options of the USDC adapter that hold for all chains."""
     ahead = settings.usdc_addresses
     return EvmOptions(pool_target=ahead, pool_low=ahead // 2)
 

@@ -20,10 +20,10 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
@@ -116,10 +116,10 @@ class _Adoption:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
         ledger = SqliteMoneroLedger(self._db)
-        link = MoneroLink(node, wallet, ledger, wiring.monero_options(settings))
+        connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
         others = self._planned(MONERO, opened.transfer.transfer_id)
         async with node, wallet:
-            adoption = MoneroAdoption(link, ledger)
+            adoption = MoneroAdoption(connection, ledger)
             return await adoption.adopt(opened, others, txid, key, self._record)
 
     async def _evm(self, opened: Open, txid: str) -> Adopted:
@@ -130,8 +130,11 @@ class _Adoption:
         wallet = SqliteEvmDepositLedger(self._db).wallet()
         if served is None or wallet is None:
             raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
-        link, ledger = EvmLink(served.client, served.network), SqliteEvmPaymentLedger(self._db)
+        connection, ledger = (
+            EvmConnection(served.client, served.network),
+            SqliteEvmPaymentLedger(self._db),
+        )
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(served.client)
-            adoption = EvmAdoption(link, ledger, wallet.hot_address, self._clock)
+            adoption = EvmAdoption(connection, ledger, wallet.hot_address, self._clock)
             return await adoption.adopt(opened, txid, self._record)

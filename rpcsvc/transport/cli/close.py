@@ -26,12 +26,12 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted, Open, bare_txid
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gone import require_gone
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
@@ -141,7 +141,7 @@ class _Closing:
         node = nodes[network]
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(node.client)
-            await require_gone(EvmLink(node.client, node.network), payment)
+            await require_gone(EvmConnection(node.client, node.network), payment)
         return None
 
     async def _end_monero(self, name: str) -> str | None:
@@ -152,14 +152,14 @@ class _Closing:
         node, wallet = wiring.monero_clients(onchain)
         options = wiring.monero_options(onchain)
         clock = SystemClock()
-        link = MoneroLink(node, wallet, ledger, options)
+        connection = MoneroConnection(node, wallet, ledger, options)
 
         def explain(txid: str) -> None:
             text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
             books_of.explain(self.settings.data_dir, MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
-            rival = await MoneroGone(link, ledger, clock, options, explain).end(payment)
+            rival = await MoneroGone(connection, ledger, clock, options, explain).end(payment)
         if rival is None:
             await _give_up(ledger, payment)
         return rival

@@ -18,8 +18,8 @@ from rpcsvc.settlement.onchain.inspection import (
     NetworkFound,
     look_at_network,
 )
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.snapshot import Snapshot, empty_snapshot
@@ -59,10 +59,10 @@ async def look_at_all(
     served = wiring.served_chains(settings.onchain, chains)
     nodes = wiring.evm_nodes(settings.onchain, served)
     looks = (look_at_network(item.network, item.client, hot_wallet) for item in nodes)
-    # The link is only asked about its node here, and records nothing.
+    # The connection is only asked about its node here, and records nothing.
     with empty_snapshot() as nowhere:
-        link = MoneroLink(node, wallet, SqliteMoneroLedger(nowhere), options)
-        inspector = MoneroInspector(link, recorded, options, alone=alone)
+        connection = MoneroConnection(node, wallet, SqliteMoneroLedger(nowhere), options)
+        inspector = MoneroInspector(connection, recorded, options, alone=alone)
         monero, networks = await asyncio.gather(inspector.look(), asyncio.gather(*looks))
     coins = {chain.name: chain.native_token for chain in served.all()}
     paid_in = tuple(coins[item.network.name] for item in networks)

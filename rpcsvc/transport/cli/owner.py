@@ -15,7 +15,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import UsageError, opening
@@ -43,7 +43,7 @@ def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, 
     try:
         with opening(settings):
             return asyncio.run(alone())
-    except (RpcFailure, SideUnusable) as error:
+    except (RpcFailure, ChainUnusable) as error:
         raise Unreachable(f"A node or wallet can't be asked: {error}. Nothing was changed.") from (
             error
         )

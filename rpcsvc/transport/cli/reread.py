@@ -11,7 +11,7 @@ import sys
 from rpcsvc.chains_file import read_chains
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
@@ -46,7 +46,7 @@ async def _reread(settings: Settings, database: Database, network: str, first: i
         )
     async with node.client:
         try:
-            link = EvmLink(node.client, node.network)
-            return await reread(link, SqliteEvmDepositLedger(database), first)
+            connection = EvmConnection(node.client, node.network)
+            return await reread(connection, SqliteEvmDepositLedger(database), first)
         except NotReread as reason:
             raise UsageError(f"{reason} Nothing was changed.") from reason

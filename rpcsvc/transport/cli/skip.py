@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.evm.keys import (
     OnchainExtraMissing,
     read_mnemonic,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
@@ -53,5 +53,5 @@ async def _skip(
     node, wallet = wiring.monero_clients(settings.onchain)
     ledger, options = SqliteMoneroLedger(database), wiring.monero_options(settings.onchain)
     async with node, wallet:
-        link = MoneroLink(node, wallet, ledger, options)
-        return await skip_monero(link, ledger, options, count, rescan=rescan), usdc
+        connection = MoneroConnection(node, wallet, ledger, options)
+        return await skip_monero(connection, ledger, options, count, rescan=rescan), usdc

@@ -72,7 +72,7 @@ def __init__(name: String[32]):
     self.owner = msg.sender
 
 
-# --- the operator's side
+# --- the operator's adapter
 
 
 @external

@@ -1,9 +1,9 @@
-"""The USDC side: EVM nodes, one hot wallet, deposit addresses of one seed.
+"""The USDC adapter: EVM nodes, one hot wallet, deposit addresses of one seed.
 
-side.py         all networks together, and what the engine asks
+adapter.py      all networks together, and what the engine asks
 options.py      one EvmNetwork for each chain that is served
 node.py         what a node is asked; node_types.py: what it answers
-link.py         whether the node is there and the right one, and its token USDC
+connection.py   whether the node is there and the right one, and its token USDC
 usdc.py         the token's calls, events and typed data; usdc_calls.py: whom a call pays
 keys.py         the mnemonic, the accounts derived from it, signatures
 

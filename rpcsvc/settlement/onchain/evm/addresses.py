@@ -1,4 +1,4 @@
-"""Deposit addresses of the USDC side, made ahead, each handed out at most once.
+"""Deposit addresses of the USDC adapter, made ahead, each handed out at most once.
 
 They are the accounts of one mnemonic, from index 1 on, and serve on every chain. "Reserved up to
 index N" is committed together with the addresses before any of them is handed out, so that after
@@ -18,7 +18,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmOptions
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class EvmAddressPool:
     async def load(self) -> None:
         """Take up what an earlier run gave back.
 
-        Raises SideUnusable when the recorded addresses are those of another mnemonic.
+        Raises ChainUnusable when the recorded addresses are those of another mnemonic.
         """
         async with self._turn:
             if self._is_open:
@@ -145,8 +145,8 @@ class EvmAddressPool:
             log.warning("evm_addresses_not_made", left=self.left, exc_info=True)
 
 
-def _another_mnemonic(which: str, recorded: str, derived: str) -> SideUnusable:
-    return SideUnusable(
+def _another_mnemonic(which: str, recorded: str, derived: str) -> ChainUnusable:
+    return ChainUnusable(
         f"another mnemonic: its address of {which} is {derived}, and {recorded} was recorded at"
         " the first start. Put the first mnemonic back: the deposit addresses of all orders"
         " belong to it"

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.adoption import (
     require_untold,
 )
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
@@ -42,14 +42,14 @@ _BY_HASH = "eth_getTransactionByHash"
 class EvmAdoption:
     """Looks at one network; ``hot_wallet`` (EIP-55) is the one that pays.
 
-    Everything raises RpcFailure and SideUnusable.
+    Everything raises RpcFailure and ChainUnusable.
     """
 
     def __init__(
-        self, link: EvmLink, ledger: EvmPaymentLedger, hot_wallet: str, clock: Clock
+        self, connection: EvmConnection, ledger: EvmPaymentLedger, hot_wallet: str, clock: Clock
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._ledger = ledger
         self._hot = hot_wallet
         self._clock = clock
@@ -62,7 +62,7 @@ class EvmAdoption:
         """
         txid = bare_txid(txid, "0x")
         require_open(wanted.transfer)
-        await self._link.check()
+        await self._connection.check()
         receipt = await self._mined(txid)
         self._require_event(wanted.transfer, receipt)
         fields = await self._signed(txid)
@@ -87,13 +87,13 @@ class EvmAdoption:
     # --- what the node says --------------------------------------------------------------------
 
     async def _mined(self, txid: str) -> Receipt:
-        receipt = await self._link.client.receipt(txid)
+        receipt = await self._connection.client.receipt(txid)
         name = self._network.name
         if receipt is None:
             raise NotAdopted(f"{txid} is not mined on {name}, as far as its node knows.")
         if not receipt.ok:
             raise NotAdopted(f"{txid} failed on {name}: it paid nothing.")
-        block: Block | None = await self._link.client.block(receipt.block_number)
+        block: Block | None = await self._connection.client.block(receipt.block_number)
         if block is None or block.hash != receipt.block_hash:
             raise NotAdopted(f"The block of {txid} on {name} is being replaced. Try again later.")
         return receipt
@@ -120,7 +120,7 @@ class EvmAdoption:
             )
 
     async def _signed(self, txid: str) -> SignedFields:
-        told = await self._link.client.rpc.read(_BY_HASH, [txid])
+        told = await self._connection.client.rpc.read(_BY_HASH, [txid])
         try:
             fields = signed_fields(told if isinstance(told, dict) else {})
         except ValueError as error:
@@ -133,7 +133,7 @@ class EvmAdoption:
 
     async def _attempt(self, fields: SignedFields, receipt: Receipt) -> Attempt:
         """As the service records one, dated by its block."""
-        block = await self._link.client.block(receipt.block_number)
+        block = await self._connection.client.block(receipt.block_number)
         at = self._clock.now_ms() if block is None else block.timestamp * 1000
         return Attempt(fields.txid, fields.raw.hex(), fields.max_fee, fields.tip, at)
 

@@ -11,8 +11,8 @@ import structlog
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.link import EvmLink
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +25,8 @@ _MOST_KEPT: Final = 4_096
 class Blacklist:
     """The blacklist of one token, as its node tells it."""
 
-    def __init__(self, link: EvmLink, now_ms: Callable[[], int] = steady_ms) -> None:
-        self._link = link
+    def __init__(self, connection: EvmConnection, now_ms: Callable[[], int] = steady_ms) -> None:
+        self._connection = connection
         self._now_ms = now_ms
         self._kept: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         self._has_none = False  # the token has no such function
@@ -43,14 +43,14 @@ class Blacklist:
             return kept[1]
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                found = await self._link.is_blacklisted(address)
-        except SideUnusable:
+                found = await self._connection.is_blacklisted(address)
+        except ChainUnusable:
             self._has_none = True
-            log.info("blacklist_not_found", network=self._link.network.name)
+            log.info("blacklist_not_found", network=self._connection.network.name)
             return False
         except (TimeoutError, RpcFailure) as failure:
             reason = str(failure) or f"no answer within {WAIT_SECONDS} s"
-            log.warning("blacklist_not_asked", network=self._link.network.name, reason=reason)
+            log.warning("blacklist_not_asked", network=self._connection.network.name, reason=reason)
             return False
         self._keep(key, now, found=found)
         return found

@@ -14,8 +14,8 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.orders.ports import TransferRejected
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Reverted
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, Purpose
 
@@ -23,13 +23,17 @@ log = structlog.get_logger(__name__)
 
 
 class EvmChecks:
-    """Checks transfers of one network. Everything may raise RpcFailure and SideUnusable."""
+    """Checks transfers of one network. Everything may raise RpcFailure and ChainUnusable."""
 
     def __init__(
-        self, link: EvmLink, gas: EvmGas, hot_wallet: str, is_ours: Callable[[str], bool]
+        self,
+        connection: EvmConnection,
+        gas: EvmGas,
+        hot_wallet: str,
+        is_ours: Callable[[str], bool],
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._gas = gas
         self._hot_wallet = hot_wallet
         self._is_ours = is_ours
@@ -43,12 +47,12 @@ class EvmChecks:
         if transfer.network != self._network.name:
             raise LookupError(f"{transfer.transfer_id} is to be paid on {transfer.network}")
         recipient = self._destination(transfer.address)
-        await self._link.check()
-        if self._link.paused:
+        await self._connection.check()
+        if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
-        if await self._link.is_blacklisted(recipient):
+        if await self._connection.is_blacklisted(recipient):
             raise TransferRejected("the destination is on the token's blacklist")
-        if await self._link.balance(self._hot_wallet) < owed + transfer.units:
+        if await self._connection.balance(self._hot_wallet) < owed + transfer.units:
             raise Unavailable(f"Not enough USDC is left on {self._network.name} for this payment.")
         data = usdc.transfer(recipient, transfer.units)
         return PaymentOrder(

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import LARGEST_DEPOSIT, EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Log, LogFilter, LogRange, Receipt
 from rpcsvc.settlement.onchain.evm.usdc import TRANSFER_TOPIC, TransferEvent, read_transfer
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -36,16 +36,16 @@ class Paid(NamedTuple):
 class EventReader:
     """Reads the events of one network's token. ``wanted`` is what a node is to be asked for."""
 
-    def __init__(self, link: EvmLink, ledger: EvmDepositLedger) -> None:
-        self._node = link.client.rpc.endpoint.name
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger) -> None:
+        self._node = connection.client.rpc.endpoint.name
+        self._network = connection.network
         self._ledger = ledger
-        self.wanted = LogFilter(link.network.token, (TRANSFER_TOPIC,))
+        self.wanted = LogFilter(connection.network.token, (TRANSFER_TOPIC,))
 
     def paying(self, piece: LogRange) -> list[Log]:
         """The events of some blocks that are deposits. All others are told by their bytes alone.
 
-        Raises BadAnswer; SideUnusable when the address pool was not loaded.
+        Raises BadAnswer; ChainUnusable when the address pool was not loaded.
         """
         recipients = [self._recipient(item, piece) for item in piece.logs]
         ours = {item.address.lower() for item in self._ledger.ours(set(recipients))}
@@ -55,7 +55,7 @@ class EventReader:
     def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
         """What a transaction pays to us, by the place of the event within it.
 
-        Raises BadAnswer; SideUnusable when the address pool was not loaded.
+        Raises BadAnswer; ChainUnusable when the address pool was not loaded.
         """
         indices = [item.log_index for item in receipt.logs]
         if indices != sorted(set(indices)):
@@ -111,7 +111,7 @@ class EventReader:
     def _hot_address(self) -> str:
         wallet = self._ledger.wallet()
         if wallet is None:
-            raise SideUnusable("the mnemonic is not recorded yet: the address pool was not loaded")
+            raise ChainUnusable("the mnemonic is not recorded yet: the address pool was not loaded")
         return wallet.hot_address
 
     def _bad(self, method: str, problem: str) -> BadAnswer:

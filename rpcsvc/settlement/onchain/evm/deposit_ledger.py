@@ -1,4 +1,4 @@
-"""What the deposit half of the USDC side remembers: its records and its port to the database.
+"""What the deposit half of the USDC adapter remembers: its records and its port to the database.
 
 Units are USDC units (10^-6), times are ms since the epoch, addresses are in EIP-55 form.
 What does not live here: the rows (store/onchain_evm_deposits.py), what is done with them

@@ -24,6 +24,7 @@ from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_events import EventReader, Paid
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     CursorMove,
@@ -32,11 +33,10 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmDepositLedger,
 )
 from rpcsvc.settlement.onchain.evm.fork import ForkFinder
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
 from rpcsvc.settlement.onchain.evm.pool import PoolWatch
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -100,20 +100,20 @@ class Look:
 class EvmDepositScanner:
     """Looks for deposits on one network, pass by pass. Passes must not overlap.
 
-    ``problem`` says, until a pass succeeds, why the last did not; None: it did. The link's own is
-    cleared by its next check, which does not know what was read before.
+    ``problem`` says, until a pass succeeds, why the last did not; None: it did. The connection's
+    own is cleared by its next check, which does not know what was read before.
     ``complete_until``: when the last look began (ms), if it has shown all deposits until then.
     """
 
-    def __init__(self, link: EvmLink, ledger: EvmDepositLedger, clock: Clock) -> None:
-        self._link = link
-        self._client = link.client
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
+        self._connection = connection
+        self._client = connection.client
+        self._network = connection.network
         self._ledger = ledger
         self._clock = clock
-        self._events = EventReader(link, ledger)
-        self._forks = ForkFinder(link, ledger)
-        self._pool = PoolWatch(link, ledger, clock)
+        self._events = EventReader(connection, ledger)
+        self._forks = ForkFinder(connection, ledger)
+        self._pool = PoolWatch(connection, ledger, clock)
         self._span = WIDEST_LOG_RANGE
         self._height = -1
         self._recorded_height = -1
@@ -129,10 +129,10 @@ class EvmDepositScanner:
         """
         self._next, self.complete_until = None, None
         try:
-            with self._link.watched():
+            with self._connection.watched():
                 found = await self._observe()
         except Unavailable as error:
-            self.problem = self._link.problem or error.message
+            self.problem = self._connection.problem or error.message
             raise
         except Exception as error:
             self._next = None
@@ -174,7 +174,7 @@ class EvmDepositScanner:
 
     async def _observe(self) -> list[DepositSighting]:
         began = self._clock.now_ms()
-        head = await self._link.check()
+        head = await self._connection.check()
         await self._pool.look(head)
         fork = await self._forks.find(head)
         if fork is None:
@@ -189,7 +189,7 @@ class EvmDepositScanner:
         await self._remember(look, states)
         self._recorded_height = self._height
         await self._plan_move(look)
-        if look.settled and look.reached == head.number and self._link.stall() is None:
+        if look.settled and look.reached == head.number and self._connection.stall() is None:
             self.complete_until = began
         return [
             _sighting(item, states[key])
@@ -304,7 +304,7 @@ class EvmDepositScanner:
         if self._network.confirmations is None and look.deposits:
             finalized = await self._client.block(Tag.FINALIZED)
             if finalized is None:
-                raise SideUnusable(
+                raise ChainUnusable(
                     f"the node of {self._network.name} names no finalized block: set how many"
                     " confirmations make a deposit final there"
                 )

@@ -13,10 +13,10 @@ from typing import Final
 
 import structlog
 
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmCursor, EvmDepositLedger
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Block
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -29,15 +29,15 @@ _WIDEST_OVERLAP: Final = 256
 class ForkFinder:
     """Finds the block of one network from which on blocks have to be read."""
 
-    def __init__(self, link: EvmLink, ledger: EvmDepositLedger) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger) -> None:
+        self._connection = connection
+        self._network = connection.network
         self._ledger = ledger
 
     async def find(self, head: Block) -> EvmCursor | None:
         """The newest block that was looked at and is still on the chain.
 
-        None when this node is late and has not got there yet. Raises SideUnusable when it is far
+        None when this node is late and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
         """
         known = self._ledger.cursors(self._network.name) or await self._begin(head)
@@ -50,7 +50,7 @@ class ForkFinder:
             self._require_near(newest.number - head.number)
             return None
         if fork is None:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the node of {self._network.name} is on another chain: it has none of the"
                 f" {len(known)} blocks that deposits were read up to, from {known[-1].number} to"
                 f" {newest.number}"
@@ -67,7 +67,7 @@ class ForkFinder:
         low, high = 0, len(known)
         middle = 0
         while low < high:
-            block = await self._link.client.block(known[middle].number)
+            block = await self._connection.client.block(known[middle].number)
             if block is not None and block.hash == known[middle].hash:
                 high = middle
             else:
@@ -76,9 +76,9 @@ class ForkFinder:
         return known[low] if low < len(known) else None
 
     def _require_near(self, missing: int) -> None:
-        """A node may be a little late. Raises SideUnusable when it is more."""
+        """A node may be a little late. Raises ChainUnusable when it is more."""
         if missing > self.overlap:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
                 " were read from: it is still synchronising, or was reset"
             )
@@ -95,14 +95,14 @@ class ForkFinder:
     async def cursors_at(self, number: int, head: Block) -> list[EvmCursor]:
         """A block to go on after, and an older one in case that is replaced.
 
-        Raises SideUnusable when the node has none there.
+        Raises ChainUnusable when the node has none there.
         """
         numbers = sorted({number, max(0, number - self._network.tracked_blocks)}, reverse=True)
         cursors = []
         for at in numbers:
-            block = await self._link.client.block(at)
+            block = await self._connection.client.block(at)
             if block is None:
-                raise SideUnusable(
+                raise ChainUnusable(
                     f"the node of {self._network.name} has no block {at} to begin at; its"
                     f" newest is {head.number}"
                 )

@@ -15,6 +15,7 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fees import (
     USUAL_GAS,
     GasPrice,
@@ -25,7 +26,6 @@ from rpcsvc.settlement.onchain.evm.fees import (
     with_margin,
 )
 from rpcsvc.settlement.onchain.evm.l1_fee import L1Fee
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentOrder, Purpose
 
@@ -47,18 +47,18 @@ class HotBalances:
 
 
 class EvmGas:
-    """Gas of one network. Everything that asks may raise RpcFailure and SideUnusable.
+    """Gas of one network. Everything that asks may raise RpcFailure and ChainUnusable.
 
     ``hot`` is the hot wallet's balances at the last look; None before one. ``problem``: why it is
     not known what a payout costs, for the operator; None: it is known, or nobody has looked.
     ``is_blacklisted``: the token moved nothing for the hot wallet at the last look.
     """
 
-    def __init__(self, link: EvmLink, hot_wallet: str) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, hot_wallet: str) -> None:
+        self._connection = connection
+        self._network = connection.network
         self._hot_wallet = hot_wallet
-        self._l1 = L1Fee(link)
+        self._l1 = L1Fee(connection)
         self._gas = with_margin(USUAL_GAS)
         self._price: GasPrice | None = None
         self._l1_fee: int | None = None
@@ -69,13 +69,13 @@ class EvmGas:
     async def estimate(self, to: str, data: bytes) -> int:
         """The gas limit for a call of the hot wallet. Raises Reverted."""
         return with_margin(
-            await self._link.client.estimate_gas(EvmCall(to, data, self._hot_wallet))
+            await self._connection.client.estimate_gas(EvmCall(to, data, self._hot_wallet))
         )
 
     async def first_price(self, order: PaymentOrder) -> GasPrice:
         """What a new transaction offers. Raises Unavailable when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(order)
-        moment = await self._link.client.fees()
+        moment = await self._connection.client.fees()
         price = first_price(moment, order.gas, left)
         if price is None:
             log.warning("evm_gas_too_dear", network=self._network.name, base_fee=moment.base_fee)
@@ -86,7 +86,7 @@ class EvmGas:
         """What a payment's replacement offers; None when it would cost too much."""
         left = self._network.highest_fee - await self._l1.of(payment.order)
         return raised_price(
-            _price(payment), await self._link.client.fees(), self._network.bump_percent,
+            _price(payment), await self._connection.client.fees(), self._network.bump_percent,
             payment.order.gas, left,
         )  # fmt: skip
 
@@ -104,15 +104,15 @@ class EvmGas:
 
     async def is_too_low(self, payment: EvmPayment) -> bool:
         """Whether the next block would not take the payment for its price."""
-        return is_too_low(_price(payment), await self._link.client.fees())
+        return is_too_low(_price(payment), await self._connection.client.fees())
 
     async def look(self) -> None:
         """Note the fees of the moment and the hot wallet's balances."""
-        top = await self._link.check()
-        moment = await self._link.client.fees()
-        ether = await self._link.client.ether(self._hot_wallet)
-        units = await self._link.balance(self._hot_wallet)
-        self.is_blacklisted = await self._link.is_blacklisted(self._hot_wallet)
+        top = await self._connection.check()
+        moment = await self._connection.client.fees()
+        ether = await self._connection.client.ether(self._hot_wallet)
+        units = await self._connection.balance(self._hot_wallet)
+        self.is_blacklisted = await self._connection.is_blacklisted(self._hot_wallet)
         await self._look_at_l1()
         self.hot = HotBalances(ether, units, top.number)
         self._price = price_of(moment)

@@ -10,16 +10,16 @@ from dataclasses import replace
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 
 
-async def require_gone(link: EvmLink, payment: EvmPayment) -> None:
-    """Raises NotAdopted when it may be mined yet; RpcFailure, SideUnusable."""
+async def require_gone(connection: EvmConnection, payment: EvmPayment) -> None:
+    """Raises NotAdopted when it may be mined yet; RpcFailure, ChainUnusable."""
     # What is settled is never called failed: ask of it as of one that is not.
     asked = replace(payment, state=PaymentState.PUBLISHED, inclusion=None)
-    presence = EvmPresence(link, Conditions(link.network.name))
+    presence = EvmPresence(connection, Conditions(connection.network.name))
     verdict = (await presence.judge(asked)).verdict
     if verdict.outcome is Outcome.FAILED:
         return

@@ -18,9 +18,9 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import EvmCall
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder
 
@@ -40,9 +40,9 @@ _LIST: Final = 0xC0
 class L1Fee:
     """The L1 part of what transactions of one network cost; 0 on a network without an oracle."""
 
-    def __init__(self, link: EvmLink) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection) -> None:
+        self._connection = connection
+        self._network = connection.network
 
     async def of(self, order: PaymentOrder) -> int:
         """Wei that a call may cost for its bytes, with margin. Raises RpcFailure.
@@ -57,7 +57,9 @@ class L1Fee:
             max_fee=_FEE, tip=_FEE, data=order.data,
         )  # fmt: skip
         try:
-            answer = await self._link.client.call(EvmCall(oracle, l1_fee_call(unsigned(plan))))
+            answer = await self._connection.client.call(
+                EvmCall(oracle, l1_fee_call(unsigned(plan)))
+            )
             return with_l1_margin(usdc.read_uint(answer))
         except (NodeError, ValueError) as error:
             log.warning("evm_l1_fee_not_told", network=self._network.name, reason=str(error))

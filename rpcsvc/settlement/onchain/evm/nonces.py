@@ -12,7 +12,7 @@ from typing import Final
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
@@ -26,14 +26,14 @@ class EvmNonces:
 
     def __init__(
         self,
-        link: EvmLink,
+        connection: EvmConnection,
         sender: str,
         payments: EvmPaymentLedger,
         foreign: ForeignLedger,
         switch: PauseSwitch,
     ) -> None:
-        self._link = link
-        self._network = link.network.name
+        self._connection = connection
+        self._network = connection.network.name
         self._sender = sender
         self._payments = payments
         self._foreign = foreign
@@ -53,7 +53,7 @@ class EvmNonces:
         operator has not looked at them.
         """
         # In this order: what is committed meanwhile can only be more.
-        pending = await self._link.client.nonce(self._sender, Tag.PENDING)
+        pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
         own = self._payments.next_nonce(self._network, self._sender)
         problem = await self._problem(own, pending)
         self._conditions.set(_NONCE, problem)
@@ -107,7 +107,7 @@ class EvmNonces:
             return False
         explained: set[int] = set()
         for txid in self._foreign.explained(self._network):
-            made = await self._link.client.transaction(txid)
+            made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
                 explained.add(made.nonce)
         return not explained.issuperset(range(first, end))

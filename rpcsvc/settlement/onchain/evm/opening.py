@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block
 
 log = structlog.get_logger(__name__)
@@ -48,9 +48,9 @@ class EvmOpening:
     balance with it: until the block is deep, and once after a start, that is looked for.
     """
 
-    def __init__(self, link: EvmLink, sender: str, ledger: OpeningLedger) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, sender: str, ledger: OpeningLedger) -> None:
+        self._connection = connection
+        self._network = connection.network
         self._sender = sender
         self._ledger = ledger
         self._is_deep = False
@@ -66,7 +66,7 @@ class EvmOpening:
         if known is None:
             await self._record(head)
             return
-        block = await self._link.client.block(known.block_number)
+        block = await self._connection.client.block(known.block_number)
         if block is None:
             return  # the node is behind
         if block.hash != known.block_hash:
@@ -78,7 +78,7 @@ class EvmOpening:
             self._is_deep = head.number - known.block_number >= self._network.failed_after
 
     async def _record(self, head: Block) -> None:
-        client, number = self._link.client, head.number
+        client, number = self._connection.client, head.number
         nonce = await client.nonce(self._sender, number)
         wei = await client.ether(self._sender, number)
         block = await client.block(number)

@@ -1,4 +1,4 @@
-"""How the USDC side works: one EvmNetwork for each chain that it serves.
+"""How the USDC adapter works: one EvmNetwork for each chain that it serves.
 
 What does not live here: where the values come from (settings.py), what is done with them.
 """

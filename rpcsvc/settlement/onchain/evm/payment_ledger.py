@@ -1,4 +1,4 @@
-"""What the EVM side's payments and sweeps keep: records, and the port to the database.
+"""What the EVM adapter's payments and sweeps keep: records, and the port to the database.
 
 One payment is one nonce of the hot wallet on one network. It has one or more signed attempts,
 which differ in their fees and so in their ids; at most one of them can ever be mined. Units are

@@ -32,10 +32,10 @@ from rpcsvc.orders.ports import (
 )
 from rpcsvc.settlement.onchain.evm.checks import EvmChecks
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
 from rpcsvc.settlement.onchain.evm.gas import EvmGas, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     EvmPayment,
@@ -55,7 +55,7 @@ _LONG_MS: Final = 10 * 60 * 1000
 
 
 class EvmPayments:
-    """Prepares, publishes and follows payments. All may raise RpcFailure and SideUnusable.
+    """Prepares, publishes and follows payments. All may raise RpcFailure and ChainUnusable.
 
     ``is_ours`` tells whether an address (EIP-55) belongs to the service; ``hot_wallet`` is the one
     that pays (EIP-55).
@@ -63,26 +63,28 @@ class EvmPayments:
 
     def __init__(
         self,
-        link: EvmLink,
+        connection: EvmConnection,
         signer: EvmSigner,
         ledger: EvmPaymentLedger,
         clock: Clock,
         is_ours: Callable[[str], bool],
         nonces: EvmNonces,
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._ledger = ledger
         self._clock = clock
         self.hot_wallet = signer.address
-        self._gas = EvmGas(link, signer.address)
-        self._checks = EvmChecks(link, self._gas, signer.address, is_ours)
+        self._gas = EvmGas(connection, signer.address)
+        self._checks = EvmChecks(connection, self._gas, signer.address, is_ours)
         self._writer = asyncio.Lock()
         self._nonces = nonces
         self._payouts_waiting = 0
-        self._conditions = Conditions(link.network.name)
-        self._publisher = EvmPublisher(link, signer, ledger, clock, self._conditions)
-        self._upkeep = EvmUpkeep(link, self._publisher, self._gas, ledger, clock, self._conditions)
+        self._conditions = Conditions(connection.network.name)
+        self._publisher = EvmPublisher(connection, signer, ledger, clock, self._conditions)
+        self._upkeep = EvmUpkeep(
+            connection, self._publisher, self._gas, ledger, clock, self._conditions
+        )
 
     # --- prepare -------------------------------------------------------------------------------
 
@@ -150,7 +152,7 @@ class EvmPayments:
         needed = await self._gas.needed(order, price, self._publisher.unmined())
         if order.purpose is Purpose.SWEEP:
             needed += self._network.gas_reserve
-        if await self._link.client.ether(self.hot_wallet) < needed:
+        if await self._connection.client.ether(self.hot_wallet) < needed:
             raise Unavailable(f"The hot wallet on {self._network.name} lacks ether for gas.")
 
     # --- what was signed earlier ---------------------------------------------------------------
@@ -202,7 +204,7 @@ class EvmPayments:
 
     async def maintain(self) -> None:
         """Finish, publish again and replace what needs it. To be called every few seconds."""
-        top = await self._link.check()
+        top = await self._connection.check()
         async with self._writer:
             await self._finish_earlier()
         published = self._publisher.own(PaymentState.PUBLISHED)

@@ -19,12 +19,12 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, RpcFailure
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     LARGEST_DEPOSIT,
     EvmDepositLedger,
     PoolSighting,
 )
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.evm.usdc_calls import read_paying_call
 
@@ -58,9 +58,9 @@ class PendingPayment(NamedTuple):
 class PoolWatch:
     """Looks at one network's pending blocks. Looks must not overlap."""
 
-    def __init__(self, link: EvmLink, ledger: EvmDepositLedger, clock: Clock) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
+        self._connection = connection
+        self._network = connection.network
         self._ledger = ledger
         self._clock = clock
         self._cleaned_at: int | None = None
@@ -93,7 +93,7 @@ class PoolWatch:
 
     async def _payments(self, head: Block) -> Mapping[str, str]:
         """Who is paid by which transaction of the pending block. Raises RpcFailure."""
-        client = self._link.client
+        client = self._connection.client
         answer = await client.pending_block(seconds=_SECONDS)
         if answer is None:
             return {}
@@ -138,10 +138,10 @@ class PoolWatch:
         if self._refused is None:
             return False
         at, failures = self._refused
-        return failures == self._link.failures and abs(now - at) < _PAUSE_MS
+        return failures == self._connection.failures and abs(now - at) < _PAUSE_MS
 
     def _put_off(self, failure: RpcFailure) -> None:
-        self._refused = (self._clock.now_ms(), self._link.failures)
+        self._refused = (self._clock.now_ms(), self._connection.failures)
         if not self._is_told:
             self._is_told = True
             log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     BlockPoint,
@@ -33,16 +33,16 @@ class Judgement:
 
 
 class EvmPresence:
-    """Looks payments up on one network. Everything raises RpcFailure and SideUnusable.
+    """Looks payments up on one network. Everything raises RpcFailure and ChainUnusable.
 
     ``conditions`` get what keeps a payment from an end for long.
     """
 
-    def __init__(self, link: EvmLink, conditions: Conditions) -> None:
-        self._link = link
-        self._network = link.network
+    def __init__(self, connection: EvmConnection, conditions: Conditions) -> None:
+        self._connection = connection
+        self._network = connection.network
         self._conditions = conditions
-        self._spent = SpentNonces(link)
+        self._spent = SpentNonces(connection)
 
     async def judge(self, payment: EvmPayment) -> Judgement:
         """What the network says of a payment now."""
@@ -53,7 +53,7 @@ class EvmPresence:
         return judged
 
     async def _judge(self, payment: EvmPayment) -> Judgement:
-        top = await self._link.check()
+        top = await self._connection.check()
         receipt = await self._receipt(payment)
         if receipt is not None:
             return await self._mined(payment, receipt, top)
@@ -63,14 +63,14 @@ class EvmPresence:
 
     async def _receipt(self, payment: EvmPayment) -> Receipt | None:
         for attempt in reversed(payment.attempts):
-            receipt = await self._link.client.receipt(attempt.txid)
+            receipt = await self._connection.client.receipt(attempt.txid)
             if receipt is not None:
                 return receipt
         return None
 
     async def _is_known(self, payment: EvmPayment) -> bool:
         for attempt in reversed(payment.attempts):
-            if await self._link.client.transaction(attempt.txid) is not None:
+            if await self._connection.client.transaction(attempt.txid) is not None:
                 return True
         return False
 
@@ -78,7 +78,7 @@ class EvmPresence:
 
     async def _mined(self, payment: EvmPayment, receipt: Receipt, top: Block) -> Judgement:
         block = BlockPoint(receipt.block_number, receipt.block_hash)
-        if not await self._link.has(block):
+        if not await self._connection.has(block):
             return _judged(payment, Outcome.PENDING, "its block is being replaced")
         depth = max(top.number - block.number + 1, 0)
         if not receipt.ok:
@@ -123,13 +123,13 @@ class EvmPresence:
 
     async def _absent(self, payment: EvmPayment) -> Judgement:
         """Nobody knows it; the nonce tells whether something was mined all the same."""
-        top = await self._link.check()
-        spent = await self._link.client.nonce(payment.sender, top.number) > payment.nonce
+        top = await self._connection.check()
+        spent = await self._connection.client.nonce(payment.sender, top.number) > payment.nonce
         if not spent:
             return _judged(payment, Outcome.ABSENT, "")
         known = payment.conflict
         since = BlockPoint(top.number, top.hash)
-        if known is not None and await self._link.has(known):
+        if known is not None and await self._connection.has(known):
             since = known
         # Looked for after the nonce was read: it may have been mined between two questions.
         receipt = await self._receipt(payment)
@@ -146,7 +146,7 @@ class EvmPresence:
         found = await self._spent.find(payment, since, top)
         if isinstance(found, Spender):
             since = found.block
-        if not await self._link.has(since):
+        if not await self._connection.has(since):
             return _judged(payment, Outcome.UNKNOWN, "the chain is being reorganised")
         depth = max(top.number - since.number + 1, 0)
         after = replace(_seen(payment, None), conflict=since)
@@ -165,7 +165,7 @@ class EvmPresence:
 
     async def _was_in_vain(self, found: Spender) -> bool:
         """Whether its receipt says that it failed. No receipt says nothing."""
-        receipt = await self._link.client.receipt(found.made.txid)
+        receipt = await self._connection.client.receipt(found.made.txid)
         return receipt is not None and not receipt.ok
 
     def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:

@@ -16,9 +16,9 @@ from rpcsvc.clock import Clock
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fees import GasPrice
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
@@ -62,22 +62,22 @@ class Said:
 
 
 class EvmPublisher:
-    """Publishes and looks up. What asks a node may raise RpcFailure and SideUnusable."""
+    """Publishes and looks up. What asks a node may raise RpcFailure and ChainUnusable."""
 
     def __init__(
         self,
-        link: EvmLink,
+        connection: EvmConnection,
         signer: EvmSigner,
         ledger: EvmPaymentLedger,
         clock: Clock,
         conditions: Conditions,
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._signer = signer
         self._ledger = ledger
         self._clock = clock
-        self._presence = EvmPresence(link, conditions)
+        self._presence = EvmPresence(connection, conditions)
 
     def attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
         """Sign; nothing is recorded or sent."""
@@ -144,7 +144,7 @@ class EvmPublisher:
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
         """Mined while the token is paused, it would fail for good."""
-        return self._link.paused and payment.state is PaymentState.PREPARED
+        return self._connection.paused and payment.state is PaymentState.PREPARED
 
     async def hand_over(self, payment: EvmPayment) -> Said:
         """Submit the latest attempt; what the node said."""
@@ -153,7 +153,7 @@ class EvmPublisher:
             marked = replace(payment, state=PaymentState.PUBLISHED, published_at=now)
             await self._ledger.put_payment(marked)
         try:
-            answer = await self._link.client.submit(bytes.fromhex(payment.latest.raw))
+            answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
         except RpcFailure as failure:
             log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
             return Said(str(failure))

@@ -8,26 +8,26 @@ the reading (deposits.py), the command (transport/cli/reread.py).
 
 from __future__ import annotations
 
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_events import EventReader
 from rpcsvc.settlement.onchain.evm.deposit_ledger import CursorMove, EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.fork import ForkFinder
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 
 
 class NotReread(Exception):
     """Why nothing is read again, for the operator."""
 
 
-async def reread(link: EvmLink, ledger: EvmDepositLedger, first: int) -> int:
+async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int) -> int:
     """Move the cursor before block ``first``; the newest block that was read before.
 
-    Raises NotReread, RpcFailure, SideUnusable and errors.Unavailable: then nothing was changed.
+    Raises NotReread, RpcFailure, ChainUnusable and errors.Unavailable: then nothing was changed.
     """
-    name = link.network.name
+    name = connection.network.name
     if not ledger.cursors(name):
         raise NotReread(f"No deposits were read on {name} yet: the service begins at its start.")
-    head = await link.check()
-    forks = ForkFinder(link, ledger)
+    head = await connection.check()
+    forks = ForkFinder(connection, ledger)
     newest = await forks.find(head)
     if newest is None:
         raise NotReread(f"The node of {name} is late: it lacks blocks that were read. Try again.")
@@ -37,7 +37,7 @@ async def reread(link: EvmLink, ledger: EvmDepositLedger, first: int) -> int:
             f" {name} were read. What comes after is read by the service itself."
         )
     # A node that has thrown old events away would keep the service from going on.
-    await link.client.logs(EventReader(link, ledger).wanted, first, first)
+    await connection.client.logs(EventReader(connection, ledger).wanted, first, first)
     cursors = await forks.cursors_at(first - 1, head)
     await ledger.begin(name, cursors)
     to, oldest = cursors[0], cursors[-1].number

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction
 from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint, EvmPayment, Purpose
 
@@ -59,8 +59,8 @@ class SpentNonces:
     dozens of times.
     """
 
-    def __init__(self, link: EvmLink) -> None:
-        self._link = link
+    def __init__(self, connection: EvmConnection) -> None:
+        self._connection = connection
         self._found: dict[str, Spender | NotFound] = {}
 
     async def find(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
@@ -71,7 +71,7 @@ class SpentNonces:
         known = self._found.get(payment.payment_id)
         if isinstance(known, NotFound) and abs(top.number - known.at) < self._retry_blocks():
             return known
-        if isinstance(known, Spender) and await self._link.has(known.block):
+        if isinstance(known, Spender) and await self._connection.has(known.block):
             return known
         found = await self._search(payment, by, top)
         self._found[payment.payment_id] = found
@@ -82,7 +82,7 @@ class SpentNonces:
         self._found.pop(payment_id, None)
 
     def _retry_blocks(self) -> int:
-        return max(1, round(_RETRY_SECONDS / self._link.network.block_seconds))
+        return max(1, round(_RETRY_SECONDS / self._connection.network.block_seconds))
 
     async def _search(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
         try:
@@ -99,7 +99,7 @@ class SpentNonces:
         return found
 
     async def _in_body(self, payment: EvmPayment, number: int) -> Spender | None:
-        sent = await self._link.client.sent_in(number, payment.sender)
+        sent = await self._connection.client.sent_in(number, payment.sender)
         made = None if sent is None else sent.sent.get(payment.nonce)
         if sent is None or made is None:
             return None
@@ -124,4 +124,4 @@ class SpentNonces:
         return high
 
     async def _is_spent(self, payment: EvmPayment, number: int) -> bool:
-        return await self._link.client.nonce(payment.sender, number) > payment.nonce
+        return await self._connection.client.nonce(payment.sender, number) > payment.nonce

@@ -20,8 +20,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     BlockPoint,
@@ -63,23 +63,23 @@ class _Step:
 
 
 class EvmSweeps:
-    """Sweeps one network. All may raise RpcFailure and SideUnusable."""
+    """Sweeps one network. All may raise RpcFailure and ChainUnusable."""
 
     def __init__(
         self,
-        link: EvmLink,
+        connection: EvmConnection,
         payments: EvmPayments,
         ledger: EvmPaymentLedger,
         keys: HdKeys,
         clock: Clock,
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._payments = payments
         self._ledger = ledger
         self._keys = keys
         self._clock = clock
-        self._conditions = Conditions(link.network.name)
+        self._conditions = Conditions(connection.network.name)
         self._not_before: dict[str, int] = {}
 
     def conditions(self) -> list[str]:
@@ -88,7 +88,7 @@ class EvmSweeps:
 
     async def maintain(self) -> None:
         """Record what has ended, and begin what is due. To be called now and then."""
-        head = await self._link.check()
+        head = await self._connection.check()
         under_way = self._ledger.sweeps_under_way(self._network.name)
         ended = [await self._end(sweep, head.number) for sweep in under_way]
         if await self._can_move():
@@ -97,9 +97,9 @@ class EvmSweeps:
     async def _can_move(self) -> bool:
         """Whether the token moves anything to the hot wallet just now."""
         problem = None
-        if self._link.paused:
+        if self._connection.paused:
             problem = f"USDC on {self._network.name} is paused by its issuer: nothing is swept"
-        elif await self._link.is_blacklisted(self._payments.hot_wallet):
+        elif await self._connection.is_blacklisted(self._payments.hot_wallet):
             problem = f"the hot wallet is on the blacklist of USDC on {self._network.name}"
         self._conditions.set(_ALL, problem)
         return problem is None
@@ -153,9 +153,9 @@ class EvmSweeps:
         signer = self._keys.signer(due.address_index)
         if signer.address != due.address:
             raise _PutOff(f"{due.address} is not of this mnemonic: it can't be swept")
-        if await self._link.is_blacklisted(due.address):
+        if await self._connection.is_blacklisted(due.address):
             raise _PutOff(f"{due.address} is on the token's blacklist: not swept")
-        held = await self._link.balance(due.address)
+        held = await self._connection.balance(due.address)
         units = min(due.units, held)
         if units >= self._network.sweep_units:
             return await self._receive(due, units, held, signer)
@@ -176,7 +176,7 @@ class EvmSweeps:
         authorization = usdc.Authorization(
             due.address, self._payments.hot_wallet, units, 0, _NEVER, nonce
         )
-        signature = signer.sign_digest(usdc.receive_digest(self._link.domain, authorization))
+        signature = signer.sign_digest(usdc.receive_digest(self._connection.domain, authorization))
         data = usdc.receive_with_authorization(authorization, signature)
         try:
             gas = await self._payments.estimate(data)
@@ -207,7 +207,7 @@ class EvmSweeps:
     async def _permit(self, due: Unswept, units: int, signer: EvmSigner) -> bytes:
         nonce = usdc.read_uint(await self._ask(usdc.nonces(due.address)))
         permit = usdc.Permit(due.address, self._payments.hot_wallet, units, nonce, _NEVER)
-        signature = signer.sign_digest(usdc.permit_digest(self._link.domain, permit))
+        signature = signer.sign_digest(usdc.permit_digest(self._connection.domain, permit))
         return usdc.permit_call(permit, signature)
 
     async def _allowance(self, owner: str) -> int:
@@ -218,7 +218,7 @@ class EvmSweeps:
         return usdc.read_bool(await self._ask(usdc.authorization_state(address, nonce), at))
 
     async def _ask(self, data: bytes, at: BlockRef = Tag.LATEST) -> bytes:
-        return await self._link.client.call(EvmCall(self._network.token, data), at)
+        return await self._connection.client.call(EvmCall(self._network.token, data), at)
 
     def _authorization_nonce(self, due: Unswept) -> bytes:
         """The same again for the same sweep: a database from a backup finds it used."""

@@ -11,8 +11,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     BlockPoint,
@@ -26,22 +26,22 @@ log = structlog.get_logger(__name__)
 
 
 class EvmUpkeep:
-    """Follows payments of one network. Everything may raise RpcFailure and SideUnusable.
+    """Follows payments of one network. Everything may raise RpcFailure and ChainUnusable.
 
     Its methods are only for who holds the network's one writer.
     """
 
     def __init__(
         self,
-        link: EvmLink,
+        connection: EvmConnection,
         publisher: EvmPublisher,
         gas: EvmGas,
         ledger: EvmPaymentLedger,
         clock: Clock,
         conditions: Conditions,
     ) -> None:
-        self._link = link
-        self._network = link.network
+        self._connection = connection
+        self._network = connection.network
         self._publisher = publisher
         self._gas = gas
         self._ledger = ledger
@@ -114,7 +114,7 @@ class EvmUpkeep:
         """
         if verdict.outcome is not Outcome.PENDING or await self._gas.is_too_low(payment):
             return True
-        is_next = await self._link.client.nonce(payment.sender, Tag.LATEST) >= payment.nonce
+        is_next = await self._connection.client.nonce(payment.sender, Tag.LATEST) >= payment.nonce
         return is_next and not was_lost
 
     async def _bump(self, payment: EvmPayment) -> None:
@@ -149,7 +149,7 @@ class EvmUpkeep:
 
         It may have been lost on the way, or refused for want of ether: more would not help then.
         """
-        if await self._link.client.transaction(payment.latest.txid) is not None:
+        if await self._connection.client.transaction(payment.latest.txid) is not None:
             return None
         return await self._offer(payment)
 
@@ -188,7 +188,7 @@ class EvmUpkeep:
         Blocks below one that is still there are still there: only younger ones are compared.
         """
         above = top.number - self._network.tracked_blocks
-        if self._compared is not None and await self._link.has(self._compared):
+        if self._compared is not None and await self._connection.has(self._compared):
             above = max(above, self._compared.number)
         for payment in self._ledger.settled_above(self._network.name, above):
             await self._compare(payment)
@@ -196,7 +196,7 @@ class EvmUpkeep:
 
     async def _compare(self, payment: EvmPayment) -> None:
         mined, key = payment.inclusion, f"settled-{payment.payment_id}"
-        if mined is not None and await self._link.has(mined.block):
+        if mined is not None and await self._connection.has(mined.block):
             self._conditions.set(key, None)
             return
         verdict = await self._publisher.verdict(payment)

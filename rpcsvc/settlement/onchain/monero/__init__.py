@@ -1,10 +1,10 @@
-"""The XMR side: monerod, monero-wallet-rpc, the operator's own XMR.
+"""The XMR adapter: monerod, monero-wallet-rpc, the operator's own XMR.
 
-side.py         what the engine asks
+adapter.py      what the engine asks
 monerod.py      what the node is asked
 wallet.py       what the wallet is asked; wallet_types.py: what it answers
-link.py         whether both are there, in step, and the wallet the same as ever
-ledger.py       what this side remembers, and its options
+connection.py   whether both are there, in step, and the wallet the same as ever
+ledger.py       what this adapter remembers, and its options
 
 deposits:       addresses.py, deposits.py, deposit_proofs.py
 payments:       payments.py, presence.py, reorg_recovery.py, receipts.py, adoption.py

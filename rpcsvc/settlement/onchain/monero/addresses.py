@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -70,9 +70,9 @@ class AddressPool:
         return len(self._free)
 
     def require_scanned(self) -> None:
-        """Raise SideUnusable while the wallet scans the chain anew: it answers nothing."""
+        """Raise ChainUnusable while the wallet scans the chain anew: it answers nothing."""
         if self._rescan is not None and not self._rescan.done():
-            raise SideUnusable("rescanning: the wallet looks for deposits that it missed")
+            raise ChainUnusable("rescanning: the wallet looks for deposits that it missed")
 
     def take(self) -> str:
         """An address that nobody has or will have. Raises errors.Unavailable when none is ready."""
@@ -84,7 +84,7 @@ class AddressPool:
         return address
 
     async def reconcile(self) -> None:
-        """Make wallet and database agree on what addresses there are. Raises SideUnusable.
+        """Make wallet and database agree on what addresses there are. Raises ChainUnusable.
 
         A wallet restored from an older file makes again, in order, those that it lost. Where it
         has to scan the chain for them, that is raised until the scan is over, and it goes on when
@@ -134,7 +134,7 @@ class AddressPool:
                 await self._make(min(missing - made, self._options.addresses_per_call))
         (found,) = await self._wallet.addresses([highest.index.minor])
         if found.address != highest.address:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"another wallet: its address {highest.index.minor} is not the one that was"
                 " recorded"
             )
@@ -209,7 +209,7 @@ class AddressPool:
     async def _load(self, highest: int) -> None:
         wallet = self._ledger.wallet()
         if wallet is None:
-            raise SideUnusable("the wallet is not recorded yet")
+            raise ChainUnusable("the wallet is not recorded yet")
         reserved_to = wallet.reserved_to
         if highest and await self._has(highest + 1):
             # The wallet knows more than the database, which may be an older copy: what the

@@ -21,6 +21,7 @@ from rpcsvc.settlement.onchain.adoption import (
     require_untold,
 )
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     Payee,
@@ -28,7 +29,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletCode, WalletTransfer
 
@@ -45,11 +45,11 @@ class _Found:
 
 
 class MoneroAdoption:
-    """Looks at one wallet and its node, both open. Everything raises RpcFailure, SideUnusable."""
+    """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable."""
 
-    def __init__(self, link: MoneroLink, ledger: MoneroLedger) -> None:
-        self._link = link
-        self._wallet = link.wallet
+    def __init__(self, connection: MoneroConnection, ledger: MoneroLedger) -> None:
+        self._connection = connection
+        self._wallet = connection.wallet
         self._ledger = ledger
 
     async def adopt(
@@ -103,13 +103,13 @@ class MoneroAdoption:
     # --- what node and wallet say --------------------------------------------------------------
 
     async def _find(self, txid: str, key: str | None) -> _Found:
-        await self._link.check_node()
-        await self._link.check_wallet()
+        await self._connection.check_node()
+        await self._connection.check_wallet()
         await self._wallet.refresh()
         listed = [item for item in await self._wallet.transfer(txid) if item.kind in _OURS]
         if not listed:
             raise NotAdopted(f"{txid} is not a payment that the XMR wallet knows as its own.")
-        found = await self._link.node.transaction_bytes(txid)
+        found = await self._connection.node.transaction_bytes(txid)
         if found is None:
             raise NotAdopted(f"The Monero node has no transaction {txid}, in a block or waiting.")
         if not found.raw:

@@ -17,8 +17,8 @@ import structlog
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import DepositRecord, MoneroLedger
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
 from rpcsvc.settlement.onchain.monero.wallet_types import OutputFilter, TransferKind, WalletTransfer
 
@@ -65,8 +65,8 @@ class View:
 class DepositProofs:
     """Asks the wallet, no more often than it matters. May raise RpcFailure."""
 
-    def __init__(self, link: MoneroLink, ledger: MoneroLedger) -> None:
-        self._link = link
+    def __init__(self, connection: MoneroConnection, ledger: MoneroLedger) -> None:
+        self._connection = connection
         self._ledger = ledger
         # Reported once; and missing ones are not asked about again before another top block.
         self._void: set[Key] = set()
@@ -129,7 +129,7 @@ class DepositProofs:
         at = (*key, view.height(item))
         received = listed.get(at)
         if received is None and asks and self._missing.get(key) != view.info.top_hash:
-            received = _received(await self._link.wallet.transfer(item.txid)).get(at)
+            received = _received(await self._connection.wallet.transfer(item.txid)).get(at)
         if received is None:
             return Proof.MISSING if asks else None
         return Proof.LISTED if received >= item.units else Proof.VOID
@@ -160,7 +160,7 @@ class DepositProofs:
         keeps its own order waiting, and no other.
         """
         try:
-            outputs = await self._link.wallet.outputs(OutputFilter.ALL, minors)
+            outputs = await self._connection.wallet.outputs(OutputFilter.ALL, minors)
         except TooLarge:
             if len(minors) == 1:
                 return {}

@@ -24,6 +24,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposit_proofs import (
     DepositProofs,
     Key,
@@ -39,7 +40,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletTransfer
 
@@ -69,9 +69,13 @@ class DepositScanner:
     """
 
     def __init__(
-        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+        self,
+        connection: MoneroConnection,
+        ledger: MoneroLedger,
+        clock: Clock,
+        options: MoneroOptions,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._ledger = ledger
         self._clock = clock
         self._options = options
@@ -79,26 +83,26 @@ class DepositScanner:
         self._fork = -1
         self._next: Cursor | None = None
         self._all_looked_at: int | None = None
-        self._proofs = DepositProofs(link, ledger)
+        self._proofs = DepositProofs(connection, ledger)
         self.complete_until: int | None = None
 
     async def observe(self) -> list[DepositSighting]:
         """Deposits whose state is not the one acknowledged last.
 
-        Raises RpcFailure and SideUnusable.
+        Raises RpcFailure and ChainUnusable.
         """
         self._next, self.complete_until = None, None
         began = self._clock.now_ms()
-        before = await self._link.check_node()
+        before = await self._connection.check_node()
         self._fork = await self._find_fork()
-        await self._link.wallet.refresh()
-        listed = await self._link.wallet.transfers(self._fork + 1)
+        await self._connection.wallet.refresh()
+        listed = await self._connection.wallet.transfers(self._fork + 1)
         watched = self._ledger.deposits_to_watch(self._fork)
         resting = {key_of(item) for item in watched if self._rests(item, before.height)}
         records = self._records([item for item in watched if key_of(item) not in resting], listed)
         view = await self._view(before, listed, records)
         # What another wallet has not received says nothing; the cursor must not move by it.
-        await self._link.require_wallet()
+        await self._connection.require_wallet()
         records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
         states = await self._judge(records, listed, view, resting)
         kept = {key_of(item) for item in records if self._may_be_confirmed(item, view)}
@@ -108,7 +112,7 @@ class DepositScanner:
             if not resting:
                 self._all_looked_at = before.height
             self._next = Cursor(view.info.height - 1, view.info.top_hash)
-            if self._link.stall() is None:
+            if self._connection.stall() is None:
                 self.complete_until = began
         return [
             _sighting(item, state)
@@ -137,7 +141,7 @@ class DepositScanner:
     async def _find_fork(self) -> int:
         """The newest block that was looked at and is still on the chain; -1 when none is."""
         for cursor in self._ledger.cursors():
-            header = await self._link.node.header_at(cursor.height)
+            header = await self._connection.node.header_at(cursor.height)
             if header is not None and header.hash == cursor.hash:
                 return cursor.height
             log.warning("monero_block_replaced", height=cursor.height, hash=cursor.hash)
@@ -194,8 +198,8 @@ class DepositScanner:
         listed: Sequence[WalletTransfer],
         records: Sequence[DepositRecord],
     ) -> View:
-        chain = await self._link.node.transactions(sorted({item.txid for item in records}))
-        scanned, after = await self._link.wallet.height(), await self._link.check_node()
+        chain = await self._connection.node.transactions(sorted({item.txid for item in records}))
+        scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
         stale = any(
             item.height is not None
             and self._is_ours(item)

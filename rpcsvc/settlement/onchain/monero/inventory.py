@@ -17,9 +17,9 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.holdings import TOO_MANY_OUTPUTS, Held, look_at_held
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, PaymentOrder, Purpose
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Output
@@ -56,9 +56,13 @@ class MoneroInventory:
     """Looks after the outputs of the wallet. ``problem`` is what the operator should see to."""
 
     def __init__(
-        self, link: MoneroLink, payments: MoneroPayments, clock: Clock, options: MoneroOptions
+        self,
+        connection: MoneroConnection,
+        payments: MoneroPayments,
+        clock: Clock,
+        options: MoneroOptions,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._payments = payments
         self._clock = clock
         self._options = options
@@ -94,7 +98,7 @@ class MoneroInventory:
 
     async def refresh_fee(self) -> None:
         """Ask the node for the fee of the moment. Raises RpcFailure."""
-        fees = (await self._link.node.fees()).per_byte
+        fees = (await self._connection.node.fees()).per_byte
         self._per_byte = fees[min(self._options.priority, len(fees)) - 1]
 
     async def look(self, info: NodeInfo) -> None:
@@ -105,7 +109,7 @@ class MoneroInventory:
         fee, now = self.fee(), self._clock.now_ms()
         seen = (info.top_hash, self._payments.under_way())
         if seen != self._seen or not 0 <= now - self._seen_at < _LOOK_AGAIN_MS:
-            self._count(info, await look_at_held(self._link.wallet, info.height))
+            self._count(info, await look_at_held(self._connection.wallet, info.height))
             self._seen, self._seen_at = seen, now
         # The fee is of the moment.
         self._available = replace(self.available, max_now=max(0, self._spendable - fee))
@@ -181,7 +185,7 @@ class MoneroInventory:
         return PaymentOrder(
             payment_id=f"upkeep-{self._clock.now_ms()}",
             purpose=Purpose.UPKEEP,
-            address=self._link.primary_address,
+            address=self._connection.primary_address,
             units=units,
             parts=parts,
             from_indices=indices,

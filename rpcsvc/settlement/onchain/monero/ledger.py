@@ -1,4 +1,4 @@
-"""What the XMR side remembers: its records, its port to the database, and its options.
+"""What the XMR adapter remembers: its records, its port to the database, and its options.
 
 Units are piconero, heights count from 0, times are ms since the epoch unless said otherwise.
 What does not live here: the rows (store/onchain_monero.py), and what is done with them.
@@ -30,7 +30,7 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MoneroOptions:
-    """How the XMR side works. Raises ValueError for values that can't be meant.
+    """How the XMR adapter works. Raises ValueError for values that can't be meant.
 
     ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest). ``wallet_file`` is opened when
     the wallet daemon has none open; without it, that is a reported condition. ``thresholds`` rise;
@@ -250,7 +250,7 @@ class Receipt:
 
 
 class MoneroLedger(Protocol):
-    """The database as the XMR side uses it. Everything may raise errors.Unavailable."""
+    """The database as the XMR adapter uses it. Everything may raise errors.Unavailable."""
 
     def wallet(self) -> WalletRecord | None:
         """The wallet of the first start."""

@@ -33,6 +33,7 @@ from rpcsvc.orders.ports import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
@@ -43,7 +44,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Purpose,
     Receipt,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from rpcsvc.settlement.onchain.monero.wallet_types import (
@@ -68,16 +68,20 @@ _SHORT_OF_MONEY = (
 
 
 class MoneroPayments:
-    """Prepares, publishes and follows payments. All may raise RpcFailure and SideUnusable."""
+    """Prepares, publishes and follows payments. All may raise RpcFailure and ChainUnusable."""
 
     def __init__(
-        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+        self,
+        connection: MoneroConnection,
+        ledger: MoneroLedger,
+        clock: Clock,
+        options: MoneroOptions,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._ledger = ledger
         self._clock = clock
         self._options = options
-        self._presence = MoneroPresence(link, ledger, clock, options)
+        self._presence = MoneroPresence(connection, ledger, clock, options)
         self._writer = asyncio.Lock()
 
     # --- prepare -------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class MoneroPayments:
         """
         async with self._writer:
             # Another wallet would judge the destination by what is its own: check that first.
-            await self._link.check_wallet()
+            await self._connection.check_wallet()
             check = await self._check_destination(transfer.address)
             # A transaction with a payment id has one recipient.
             fit = [] if check.integrated else await self._fit(companions)
@@ -151,8 +155,8 @@ class MoneroPayments:
     async def _sign(self, order: PaymentOrder, otherwise: PaymentOrder | None = None) -> Payment:
         """Sign ``order``, or ``otherwise`` if the wallet can't make it."""
         await self._require_published()
-        await self._link.check_wallet()
-        await self._link.in_step()
+        await self._connection.check_wallet()
+        await self._connection.in_step()
         try:
             signed = await self._unspent(order)
         except (Unavailable, TransferRejected) as reason:
@@ -186,7 +190,7 @@ class MoneroPayments:
 
     async def _check_destination(self, address: str) -> AddressCheck:
         """What the wallet says of an address that can be paid. Raises TransferRejected."""
-        check = await self._link.wallet.validate(address)
+        check = await self._connection.wallet.validate(address)
         if not check.valid:
             raise TransferRejected("the destination is no Monero address")
         if check.nettype != self._options.address_nettype:
@@ -201,11 +205,11 @@ class MoneroPayments:
     async def _is_ours(self, address: str) -> bool:
         if self._ledger.address_minor(address) is not None:
             return True
-        return await self._link.wallet.index_of(address) is not None
+        return await self._connection.wallet.index_of(address) is not None
 
     async def _signed(self, order: PaymentOrder) -> PreparedPayment:
         try:
-            return await self._link.wallet.prepare(
+            return await self._connection.wallet.prepare(
                 _destinations(order),
                 priority=self._options.priority,
                 from_indices=order.from_indices,
@@ -223,7 +227,7 @@ class MoneroPayments:
     async def _freeze(self, images: set[str]) -> None:
         log.warning("monero_wallet_forgot_a_payment", outputs=len(images))
         for image in sorted(images):
-            await self._link.wallet.freeze(image)
+            await self._connection.wallet.freeze(image)
 
     def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
         """The last look before it is committed. Raises Unavailable: it was not published."""
@@ -263,13 +267,13 @@ class MoneroPayments:
     async def _hand_over(self, payment: Payment) -> str:
         """Through the wallet the first time, to the node ever after; what they said."""
         if payment.state is PaymentState.PREPARED:
-            await self._link.check_wallet()
+            await self._connection.check_wallet()
             marked = replace(payment, state=PaymentState.RELAYING, relayed_at=self._clock.now_ms())
             await self._ledger.put_payment(marked)
             said = await self._relay(marked)
             if said is None:
                 return "relayed"
-        answer = await self._link.node.submit(payment.raw)
+        answer = await self._connection.node.submit(payment.raw)
         log.info("monero_submitted", txid=payment.txid, answer=answer.submission.value)
         return f"{answer.submission.value} {answer.reason}".strip()
 
@@ -277,9 +281,9 @@ class MoneroPayments:
         """Have the wallet relay and note it; what went wrong. Neither proves anything."""
         try:
             # A wallet that was killed notes a payment only once it has seen its own money again.
-            await self._link.wallet.refresh()
-            await self._link.wallet.relay(payment.metadata)
-            await self._link.wallet.store()
+            await self._connection.wallet.refresh()
+            await self._connection.wallet.relay(payment.metadata)
+            await self._connection.wallet.store()
         except RpcFailure as failure:
             log.warning("monero_relay_failed", txid=payment.txid, reason=str(failure))
             return str(failure)
@@ -350,7 +354,9 @@ class MoneroPayments:
 
     async def _prove(self, txid: str, payee: Payee) -> str | None:
         try:
-            return await self._link.wallet.prove_payment(txid, payee.address, payee.transfer_id)
+            return await self._connection.wallet.prove_payment(
+                txid, payee.address, payee.transfer_id
+            )
         except NodeError as error:
             log.warning("monero_no_proof", txid=txid, reason=str(error))
             return None

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     MoneroLedger,
@@ -17,28 +18,31 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Payment,
     PaymentState,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction, Spent
 from rpcsvc.settlement.onchain.monero.spent import SpentInputs
 
 
 class MoneroPresence:
-    """Looks payments up and records how far they are. May raise RpcFailure and SideUnusable."""
+    """Looks payments up and records how far they are. May raise RpcFailure and ChainUnusable."""
 
     def __init__(
-        self, link: MoneroLink, ledger: MoneroLedger, clock: Clock, options: MoneroOptions
+        self,
+        connection: MoneroConnection,
+        ledger: MoneroLedger,
+        clock: Clock,
+        options: MoneroOptions,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._ledger = ledger
         self._options = options
-        self._spent = SpentInputs(link, clock)
+        self._spent = SpentInputs(connection, clock)
 
     async def verdict(self, payment: Payment) -> Verdict:
         """Ask the node, record how far the payment is, and say it."""
-        before = await self._link.check_node()
-        spent = await self._link.node.key_images(payment.key_images)
-        found = (await self._link.node.transactions([payment.txid])).get(payment.txid)
-        after = await self._link.check_node()
+        before = await self._connection.check_node()
+        spent = await self._connection.node.key_images(payment.key_images)
+        found = (await self._connection.node.transactions([payment.txid])).get(payment.txid)
+        after = await self._connection.check_node()
         if found is not None:
             self._spent.forget(payment.payment_id)
             return await self._present(payment, found, after)
@@ -89,7 +93,7 @@ class MoneroPresence:
         known = payment.conflict
         if known is None:
             return top
-        header = await self._link.node.header_at(known.height)
+        header = await self._connection.node.header_at(known.height)
         return known if header is not None and header.hash == known.hash else top
 
     async def _put(self, before: Payment, after: Payment) -> None:

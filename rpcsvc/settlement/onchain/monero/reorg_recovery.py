@@ -14,6 +14,7 @@ import structlog
 
 from rpcsvc.clock import iso8601
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import (
     NETWORK,
@@ -23,7 +24,6 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, PoolTransaction
 
 log = structlog.get_logger(__name__)
@@ -42,8 +42,10 @@ class MoneroReorgRecovery:
     lost it again, for the operator. Each is None when there is nothing to say.
     """
 
-    def __init__(self, link: MoneroLink, ledger: MoneroLedger, options: MoneroOptions) -> None:
-        self._link = link
+    def __init__(
+        self, connection: MoneroConnection, ledger: MoneroLedger, options: MoneroOptions
+    ) -> None:
+        self._connection = connection
         self._ledger = ledger
         self._options = options
         self._looked_at = ""
@@ -76,7 +78,7 @@ class MoneroReorgRecovery:
         again, since what it spends, or hides among, is not on the chain any more.
         """
         settled = self._ledger.settled_above(info.height - self._options.tracked_blocks)
-        found = await self._link.node.transactions([item.txid for item in settled])
+        found = await self._connection.node.transactions([item.txid for item in settled])
         for item in settled:
             height = found[item.txid].height if item.txid in found else None
             if height != item.height:
@@ -95,7 +97,7 @@ class MoneroReorgRecovery:
                 log.error("monero_settled_payment_is_gone", payment_id=item.payment_id)
             said = "in the pool"
             if item not in waiting:
-                said = (await self._link.node.submit(item.raw)).submission.value
+                said = (await self._connection.node.submit(item.raw)).submission.value
             self.gone = (
                 f"payment {item.payment_id} was settled and a reorganisation of {NETWORK} took it"
                 f" away; it is published again ({said}); if it stays away: rpcsvc payouts close"
@@ -105,7 +107,7 @@ class MoneroReorgRecovery:
     async def _offer_anew(self, waiting: dict[str, Payment], height: int) -> None:
         """Have the node relay, or try again to mine, what would stay in its pool otherwise."""
         self.problem = None
-        pool = await self._link.node.pool() if waiting else []
+        pool = await self._connection.node.pool() if waiting else []
         found = [seen for seen in pool if seen.txid in waiting]
         self._waiting_since = _since(self._waiting_since, [seen.txid for seen in found], height)
         for seen in found:
@@ -143,7 +145,7 @@ class MoneroReorgRecovery:
             "monero_payment_relayed_again", payment_id=payment.payment_id, relayed=seen.relayed
         )
         try:
-            await self._link.node.relay([payment.txid])
+            await self._connection.node.relay([payment.txid])
         except RpcFailure as failure:
             log.warning("monero_relay_refused", txid=payment.txid, reason=str(failure))
             self.problem = (
@@ -159,7 +161,7 @@ class MoneroReorgRecovery:
         """
         log.warning("monero_node_gave_payment_up", payment_id=payment.payment_id)
         try:
-            await self._link.node.flush_pool([payment.txid])
+            await self._connection.node.flush_pool([payment.txid])
         except RpcFailure as failure:
             log.warning("monero_pool_not_flushed", txid=payment.txid, reason=str(failure))
             self.problem = (
@@ -167,7 +169,7 @@ class MoneroReorgRecovery:
                 f" anew: flush_txpool {payment.txid}"
             )
             return
-        await self._link.node.submit(payment.raw)
+        await self._connection.node.submit(payment.raw)
 
     async def _abandon_upkeep(self, info: NodeInfo) -> None:
         """Give up payments of the wallet to itself that the node has refused for many blocks.
@@ -182,7 +184,7 @@ class MoneroReorgRecovery:
             for item in (*published, *settled)
             if item.purpose is Purpose.UPKEEP and item.height is None
         }
-        found = await self._link.node.transactions(list(away))
+        found = await self._connection.node.transactions(list(away))
         self._missing_since = _since(self._missing_since, away.keys() - found.keys(), info.height)
         for txid, since in self._missing_since.items():
             if info.height - since >= self._options.failed_after:
@@ -194,11 +196,11 @@ class MoneroReorgRecovery:
         free = self._ledger.free_key_images()
         if not free:
             return
-        unspent, _ = await list_unspent(self._link.wallet)
+        unspent, _ = await list_unspent(self._connection.wallet)
         for output in unspent:
             if output.frozen and output.key_image in free:
                 log.info("monero_output_let_go", amount=output.amount)
-                await self._link.wallet.thaw(output.key_image)
+                await self._connection.wallet.thaw(output.key_image)
 
 
 def _since(known: dict[str, int], txids: Collection[str], height: int) -> dict[str, int]:

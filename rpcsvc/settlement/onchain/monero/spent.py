@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rpcsvc.clock import Clock
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Cursor, Payment
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 
@@ -35,11 +35,11 @@ class SpentInputs:
     """Finds what has spent an input of a payment, and remembers it, by the payment's id.
 
     What was not found is looked for again with the next block. May raise RpcFailure and
-    SideUnusable.
+    ChainUnusable.
     """
 
-    def __init__(self, link: MoneroLink, clock: Clock) -> None:
-        self._link = link
+    def __init__(self, connection: MoneroConnection, clock: Clock) -> None:
+        self._connection = connection
         self._clock = clock
         self._found: dict[str, Spender] = {}
         self._in_vain: dict[str, str] = {}
@@ -66,19 +66,19 @@ class SpentInputs:
         self, payment: Payment, since: Cursor, known: list[str] | None
     ) -> Spender | None:
         txids = known or await self._sent(payment, since)
-        for txid, made in (await self._link.node.bodies(txids)).items():
+        for txid, made in (await self._connection.node.bodies(txids)).items():
             if made.height is None or txid == payment.txid:
                 continue
             if not set(payment.key_images).isdisjoint(made.key_images):
-                header = await self._link.node.header_at(made.height)
+                header = await self._connection.node.header_at(made.height)
                 return Spender(txid, Cursor(made.height, header.hash)) if header else None
         return None
 
     async def _sent(self, payment: Payment, since: Cursor) -> list[str]:
         """The wallet's own transactions in blocks since the payment was signed."""
-        await self._link.require_wallet()
-        await self._link.wallet.refresh()
+        await self._connection.require_wallet()
+        await self._connection.wallet.refresh()
         blocks = max(0, self._clock.now_ms() - payment.prepared_at) // _LEAST_BLOCK_MS
         first = max(0, since.height - blocks - _MARGIN)
-        listed = await self._link.wallet.transfers(first, (TransferKind.OUTGOING,))
+        listed = await self._connection.wallet.transfers(first, (TransferKind.OUTGOING,))
         return sorted({item.txid for item in listed})

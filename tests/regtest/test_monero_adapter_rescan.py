@@ -23,13 +23,13 @@ pytestmark = pytest.mark.slow
 MANY = replace(OPTIONS, pool_target=256, pool_low=8)
 
 
-async def deposit_that_is_missed(side: Treasury, miner: Miner) -> str:
+async def deposit_that_is_missed(adapter: Treasury, miner: Miner) -> str:
     """Stop, pay the newest address, and restore the wallet: it has looked and not found it."""
-    seed, newest = await side.wallet.seed(), side.ledger.highest_address()
+    seed, newest = await adapter.wallet.seed(), adapter.ledger.highest_address()
     assert newest is not None
-    await side.end()
+    await adapter.end()
     async with (
-        WalletClient(side.rpc.endpoint) as wallet,
+        WalletClient(adapter.rpc.endpoint) as wallet,
         MonerodClient(miner.monerod.endpoint) as node,
     ):
         height = (await node.info()).height
@@ -46,8 +46,8 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
     wallet_rpc: WalletRpc, miner: Miner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await new_wallet(wallet_rpc)
-    async with treasury(wallet_rpc, tmp_path, MANY) as side:
-        txid = await deposit_that_is_missed(side, miner)
+    async with treasury(wallet_rpc, tmp_path, MANY) as adapter:
+        txid = await deposit_that_is_missed(adapter, miner)
     rescan = WalletClient.rescan_blockchain
     go_on, is_over = asyncio.Event(), asyncio.Event()
 
@@ -65,22 +65,22 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
 
     monkeypatch.setattr(WalletClient, "rescan_blockchain", cut_short)
     restored = replace(MANY, wallet_file="restored", wallet_password="")
-    async with treasury(wallet_rpc, tmp_path, restored) as side:
-        assert "rescanning" in (side.side.health().detail or "")
-        assert await side.side.observe() == Observation()
+    async with treasury(wallet_rpc, tmp_path, restored) as adapter:
+        assert "rescanning" in (adapter.adapter.health().detail or "")
+        assert await adapter.adapter.observe() == Observation()
         with pytest.raises(Unavailable):
-            side.side.deposit_address()
+            adapter.adapter.deposit_address()
         go_on.set()
         await is_over.wait()
-        assert side.ledger.rescan_due()
+        assert adapter.ledger.rescan_due()
         monkeypatch.setattr(WalletClient, "rescan_blockchain", rescan)
         await asyncio.to_thread(wallet_rpc.start)
 
         async def ready() -> bool:
-            await side.side.maintain()
-            return side.side.health().ok
+            await adapter.adapter.maintain()
+            return adapter.adapter.health().ok
 
         await until(ready)
-        assert not side.ledger.rescan_due()
-        (found,) = await side.reconcile()
+        assert not adapter.ledger.rescan_due()
+        (found,) = await adapter.reconcile()
         assert (found.key.txid, found.state) == (txid, DepositState.CONFIRMED)

@@ -1,8 +1,7 @@
-"""The XMR side of the on-chain engine: monerod, monero-wallet-rpc, and the operator's own XMR.
+"""The XMR chain adapter: monerod, monero-wallet-rpc, and the operator's own XMR.
 
-It never falls over: what is wrong with node or wallet is its health, orders are refused
-meanwhile, and each pass tries again. What does not live here: the parts that it puts together
-(link.py, addresses.py, deposits.py, payments.py, inventory.py).
+A node or wallet that fails never raises out of it: health says so, orders are refused meanwhile,
+and each pass tries again.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from rpcsvc.orders.ports import (
     Verdict,
 )
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger, MoneroOptions
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.receipts import monero_receipt
@@ -50,8 +49,8 @@ _NAMES: Final = {
 }
 
 
-class MoneroSide:
-    """Implements Side (side.py) for XMR. It owns both clients from ``start`` to ``close``."""
+class MoneroAdapter:
+    """Implements ChainAdapter for XMR. It owns both clients from ``start`` to ``close``."""
 
     asset: Asset = XMR
     networks = frozenset({NETWORK})
@@ -67,12 +66,12 @@ class MoneroSide:
         self._node = node
         self._wallet = wallet
         self._options = options
-        self._link = MoneroLink(node, wallet, ledger, options)
+        self._connection = MoneroConnection(node, wallet, ledger, options)
         self._addresses = AddressPool(wallet, ledger, options)
-        self._deposits = DepositScanner(self._link, ledger, clock, options)
-        self._payments = MoneroPayments(self._link, ledger, clock, options)
-        self._recovery = MoneroReorgRecovery(self._link, ledger, options)
-        self._inventory = MoneroInventory(self._link, self._payments, clock, options)
+        self._deposits = DepositScanner(self._connection, ledger, clock, options)
+        self._payments = MoneroPayments(self._connection, ledger, clock, options)
+        self._recovery = MoneroReorgRecovery(self._connection, ledger, options)
+        self._inventory = MoneroInventory(self._connection, self._payments, clock, options)
         self._connecting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -93,7 +92,7 @@ class MoneroSide:
 
     def require_ready(self) -> None:
         """Raise errors.Unavailable when no order can be taken now."""
-        if self._link.problem is not None:
+        if self._connection.problem is not None:
             raise Unavailable("XMR can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No XMR deposit address is ready. Try again in a moment.")
@@ -144,7 +143,7 @@ class MoneroSide:
     async def observe(self) -> Observation:
         """Deposits that changed since they were acknowledged; none while node or wallet is out."""
         try:
-            with self._link.watched():
+            with self._connection.watched():
                 await self._ready()
                 found = await self._deposits.observe()
         except Unavailable:
@@ -178,24 +177,24 @@ class MoneroSide:
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
     ) -> None:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        with self._link.watched():
+        with self._connection.watched():
             await self._ready()
             await self._payments.prepare(transfer, companions, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
-        with self._link.watched():
+        with self._connection.watched():
             self._addresses.require_scanned()
             return await self._payments.publish(transfer)
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of the transfer. Raises errors.Unavailable."""
-        with self._link.watched():
+        with self._connection.watched():
             return await self._payments.look_up(transfer)
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
         """Proof of a settled transfer. Raises errors.Unavailable."""
-        with self._link.watched():
+        with self._connection.watched():
             await self._ready()
             proof = await self._payments.receipt(transfer)
         return monero_receipt(proof, self.names("").network)
@@ -205,7 +204,7 @@ class MoneroSide:
     async def maintain(self) -> None:
         """Fees, addresses, outputs. What fails is in health and tried again by the next call."""
         try:
-            with self._link.watched():
+            with self._connection.watched():
                 info = await self._ready()
                 await self._inventory.refresh_fee()
                 await self._addresses.refill()
@@ -215,7 +214,7 @@ class MoneroSide:
             log.info("monero_upkeep_put_off", reason=reason.message)
 
     async def _look_after_outputs(self) -> None:
-        info = await self._link.in_step()
+        info = await self._connection.in_step()
         await self._inventory.look(info)
         if await self._inventory.keep_up():
             await self._inventory.look(info)
@@ -223,14 +222,14 @@ class MoneroSide:
     async def _ready(self) -> NodeInfo:
         """Check the node, which wallet is open, and all of the wallet anew after each failure."""
         self._addresses.require_scanned()
-        info = await self._link.check_node()
+        info = await self._connection.check_node()
         async with self._connecting:
-            if self._link.wallet_checked:
-                await self._link.require_wallet()
+            if self._connection.wallet_checked:
+                await self._connection.require_wallet()
             else:
-                await self._link.prepare_wallet()
+                await self._connection.prepare_wallet()
                 await self._addresses.reconcile()
-            self._link.connected()
+            self._connection.connected()
         return info
 
     def health(self) -> Health:
@@ -239,12 +238,12 @@ class MoneroSide:
         return Health(problem is None, problem)
 
     def _problems(self) -> Iterator[str]:
-        if self._link.problem is not None:
-            yield self._link.problem
-        if (stands := self._link.stall()) is not None:
+        if self._connection.problem is not None:
+            yield self._connection.problem
+        if (stands := self._connection.stall()) is not None:
             yield stands
-        if self._link.lag is not None:
-            yield f"out of sync: {self._link.lag}"
+        if self._connection.lag is not None:
+            yield f"out of sync: {self._connection.lag}"
         if self._addresses.left == 0:
             yield "no deposit address is left"
         if not self._inventory.is_known:

@@ -1,4 +1,4 @@
-"""Networks of the USDC side stand by themselves: a fault on one is no other's."""
+"""Networks of the USDC adapter stand by themselves: a fault on one is no other's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.evm.side import EvmNode, EvmSide, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
@@ -28,7 +28,7 @@ KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner th
 
 
 @pytest.fixture
-async def side(tmp_path: Path) -> AsyncIterator[EvmSide]:
+async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     database = await Database.open(tmp_path)
     ledgers = Ledgers(
         SqliteEvmDepositLedger(database),
@@ -41,12 +41,12 @@ async def side(tmp_path: Path) -> AsyncIterator[EvmSide]:
         for name in ("arbitrum", "base")
     ]
     chains, options = load_chains(chains_toml(None)), EvmOptions(pool_target=8, pool_low=4)
-    yield EvmSide(nodes, chains, KEYS, ledgers, ManualClock(), options, PauseSwitch(tmp_path))
+    yield EvmAdapter(nodes, chains, KEYS, ledgers, ManualClock(), options, PauseSwitch(tmp_path))
     await database.close()
 
 
 async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
-    side: EvmSide, monkeypatch: pytest.MonkeyPatch
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept_up, broken = list[str](), {"arbitrum"}
 
@@ -61,19 +61,19 @@ async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
         return None
 
     monkeypatch.setattr(EvmPayments, "maintain", maintain)
-    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.side._Branch.look", looked)
-    await side.maintain()
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.look", looked)
+    await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
-    told = side.health().detail or ""
+    told = adapter.health().detail or ""
     assert "the upkeep of arbitrum has failed (KeyError)" in told
     assert "upkeep of base" not in told
     broken.clear()
-    await side.maintain()
-    assert "the upkeep of" not in (side.health().detail or "")
+    await adapter.maintain()
+    assert "the upkeep of" not in (adapter.health().detail or "")
 
 
 async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
-    side: EvmSide, monkeypatch: pytest.MonkeyPatch
+    adapter: EvmAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept_up = list[str]()
 
@@ -83,11 +83,12 @@ async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(
     async def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.side._Branch.look", broken)
+    monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.look", broken)
     monkeypatch.setattr(
-        "rpcsvc.settlement.onchain.evm.side._Branch.maintain", lambda b: maintain(b.payments)
+        "rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.maintain",
+        lambda b: maintain(b.payments),
     )
-    monkeypatch.setattr(side._addresses, "refill", broken)
+    monkeypatch.setattr(adapter._addresses, "refill", broken)
     with pytest.raises(KeyError):
-        await side.maintain()
+        await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]

@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Reverted
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import BlockPoint
 from rpcsvc.settlement.onchain.stall_detector import StallDetector
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ _LONGEST_GAP_BLOCKS: Final = 100
 T = TypeVar("T")
 
 
-class EvmLink:
+class EvmConnection:
     """One node, checked. ``problem`` says what is wrong, for the operator; None: nothing.
 
     ``domain`` is the token's EIP-712 domain, found to be the contract's own. ``paused``: the
@@ -71,12 +71,12 @@ class EvmLink:
             verb = "refuses" if isinstance(failure, NodeError) else "is down"
             self._note(f"the node of {self.network.name} {verb}: {failure}")
             raise self._unavailable() from failure
-        except SideUnusable as found:
+        except ChainUnusable as found:
             self._note(str(found))
             raise self._unavailable() from found
 
     async def check(self) -> Block:
-        """The newest block, of a node that was found right. Raises RpcFailure and SideUnusable.
+        """The newest block, of a node that was found right. Raises RpcFailure and ChainUnusable.
 
         Raises errors.Unavailable when another call failed meanwhile: the node that answers now
         may not be the one that was checked.
@@ -87,7 +87,7 @@ class EvmLink:
             self._domain = await self._checked_domain()
         block = await self.client.block()
         if block is None:
-            raise SideUnusable(f"the node of {self.network.name} has no block")
+            raise ChainUnusable(f"the node of {self.network.name} has no block")
         self._stall_detector.saw(block.number)
         self.paused = await self._ask(usdc.PAUSED, usdc.read_bool)
         if self._failures != failures:
@@ -117,7 +117,7 @@ class EvmLink:
     async def _check_network(self) -> None:
         found = await self.client.chain_id()
         if found != self.network.chain_id:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"wrong network: the node of {self.network.name} is on chain {found}, not on"
                 f" {self.network.chain_id}"
             )
@@ -126,32 +126,32 @@ class EvmLink:
         """The domain as the contract has it; its name differs between chains."""
         token = self.network.token
         if not await self.client.code(token):
-            raise SideUnusable(f"there is no contract at {token} on {self.network.name}")
+            raise ChainUnusable(f"there is no contract at {token} on {self.network.name}")
         decimals = await self._ask(usdc.DECIMALS, usdc.read_uint)
         if decimals != _DECIMALS:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the token on {self.network.name} has {decimals} decimals, USDC has 6"
             )
         name = await self._ask(usdc.NAME, usdc.read_string)
         version = await self._ask(usdc.VERSION, usdc.read_string)
         domain = usdc.Domain(name, version, self.network.chain_id, token)
         if domain.separator() != await self._ask(usdc.DOMAIN_SEPARATOR, usdc.read_bytes32):
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the token on {self.network.name} signs in another domain than its name, version,"
                 " chain and address say: it is not the USDC that is meant"
             )
         return domain
 
     async def _ask(self, data: bytes, read: Callable[[bytes], T]) -> T:
-        """A call of the token. Raises RpcFailure; SideUnusable when it has no such function."""
+        """A call of the token. Raises RpcFailure; ChainUnusable when it has no such function."""
         try:
             return read(await self.client.call(EvmCall(self.network.token, data)))
         except Reverted as error:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the token on {self.network.name} refuses a call of USDC"
             ) from error
         except ValueError as error:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"the token on {self.network.name} answers unlike USDC, or lacks a function of it"
             ) from error
 

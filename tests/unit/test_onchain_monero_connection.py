@@ -1,4 +1,4 @@
-"""Which node and which wallet the XMR side relies on, and what it tells of the others."""
+"""Which node and which wallet the XMR adapter relies on, and what it tells of the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
-from rpcsvc.settlement.onchain.monero.link import MoneroLink
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
 
@@ -43,21 +43,21 @@ async def test_a_chain_that_stands_still_is_told_though_its_node_calls_itself_in
     node, now = Node(nettype), [0]
     options = MoneroOptions(nettype=nettype)
     nobody = cast("Any", None)
-    link = MoneroLink(cast("Any", node), nobody, nobody, options)
-    link._stall_detector._steady = lambda: now[0]
+    connection = MoneroConnection(cast("Any", node), nobody, nobody, options)
+    connection._stall_detector._steady = lambda: now[0]
     for now[0] in (0, GAP_MS - 1):
-        await link.check_node()
-        assert link.stall() is None
+        await connection.check_node()
+        assert connection.stall() is None
     now[0] = GAP_MS
-    await link.check_node()
+    await connection.check_node()
     told = "the Monero node has shown no new block for 40 minutes"
-    assert link.stall() == (told if nettype == "mainnet" else None)
+    assert connection.stall() == (told if nettype == "mainnet" else None)
     node.height += 1
-    await link.check_node()
-    assert link.stall() is None
+    await connection.check_node()
+    assert connection.stall() is None
     node.nettype = "testnet"
-    with pytest.raises(SideUnusable):
-        await link.check_node()
+    with pytest.raises(ChainUnusable):
+        await connection.check_node()
 
 
 # --- which node, which wallet --------------------------------------------------------------------
@@ -114,9 +114,9 @@ class Pair:
     ledger: SqliteMoneroLedger
     options: MoneroOptions = OPTIONS
 
-    def link(self) -> MoneroLink:
+    def connection(self) -> MoneroConnection:
         any_of: Any = self.daemons
-        return MoneroLink(any_of, any_of, self.ledger, self.options)
+        return MoneroConnection(any_of, any_of, self.ledger, self.options)
 
 
 @pytest.fixture
@@ -142,40 +142,40 @@ async def test_a_node_that_is_not_in_step_is_not_relied_on(
 ) -> None:
     pair.daemons.info_now = replace(pair.daemons.info_now, **differs)
     if problem is None:
-        await pair.link().check_node()
+        await pair.connection().check_node()
         return
-    with pytest.raises(SideUnusable, match=problem):
-        await pair.link().check_node()
+    with pytest.raises(ChainUnusable, match=problem):
+        await pair.connection().check_node()
 
 
 async def test_the_wallet_of_the_first_start_is_the_only_one(pair: Pair) -> None:
-    link = pair.link()
-    await link.check_wallet()
+    connection = pair.connection()
+    await connection.check_wallet()
     assert pair.ledger.wallet() == WalletRecord("stagenet", "5first", 0)
-    assert link.primary_address == "5first"
+    assert connection.primary_address == "5first"
     pair.daemons.primary = "5second"
-    for check in (link.check_wallet, link.require_wallet, link.prepare_wallet):
-        with pytest.raises(SideUnusable, match="another wallet"):
+    for check in (connection.check_wallet, connection.require_wallet, connection.prepare_wallet):
+        with pytest.raises(ChainUnusable, match="another wallet"):
             await check()
-    assert link.primary_address == "5first"
+    assert connection.primary_address == "5first"
 
 
 async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> None:
     """Addresses of regtest are those of mainnet: only the record tells them apart."""
     pair.daemons.nettype = "mainnet"
-    with pytest.raises(SideUnusable, match="the wallet is of mainnet, not of stagenet"):
-        await pair.link().check_wallet()
+    with pytest.raises(ChainUnusable, match="the wallet is of mainnet, not of stagenet"):
+        await pair.connection().check_wallet()
     assert pair.ledger.wallet() is None
     pair.options = MoneroOptions(nettype="fakechain")
-    await pair.link().check_wallet()
+    await pair.connection().check_wallet()
     pair.options = MoneroOptions(nettype="mainnet")
-    with pytest.raises(SideUnusable, match="first started on fakechain"):
-        await pair.link().check_wallet()
+    with pytest.raises(ChainUnusable, match="first started on fakechain"):
+        await pair.connection().check_wallet()
 
 
 async def test_a_wallet_is_opened_when_none_is_open_and_its_name_is_known(pair: Pair) -> None:
     pair.daemons.is_open = False
-    await pair.link().prepare_wallet()
+    await pair.connection().prepare_wallet()
     assert pair.daemons.opened == [("w", "p")]
     assert pair.daemons.refreshes == [False], "it is to refresh only when told"
 
@@ -187,30 +187,30 @@ async def test_nothing_is_opened_by_guessing(
     pair.daemons.is_open, pair.daemons.failure = False, code
     pair.options = MoneroOptions(nettype="stagenet", wallet_file=file)
     with pytest.raises(NodeError):
-        await pair.link().check_wallet()
+        await pair.connection().check_wallet()
     assert pair.daemons.opened == []
 
 
 @pytest.mark.parametrize("scanned", [99, 101])
 async def test_a_wallet_that_is_elsewhere_is_told(pair: Pair, scanned: int) -> None:
-    link, pair.daemons.scanned = pair.link(), scanned
+    connection, pair.daemons.scanned = pair.connection(), scanned
     with pytest.raises(Unavailable, match="same block"):
-        await link.in_step()
-    assert link.lag == f"the wallet is at height {scanned}, the node at 100"
+        await connection.in_step()
+    assert connection.lag == f"the wallet is at height {scanned}, the node at 100"
     pair.daemons.scanned = 100
     pair.daemons.refreshes.clear()
-    assert (await link.in_step()).height == 100
+    assert (await connection.in_step()).height == 100
     assert pair.daemons.refreshes == [True]
-    assert link.lag is None
+    assert connection.lag is None
 
 
 async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(pair: Pair) -> None:
-    link = pair.link()
+    connection = pair.connection()
     pair.daemons.tops = ["a", "b", "c", "d", "e", "e"]
-    assert (await link.in_step()).top_hash == "e"
+    assert (await connection.in_step()).top_hash == "e"
     pair.daemons.tops = ["a", "b", "c", "d", "e", "f", "f", "f"]
     with pytest.raises(Unavailable, match="same block"):
-        await link.in_step()
+        await connection.in_step()
     assert pair.daemons.tops == ["f", "f"]
 
 
@@ -223,18 +223,18 @@ async def test_a_block_that_comes_meanwhile_is_looked_at_again_but_not_for_ever(
         (NodeError("wallet", "refresh", -1, "no"), "the Monero wallet refuses"),
         (NodeError("wallet", "refresh", WalletCode.NOT_OPEN, "No wallet"), "the wallet is locked"),
         (NodeError("node", "get_info", WalletCode.NOT_OPEN, "no"), "the Monero node refuses"),
-        (SideUnusable("another wallet"), "another wallet"),
+        (ChainUnusable("another wallet"), "another wallet"),
     ],
 )
 async def test_what_fails_is_told_until_all_checks_have_passed_again(
     pair: Pair, failure: Exception, told: str
 ) -> None:
-    link = pair.link()
-    assert (link.wallet_checked, link.problem) == (False, "not started")
-    link.connected()
-    assert (link.wallet_checked, link.problem) == (True, None)
-    with pytest.raises(Unavailable, match="can't be settled"), link.watched():
+    connection = pair.connection()
+    assert (connection.wallet_checked, connection.problem) == (False, "not started")
+    connection.connected()
+    assert (connection.wallet_checked, connection.problem) == (True, None)
+    with pytest.raises(Unavailable, match="can't be settled"), connection.watched():
         raise failure
-    assert (link.wallet_checked, told in (link.problem or "")) == (False, True)
-    link.connected()
-    assert (link.wallet_checked, link.problem) == (True, None)
+    assert (connection.wallet_checked, told in (connection.problem or "")) == (False, True)
+    connection.connected()
+    assert (connection.wallet_checked, connection.problem) == (True, None)

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 from rpcsvc.settlement.onchain.stall_detector import StallDetector
-from rpcsvc.settlement.onchain.unusable import SideUnusable
+from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ _LONGEST_GAP_MS: Final = 40 * 60_000
 _TRIES: Final = 3
 
 
-class MoneroLink:
+class MoneroConnection:
     """Node and wallet, checked. ``problem`` says what is wrong, for the operator; None: nothing.
 
     ``lag``: how far the wallet was from its node when that last mattered; None: in step.
@@ -68,19 +68,21 @@ class MoneroLink:
         except RpcFailure as failure:
             self._note(self._reason(failure))
             raise Unavailable("XMR can't be settled right now. Try again later.") from failure
-        except SideUnusable as found:
+        except ChainUnusable as found:
             self._note(str(found))
             raise Unavailable("XMR can't be settled right now. Try again later.") from found
 
     async def check_node(self) -> NodeInfo:
-        """The node's state. Raises RpcFailure, or SideUnusable when it can't be relied on."""
+        """The node's state. Raises RpcFailure, or ChainUnusable when it can't be relied on."""
         info = await self.node.info()
         wanted = self._options.nettype
         if info.nettype != wanted:
-            raise SideUnusable(f"wrong network: the node is on {info.nettype}, not on {wanted}")
+            raise ChainUnusable(f"wrong network: the node is on {info.nettype}, not on {wanted}")
         behind = info.target_height - info.height
         if info.busy_syncing or not (info.synchronized or info.offline) or behind > _MOST_BEHIND:
-            raise SideUnusable(f"the node is out of sync: at {info.height} of {info.target_height}")
+            raise ChainUnusable(
+                f"the node is out of sync: at {info.height} of {info.target_height}"
+            )
         self._stall_detector.saw(info.height)
         return info
 
@@ -91,12 +93,12 @@ class MoneroLink:
         return self._stall_detector.problem("the Monero node")
 
     async def check_wallet(self) -> None:
-        """Whether this is the wallet of the first start. Raises RpcFailure and SideUnusable."""
+        """Whether this is the wallet of the first start. Raises RpcFailure and ChainUnusable."""
         await self._open()
         address = await self.wallet.primary_address()
         check = await self.wallet.validate(address)
         if check.nettype != self._options.address_nettype:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"wrong network: the wallet is of {check.nettype}, not of"
                 f" {self._options.address_nettype}"
             )
@@ -107,7 +109,7 @@ class MoneroLink:
         """The wallet that was checked is still the one that is open.
 
         Another may have been opened in its daemon without any call having failed. Raises
-        RpcFailure and SideUnusable.
+        RpcFailure and ChainUnusable.
         """
         await self._recognise(await self.wallet.primary_address())
 
@@ -127,7 +129,7 @@ class MoneroLink:
         """Refresh the wallet; it must have scanned exactly the node's chain.
 
         After blocks were taken off the chain a wallet keeps what it saw in them until the first
-        block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
+        block of the new adapter: then it is ahead of its node. Raises errors.Unavailable.
         """
         for _ in range(_TRIES):
             before = await self.check_node()
@@ -153,12 +155,12 @@ class MoneroLink:
             await self._ledger.adopt_wallet(WalletRecord(self._options.nettype, address, 0))
             log.info("monero_wallet_adopted", primary_address=address)
         elif known.primary_address != address:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"another wallet: its primary address begins with {address[:12]}, that of the"
                 f" first start with {known.primary_address[:12]}"
             )
         elif known.nettype != self._options.nettype:
-            raise SideUnusable(
+            raise ChainUnusable(
                 f"wrong network: the service was first started on {known.nettype}, and is now"
                 f" set to {self._options.nettype}"
             )

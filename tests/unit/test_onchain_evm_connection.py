@@ -11,7 +11,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NotSent
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.link import EvmLink
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
@@ -64,56 +64,56 @@ class Node(EvmClient):
         return ANSWERS[call.data]
 
 
-def fail(link: EvmLink) -> None:
+def fail(connection: EvmConnection) -> None:
     """Another call meets a dead node."""
-    with pytest.raises(Unavailable), link.watched():
+    with pytest.raises(Unavailable), connection.watched():
         raise NotSent("node", "eth_call", "not reached")
 
 
 async def test_a_check_that_began_before_a_failure_does_not_make_the_node_right() -> None:
     node = Node()
-    link = EvmLink(node, EvmNetwork("arbitrum", 42161, TOKEN))
-    await link.check()
+    connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN))
+    await connection.check()
     node.answers.clear()
     node.was_asked.clear()
-    early = asyncio.create_task(link.check())
+    early = asyncio.create_task(connection.check())
     await node.was_asked.wait()
-    fail(link)
+    fail(connection)
     node.chain = 1
     node.answers.set()
 
     with pytest.raises(Unavailable):
         await early
 
-    assert link.problem is not None
-    with pytest.raises(Unavailable), link.watched():
-        await link.check()
-    assert "wrong network: the node of arbitrum is on chain 1" in link.problem
+    assert connection.problem is not None
+    with pytest.raises(Unavailable), connection.watched():
+        await connection.check()
+    assert "wrong network: the node of arbitrum is on chain 1" in connection.problem
 
 
 async def test_a_check_after_the_failure_makes_it_right_again() -> None:
-    link = EvmLink(Node(), EvmNetwork("arbitrum", 42161, TOKEN))
-    await link.check()
-    fail(link)
-    assert await link.check() == HEAD
-    assert link.problem is None
+    connection = EvmConnection(Node(), EvmNetwork("arbitrum", 42161, TOKEN))
+    await connection.check()
+    fail(connection)
+    assert await connection.check() == HEAD
+    assert connection.problem is None
 
 
 async def test_a_chain_that_stands_still_is_told_though_its_node_answers() -> None:
     node, now = Node(), [0]
-    link = EvmLink(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
-    link._stall_detector._steady = lambda: now[0]
-    assert link.stall() is None, "nobody has looked"
-    await link.check()
+    connection = EvmConnection(node, EvmNetwork("arbitrum", 42161, TOKEN, block_seconds=12.0))
+    connection._stall_detector._steady = lambda: now[0]
+    assert connection.stall() is None, "nobody has looked"
+    await connection.check()
     now[0] = 20 * 60_000 - 1
-    await link.check()
-    assert (link.problem, link.stall()) == (None, None)
+    await connection.check()
+    assert (connection.problem, connection.stall()) == (None, None)
     now[0] += 1
-    await link.check()
-    assert link.stall() == "the node of arbitrum has shown no new block for 20 minutes"
+    await connection.check()
+    assert connection.stall() == "the node of arbitrum has shown no new block for 20 minutes"
     node.head = replace(HEAD, number=6)  # one of several nodes, which is later still
-    await link.check()
-    assert link.stall() is not None
+    await connection.check()
+    assert connection.stall() is not None
     node.head = replace(HEAD, number=8)
-    await link.check()
-    assert link.stall() is None
+    await connection.check()
+    assert connection.stall() is None

@@ -1,4 +1,4 @@
-"""A side whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
+"""A adapter whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.orders.ports import DepositSighting, Observation
-from rpcsvc.settlement.onchain.side import Side
-from rpcsvc.settlement.onchain.side_watch import HANGS_SECONDS, SideWatch
+from rpcsvc.settlement.onchain.adapter import ChainAdapter
+from rpcsvc.settlement.onchain.adapter_watch import HANGS_SECONDS, AdapterWatch
 
 FOUND = Observation(
     [DepositSighting(DepositKey("monero", "ab" * 32, 1), "4a", 5, None, 1, DepositState.SEEN)],
@@ -19,8 +19,8 @@ FOUND = Observation(
 NOTHING = Observation()
 
 
-class SlowSide:
-    """A side whose look ends when it is told to."""
+class SlowAdapter:
+    """A adapter whose look ends when it is told to."""
 
     asset = XMR
 
@@ -38,17 +38,19 @@ class SlowSide:
 
 
 class Bench:
-    """A watch on a slow side, with a clock that moves when told."""
+    """A watch on a slow adapter, with a clock that moves when told."""
 
     def __init__(self) -> None:
-        self.side = SlowSide()
+        self.adapter = SlowAdapter()
         self.now = 100.0
-        self.watch = SideWatch(cast("Side", self.side), patience=0.001, now=lambda: self.now)
+        self.watch = AdapterWatch(
+            cast("ChainAdapter", self.adapter), patience=0.001, now=lambda: self.now
+        )
 
 
 async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
     bench = Bench()
-    bench.side.answers.set()
+    bench.adapter.answers.set()
     assert await bench.watch.observe() == FOUND
     assert bench.watch.has_looked
     assert bench.watch.health().ok
@@ -59,14 +61,14 @@ async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> No
     assert await bench.watch.observe() == NOTHING
     assert await bench.watch.observe() == NOTHING
     assert not bench.watch.has_looked
-    assert bench.side.looks == 1
+    assert bench.adapter.looks == 1
     await bench.watch.close()
 
 
 async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
     bench = Bench()
     assert await bench.watch.observe() == NOTHING
-    bench.side.answers.set()
+    bench.adapter.answers.set()
     assert await bench.watch.observe() == FOUND
     assert bench.watch.has_looked
 
@@ -79,22 +81,22 @@ async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
     bench.now += 1
     assert bench.watch.hangs()
     assert "a look for deposits has taken 15 s" in (bench.watch.health().detail or "")
-    bench.side.answers.set()
+    bench.adapter.answers.set()
     await bench.watch.observe()
     assert bench.watch.health().ok
 
 
 async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
     bench = Bench()
-    bench.side.answers.set()
-    bench.side.error = RuntimeError("a bug")
+    bench.adapter.answers.set()
+    bench.adapter.error = RuntimeError("a bug")
     for looks in (1, 2):
         assert await bench.watch.observe() == NOTHING
-        assert bench.side.looks == looks
+        assert bench.adapter.looks == looks
         assert not bench.watch.has_looked
         assert bench.watch.is_blind()
         assert bench.watch.health().detail == "a look for deposits has failed (RuntimeError)"
-    bench.side.error = None
+    bench.adapter.error = None
     assert await bench.watch.observe() == FOUND
     assert bench.watch.health().ok
     assert not bench.watch.is_blind()

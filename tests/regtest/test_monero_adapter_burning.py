@@ -167,88 +167,88 @@ async def _funded(daemon: WalletRpc, miner: Miner) -> None:
 
 
 @pytest.fixture
-async def side(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIterator[Treasury]:
+async def adapter(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIterator[Treasury]:
     account, _ = await add_account(killable)
     async with treasury(killable, tmp_path, account=account) as made:
         yield made
 
 
-async def spendable(side: Treasury) -> int:
+async def spendable(adapter: Treasury) -> int:
     """What the wallet has, all of it received by orders."""
-    await side.wallet.refresh()
-    return (await side.wallet.balance()).total
+    await adapter.wallet.refresh()
+    return (await adapter.wallet.balance()).total
 
 
 async def test_two_deposits_with_one_key_in_one_block_count_once(
-    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+    adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
-    one, two = await attacker.twins(side.side.deposit_address())
+    one, two = await attacker.twins(adapter.adapter.deposit_address())
     for each in (one, two):
         await node.submit(each.raw)
-    seen = await side.reconcile()
+    seen = await adapter.reconcile()
     assert {item.key.txid for item in seen} == {one.txid, two.txid}
     assert sum(item.units for item in seen) == one.amount + two.amount
     await miner.mine(OPTIONS.required_confirmations(6 * XMR) + 1)
-    told = {item.state: item for item in await side.reconcile()}
+    told = {item.state: item for item in await adapter.reconcile()}
     assert set(told) == {CONFIRMED, REMOVED}
-    assert told[CONFIRMED].units == await spendable(side)
-    async with side.again() as later:
+    assert told[CONFIRMED].units == await spendable(adapter)
+    async with adapter.again() as later:
         await miner.mine(2)
         assert await later.reconcile() == []
 
 
 async def test_a_second_deposit_with_the_key_of_a_confirmed_one_is_not_counted(
-    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+    adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
-    one, two = await attacker.twins(side.side.deposit_address())
+    one, two = await attacker.twins(adapter.adapter.deposit_address())
     await node.submit(one.raw)
-    await side.reconcile()
+    await adapter.reconcile()
     await miner.mine(3)
-    (confirmed,) = await side.reconcile()
+    (confirmed,) = await adapter.reconcile()
     assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
     await node.submit(two.raw)
-    assert await side.reconcile() == []
+    assert await adapter.reconcile() == []
     await miner.mine(OPTIONS.tracked_blocks)
-    assert await side.reconcile() == []
-    assert confirmed.units == await spendable(side)
+    assert await adapter.reconcile() == []
+    assert confirmed.units == await spendable(adapter)
 
 
 async def test_of_a_larger_second_one_the_difference_is_counted(
-    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+    adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
-    one, larger = await attacker.unequal_twins(side.side.deposit_address())
+    one, larger = await attacker.unequal_twins(adapter.adapter.deposit_address())
     await node.submit(one.raw)
     await miner.mine(3)
-    (confirmed,) = await side.reconcile()
+    (confirmed,) = await adapter.reconcile()
     assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
     await node.submit(larger.raw)
-    await side.reconcile()
+    await adapter.reconcile()
     await miner.mine(OPTIONS.tracked_blocks)
-    (difference,) = await side.reconcile()
+    (difference,) = await adapter.reconcile()
     assert (difference.key.txid, difference.state) == (larger.txid, CONFIRMED)
-    assert confirmed.units + difference.units == await spendable(side) == larger.amount
+    assert confirmed.units + difference.units == await spendable(adapter) == larger.amount
 
 
 async def test_two_deposits_with_one_key_that_a_reorganisation_mines_anew_count_once(
-    side: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
+    adapter: Treasury, miner: Miner, node: MonerodClient, attacker: Attacker
 ) -> None:
-    one, two = await attacker.twins(side.side.deposit_address())
+    one, two = await attacker.twins(adapter.adapter.deposit_address())
     await node.submit(one.raw)
     await miner.mine(1)
     await node.submit(two.raw)
     await miner.mine(6)
-    (confirmed,) = await side.reconcile()
+    (confirmed,) = await adapter.reconcile()
     assert (confirmed.key.txid, confirmed.state) == (one.txid, CONFIRMED)
     await node.pop_blocks(7)
-    await side.reconcile()
+    await adapter.reconcile()
     await node.flush_pool()
     await node.submit(two.raw)
     await miner.mine(1)
     await node.submit(one.raw)
     await miner.mine(7)
-    told = {item.key.txid: item for item in await side.reconcile()}
+    told = {item.key.txid: item for item in await adapter.reconcile()}
     assert {txid: item.state for txid, item in told.items()} == {
         one.txid: REMOVED,
         two.txid: CONFIRMED,
     }
-    assert told[two.txid].units == await spendable(side)
+    assert told[two.txid].units == await spendable(adapter)

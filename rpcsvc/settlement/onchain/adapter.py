@@ -1,7 +1,6 @@
-"""What the on-chain engine asks of each of its two sides, XMR and USDC.
+"""The interface of a chain adapter: one asset, XMR or USDC, on the networks that carry it.
 
-The engine (engine.py) is both sides together: it hands each call to the side whose asset or
-network it is about. What does not live here: the sides themselves (monero/side.py, evm/side.py).
+The engine (engine.py) hands each call to the adapter of the asset or network that it is about.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rpcsvc.orders.ports import (
 )
 
 
-class Side(Protocol):
+class ChainAdapter(Protocol):
     """One asset on the networks that carry it. Units are atomic ones of that asset.
 
     The promises of orders/ports.SettlementEngine hold here too: any exception other than
@@ -31,7 +30,7 @@ class Side(Protocol):
     """
 
     asset: Asset
-    # Whose deposits and transfers belong to this side.
+    # Whose deposits and transfers belong to this adapter.
     networks: frozenset[str]
 
     async def start(self) -> None:
@@ -137,7 +136,7 @@ class Side(Protocol):
         ...
 
     def health(self) -> Health:
-        """Whether this side can settle now."""
+        """Whether this adapter can settle now."""
         ...
 
     def notes(self) -> list[str]:

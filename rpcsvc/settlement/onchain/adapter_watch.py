@@ -1,8 +1,7 @@
-"""Looking for deposits on one side, so that a node that hangs, or a fault, holds up nobody else.
+"""Scans one adapter for deposits, so that a node that hangs, or a fault, delays no other adapter.
 
-A look that does not end in time goes on by itself; what it found is shown by a later pass. One
-that fails is begun anew by the next pass, and is a matter of health until then. What does not live
-here: what a look is (monero/deposits.py, evm/deposits.py).
+A scan that does not end in time goes on, and a later pass shows what it found. One that fails is
+in health and starts anew with the next pass.
 """
 
 from __future__ import annotations
@@ -15,30 +14,30 @@ from typing import Final
 import structlog
 
 from rpcsvc.orders.ports import Health, Observation
-from rpcsvc.settlement.onchain.side import Side
+from rpcsvc.settlement.onchain.adapter import ChainAdapter
 
 log = structlog.get_logger(__name__)
 
-# A pass waits no longer for one side: the other's deposits and all payouts wait with it.
+# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
 PATIENCE_SECONDS: Final = 2.0
 # A look takes milliseconds. One that takes so long meets a node that hangs, or catches up.
 HANGS_SECONDS: Final = 15.0
 
 
-class SideWatch:
-    """One side's looks, one at a time. Seconds are those of ``now``, which only runs forward.
+class AdapterWatch:
+    """One adapter's looks, one at a time. Seconds are those of ``now``, which only runs forward.
 
     ``has_looked``: the last ``observe`` ended with a look, and its result may be acknowledged.
     """
 
     def __init__(
         self,
-        side: Side,
+        adapter: ChainAdapter,
         *,
         patience: float = PATIENCE_SECONDS,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._side = side
+        self._side = adapter
         self._patience = patience
         self._now = now
         self._since = 0.0

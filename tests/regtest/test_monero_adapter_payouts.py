@@ -46,12 +46,12 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     assert await node.transactions([transfer.txid or ""]) == {}
-    assert (await own.side.look_up(transfer)).outcome is Outcome.ABSENT
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.ABSENT
     with pytest.raises(Unavailable, match="not settled"):
-        await own.side.receipt(transfer)
+        await own.adapter.receipt(transfer)
     await settle(own, miner, transfer)
     assert await payee.received() == [UNITS]
-    receipt = await own.side.receipt(transfer)
+    receipt = await own.adapter.receipt(transfer)
     by_key = await payee.wallet.check_key(receipt["txid"], receipt["transactionKey"], payee.address)
     assert by_key.received == UNITS
     assert receipt["amount"] == format_units(UNITS, XMR_ASSET)
@@ -62,7 +62,7 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
     paid = own.ledger.payment(transfer.transfer_id)
     assert paid is not None
     assert 0 < paid.fee <= transfer.fee
-    assert await own.side.receipt(transfer) == receipt
+    assert await own.adapter.receipt(transfer) == receipt
 
 
 async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
@@ -70,10 +70,10 @@ async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     for _ in range(2):
-        assert (await own.side.publish(transfer)).outcome is Outcome.PENDING
+        assert (await own.adapter.publish(transfer)).outcome is Outcome.PENDING
     await miner.mine(OPTIONS.settled_after)
     for _ in range(2):
-        assert (await own.side.publish(transfer)).outcome is Outcome.SETTLED
+        assert (await own.adapter.publish(transfer)).outcome is Outcome.SETTLED
     await miner.mine(SPENDABLE_AGE)
     assert await sent(own.wallet) == [transfer.txid]
     payment = own.ledger.payment(transfer.transfer_id)
@@ -84,7 +84,7 @@ async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
 
 async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Treasury) -> None:
     stagenet = stagenet_subaddress(bytes(range(64)))
-    ours = own.side.deposit_address(), await own.wallet.primary_address()
+    ours = own.adapter.deposit_address(), await own.wallet.primary_address()
     for address in (stagenet, "4" + "1" * 94, *ours):
         with pytest.raises(TransferRejected, match="destination"):
             await own.sign(own.transfer(address))
@@ -96,7 +96,7 @@ async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
 ) -> None:
     with pytest.raises(Unavailable, match="unlocked"):
         await own.sign(own.transfer(payee.address, 5 * XMR))
-    assert own.side.health().ok
+    assert own.adapter.health().ok
 
 
 async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: Payee) -> None:
@@ -117,9 +117,9 @@ async def test_a_second_payment_is_not_signed_before_the_first_is_published(
     second = own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(Unavailable, match="earlier XMR payment"):
         await own.sign(second)
-    assert own.side.health().ok
+    assert own.adapter.health().ok
     own.clock.now += 11 * 60 * 1000
-    assert first.transfer_id in (own.side.health().detail or "")
+    assert first.transfer_id in (own.adapter.health().detail or "")
     async with own.again(in_order=False) as later:
         with pytest.raises(Unavailable, match="earlier XMR payment"):
             await later.sign(second)
@@ -158,7 +158,7 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
     """It was cancelled while it was signed: nobody has the bytes, and their money is free."""
     refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(ImpossibleTransition):
-        await own.side.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
+        await own.adapter.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
     assert own.live_payments() == []
     await pay(own, await own.prepared(other))
     await miner.mine(OPTIONS.settled_after)
@@ -202,8 +202,8 @@ async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
         await asyncio.to_thread(own.rpc.kill)
         raise OutcomeUnknown("wallet", "store", "killed")
 
-    monkeypatch.setattr(own.side_wallet, "store", killed)
-    assert (await own.side.publish(transfer)).outcome is Outcome.PENDING
+    monkeypatch.setattr(own.adapter_wallet, "store", killed)
+    assert (await own.adapter.publish(transfer)).outcome is Outcome.PENDING
     await asyncio.to_thread(own.rpc.start)
     async with own.again(in_order=False) as later:
         second = await later.prepared(later.transfer(payee.address, 2 * UNITS))
@@ -213,7 +213,7 @@ async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
         await pay(later, second)
         await settle(later, miner, transfer)
         assert sorted(await payee.received()) == [UNITS, 2 * UNITS]
-        receipt = await later.side.receipt(transfer)
+        receipt = await later.adapter.receipt(transfer)
         by_key = await payee.wallet.check_key(
             receipt["txid"], receipt["transactionKey"], payee.address
         )
@@ -230,16 +230,16 @@ async def test_a_relay_of_unknown_outcome_is_paid_once_and_relayed_once(
 ) -> None:
     """Killed in the middle of it: the mark says that the wallet may have been told."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    relay: Any = own.side_wallet.relay
+    relay: Any = own.adapter_wallet.relay
 
     async def cut(metadata: str) -> str:
         if reached:
             await relay(metadata)
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(own.side_wallet, "relay", cut)
+    monkeypatch.setattr(own.adapter_wallet, "relay", cut)
     with pytest.raises(asyncio.CancelledError):
-        await own.side.publish(transfer)
+        await own.adapter.publish(transfer)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
         payment = later.ledger.payment(transfer.transfer_id)
@@ -255,10 +255,10 @@ async def test_killed_after_publishing_it_is_known_at_the_restart(
     own: Treasury, payee: Payee, miner: Miner
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    await own.side.publish(transfer)
+    await own.adapter.publish(transfer)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
-        assert (await later.side.look_up(transfer)).outcome is Outcome.PENDING
+        assert (await later.adapter.look_up(transfer)).outcome is Outcome.PENDING
         await settle(later, miner, transfer)
     assert await payee.received() == [UNITS]
 
@@ -270,12 +270,12 @@ async def test_a_payout_reorganised_away_is_published_again_with_the_same_bytes(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    await own.side.publish(transfer)
+    await own.adapter.publish(transfer)
     await miner.mine(2)
-    assert (await own.side.look_up(transfer)).outcome is Outcome.PENDING
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
     await node.pop_blocks(2)
     await node.flush_pool()
-    assert (await own.side.look_up(transfer)).outcome is Outcome.ABSENT
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.ABSENT
     calls = own.count_calls()
     await settle(own, miner, transfer)
     assert "relay_tx" not in calls
@@ -290,11 +290,11 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
     await settle(own, miner, transfer)
     await node.pop_blocks(OPTIONS.settled_after)
     await node.flush_pool()
-    await own.side.maintain()
-    assert transfer.transfer_id in (own.side.health().detail or "")
+    await own.adapter.maintain()
+    assert transfer.transfer_id in (own.adapter.health().detail or "")
     await miner.mine(OPTIONS.settled_after)
-    await own.side.maintain()
-    assert own.side.health().ok
+    await own.adapter.maintain()
+    assert own.adapter.health().ok
     assert await payee.received() == [UNITS]
 
 
@@ -331,7 +331,7 @@ async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
     )
     await node.submit(rival.raw)
     await miner.mine(2)
-    assert (await own.side.look_up(transfer)).outcome is Outcome.UNKNOWN
+    assert (await own.adapter.look_up(transfer)).outcome is Outcome.UNKNOWN
     await node.pop_blocks(2)
     await node.flush_pool()
     await miner.mine(OPTIONS.failed_after)
@@ -347,7 +347,7 @@ async def test_a_wallet_ahead_of_its_node_signs_nothing(
     await node.pop_blocks(2)
     with pytest.raises(Unavailable, match="same block"):
         await own.sign(own.transfer(payee.address))
-    assert "out of sync" in (own.side.health().detail or "")
+    assert "out of sync" in (own.adapter.health().detail or "")
     await miner.mine()
     await own.sign(own.transfer(payee.address))
-    assert own.side.health().ok
+    assert own.adapter.health().ok

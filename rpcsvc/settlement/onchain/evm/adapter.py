@@ -1,8 +1,6 @@
-"""The USDC side of the on-chain engine: EVM nodes, one hot wallet, deposit addresses of one seed.
+"""The USDC chain adapter: EVM nodes, one hot wallet, deposit addresses from one mnemonic.
 
-Each network stands by itself: one whose node is down takes no orders, and the others go on. What
-does not live here: the parts that it puts together for each network (link.py, deposits.py,
-payments.py, sweeps.py) and for all (addresses.py).
+Each network stands by itself: one whose node is down takes no orders, and the others go on.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from rpcsvc.orders.ports import (
 from rpcsvc.settlement.onchain.each import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
 from rpcsvc.settlement.onchain.evm.blacklist import Blacklist
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.link import EvmLink
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.opening import EvmOpening, OpeningLedger
@@ -58,7 +56,7 @@ _BLOCKS_TO_FINAL: Final = 70
 
 @dataclass(frozen=True, slots=True)
 class Ledgers:
-    """The database as this side uses it."""
+    """The database as this adapter uses it."""
 
     deposits: EvmDepositLedger
     payments: EvmPaymentLedger
@@ -75,7 +73,7 @@ class EvmNode:
     coin_price: int
 
 
-class _Branch:
+class EvmNetworkAdapter:
     """Everything about one network."""
 
     def __init__(
@@ -84,31 +82,33 @@ class _Branch:
         self.network = node.network
         self.client = node.client
         self._coin_price = node.coin_price
-        self.link = EvmLink(node.client, node.network)
-        self.blacklist = Blacklist(self.link)
-        self.deposits = EvmDepositScanner(self.link, ledgers.deposits, clock)
+        self.connection = EvmConnection(node.client, node.network)
+        self.blacklist = Blacklist(self.connection)
+        self.deposits = EvmDepositScanner(self.connection, ledgers.deposits, clock)
         signer = keys.signer(HOT_WALLET_INDEX)
-        nonces = EvmNonces(self.link, signer.address, ledgers.payments, ledgers.foreign, switch)
+        nonces = EvmNonces(
+            self.connection, signer.address, ledgers.payments, ledgers.foreign, switch
+        )
         self.payments = EvmPayments(
-            self.link,
+            self.connection,
             signer,
             ledgers.payments,
             clock,
             lambda a: bool(ledgers.deposits.ours([a])),
             nonces,
         )
-        self.opening = EvmOpening(self.link, signer.address, ledgers.openings)
-        self.sweeps = EvmSweeps(self.link, self.payments, ledgers.payments, keys, clock)
+        self.opening = EvmOpening(self.connection, signer.address, ledgers.openings)
+        self.sweeps = EvmSweeps(self.connection, self.payments, ledgers.payments, keys, clock)
         self._fault: str | None = None
 
     @property
     def problem(self) -> str | None:
         """What is wrong with the node, or with what it tells; None: nothing."""
-        return self.link.problem or self.deposits.problem
+        return self.connection.problem or self.deposits.problem
 
     def require_up(self) -> None:
         """Raise errors.Unavailable when the node can't be relied on, or moves no token."""
-        if self.problem is not None or self.link.paused:
+        if self.problem is not None or self.connection.paused:
             raise Unavailable(
                 f"USDC on {self.network.name} can't be settled right now. Try again later."
             )
@@ -144,7 +144,7 @@ class _Branch:
             return f"the hot wallet on {name} has {hot.ether} wei, and a transfer may cost {cost}"
         return None
 
-    async def keep_up(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
+    async def keep_up(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
         """Do it; a fault of the service itself is one of this network alone, and in health."""
         try:
             await work(self)
@@ -156,8 +156,8 @@ class _Branch:
     async def look(self) -> None:
         """Check the node, then note fees and balances."""
         try:
-            with self.link.watched():
-                head = await self.link.check()
+            with self.connection.watched():
+                head = await self.connection.check()
                 await self.payments.look_at_gas()
                 await self.payments.reconcile()
                 await self.opening.look(head)
@@ -168,7 +168,7 @@ class _Branch:
         """Look, follow payments, sweep; what fails is in health and tried again."""
         await self.look()
         try:
-            with self.link.watched():
+            with self.connection.watched():
                 await self.payments.maintain()
                 await self.sweeps.maintain()
         except Unavailable as reason:
@@ -178,11 +178,11 @@ class _Branch:
         """What is wrong, in words for the operator."""
         name = self.network.name
         failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
-        found = [text for text in (self.problem, self.link.stall(), failed) if text]
-        if self.link.paused:
+        found = [text for text in (self.problem, self.connection.stall(), failed) if text]
+        if self.connection.paused:
             found.append(f"USDC on {name} is paused by its issuer")
         hot = self.payments.hot()
-        if hot is None and self.link.problem is None:
+        if hot is None and self.connection.problem is None:
             found.append(f"what the hot wallet on {name} holds is not known yet")
         if hot is not None and hot.ether < self.network.gas_reserve:
             found.append(f"the hot wallet on {name} is short of ether for gas")
@@ -197,8 +197,8 @@ class _Branch:
         return self.sweeps.conditions()
 
 
-class EvmSide:
-    """Implements Side (side.py) for USDC. It owns the clients from ``start`` to ``close``.
+class EvmAdapter:
+    """Implements ChainAdapter for USDC. It owns the clients from ``start`` to ``close``.
 
     ``nodes`` are what it settles on; ``chains`` are all that there may be orders of.
     """
@@ -218,39 +218,40 @@ class EvmSide:
         self._chains = chains
         self._foreign = ledgers.foreign
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
-        self._branches: Mapping[str, _Branch] = {
-            node.network.name: _Branch(node, keys, ledgers, clock, switch) for node in nodes
+        self._by_network: Mapping[str, EvmNetworkAdapter] = {
+            node.network.name: EvmNetworkAdapter(node, keys, ledgers, clock, switch)
+            for node in nodes
         }
-        self.networks = frozenset(self._branches)
+        self.networks = frozenset(self._by_network)
 
     @property
     def hot_wallet(self) -> str:
         """The address that pays, on every network (EIP-55)."""
-        return next(iter(self._branches.values())).payments.hot_wallet
+        return next(iter(self._by_network.values())).payments.hot_wallet
 
     async def start(self) -> None:
         """Take up the addresses, connect, look. A node that is not right is a matter of health.
 
-        Raises SideUnusable for the mnemonic of another service.
+        Raises ChainUnusable for the mnemonic of another service.
         """
         await self._make_addresses()
-        for branch in self._branches.values():
-            branch.client.rpc.open()
-        await self._each(_Branch.look)
+        for adapter in self._by_network.values():
+            adapter.client.rpc.open()
+        await self._each(EvmNetworkAdapter.look)
 
     async def close(self) -> None:
         """Give unused addresses back and let go of the connections."""
         try:
             await self._addresses.close()
         finally:
-            for branch in self._branches.values():
-                await branch.client.rpc.close()
+            for adapter in self._by_network.values():
+                await adapter.client.rpc.close()
 
     # --- taking orders -------------------------------------------------------------------------
 
     def require_ready(self) -> None:
         """Raise errors.Unavailable when no order can be taken on any network."""
-        if all(branch.problem is not None for branch in self._branches.values()):
+        if all(adapter.problem is not None for adapter in self._by_network.values()):
             raise Unavailable("USDC can't be settled right now. Try again later.")
         if self._addresses.ready == 0:
             raise Unavailable("No USDC deposit address is ready. Try again in a moment.")
@@ -262,33 +263,33 @@ class EvmSide:
 
     def fee(self, chain: str) -> int:
         """What a transfer costs, in USDC units. Raises errors.Unavailable while not known."""
-        branch = self._branches[chain]
-        branch.require_up()
-        return branch.fee()
+        adapter = self._by_network[chain]
+        adapter.require_up()
+        return adapter.fee()
 
     def holdings(self, network: str) -> Holdings:
         """What the hot wallet can pay. Raises errors.Unavailable while it is not known."""
-        branch = self._branches[network]
-        branch.require_up()
-        hot = branch.payments.hot()
+        adapter = self._by_network[network]
+        adapter.require_up()
+        hot = adapter.payments.hot()
         if hot is None:
             raise Unavailable(f"What can be paid on {network} is not known yet.")
         return Holdings(hot.usdc, 0, 0)
 
     async def accepts(self, network: str, address: str) -> bool:
         """Whether the token pays the address: not while it is on the token's blacklist."""
-        return not await self._branches[network].blacklist.has(address)
+        return not await self._by_network[network].blacklist.has(address)
 
     def total(self) -> int:
         """What the hot wallet holds on all networks. Raises errors.Unavailable before a look."""
-        found = [branch.payments.hot() for branch in self._branches.values()]
+        found = [adapter.payments.hot() for adapter in self._by_network.values()]
         if all(hot is None for hot in found):
             raise Unavailable("What the hot wallet holds is not known yet.")
         return sum(hot.usdc for hot in found if hot is not None)
 
     def hot(self, network: str) -> HotBalances | None:
         """The hot wallet's balances at the last look; None before one."""
-        return self._branches[network].payments.hot()
+        return self._by_network[network].payments.hot()
 
     def names(self, chain: str) -> NetworkNames:
         """The chain by its name and number, and its token; of any chain in the table.
@@ -300,30 +301,30 @@ class EvmSide:
 
     def seconds(self, chain: str) -> int:
         """How long a deposit takes to be confirmed, typically."""
-        network = self._branches[chain].network
+        network = self._by_network[chain].network
         return math.ceil(_depth(network) * network.block_seconds)
 
     def block_seconds(self, chain: str) -> int:
         """How long a block takes, typically, rounded up."""
-        return max(1, round(self._branches[chain].network.block_seconds))
+        return max(1, round(self._by_network[chain].network.block_seconds))
 
     # --- deposits ------------------------------------------------------------------------------
 
     async def observe(self) -> Observation:
         """Deposits that changed; none of a network whose node is out."""
-        return together(await asyncio.gather(*(_observed(b) for b in self._branches.values())))
+        return together(await asyncio.gather(*(_observed(b) for b in self._by_network.values())))
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
         """These are committed: the cursors may move."""
-        await each_of(b.deposits.acknowledge(sightings) for b in self._branches.values())
+        await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
 
     def confirmations(self, key: DepositKey) -> int:
         """How deep a deposit was at the last look; 0 when it is gone."""
-        return self._branches[key.network].deposits.confirmations(key)
+        return self._by_network[key.network].deposits.confirmations(key)
 
     def required_confirmations(self, network: str) -> int:
         """How many confirmations a deposit needs."""
-        return _depth(self._branches[network].network)
+        return _depth(self._by_network[network].network)
 
     # --- payouts -------------------------------------------------------------------------------
 
@@ -333,7 +334,7 @@ class EvmSide:
 
     def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        return self._branches[transfer.network].payments.recorded(transfer)
+        return self._by_network[transfer.network].payments.recorded(transfer)
 
     async def prepare(
         self,
@@ -342,25 +343,25 @@ class EvmSide:
         record: Record,
     ) -> None:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
-        branch = self._branches[transfer.network]
-        with branch.link.watched():
-            await branch.payments.prepare(transfer, record)
+        adapter = self._by_network[transfer.network]
+        with adapter.connection.watched():
+            await adapter.payments.prepare(transfer, record)
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the same bytes to the network, however often. Raises errors.Unavailable."""
-        branch = self._branches[transfer.network]
-        with branch.link.watched():
-            return await branch.payments.publish(transfer)
+        adapter = self._by_network[transfer.network]
+        with adapter.connection.watched():
+            return await adapter.payments.publish(transfer)
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of the transfer. Raises errors.Unavailable."""
-        branch = self._branches[transfer.network]
-        with branch.link.watched():
-            return await branch.payments.look_up(transfer)
+        adapter = self._by_network[transfer.network]
+        with adapter.connection.watched():
+            return await adapter.payments.look_up(transfer)
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
         """Proof of a settled transfer. Raises errors.Unavailable."""
-        return evm_receipt(self._branches[transfer.network].payments.receipt(transfer))
+        return evm_receipt(self._by_network[transfer.network].payments.receipt(transfer))
 
     # --- between passes ------------------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class EvmSide:
         try:
             await self._make_addresses()
         finally:
-            await self._each(_Branch.maintain)
+            await self._each(EvmNetworkAdapter.maintain)
 
     async def _make_addresses(self) -> None:
         """Deposits are seen and payments followed while none can be recorded."""
@@ -379,17 +380,17 @@ class EvmSide:
         except Unavailable as reason:
             log.warning("evm_addresses_not_made", left=self._addresses.left, reason=reason.message)
 
-    async def _each(self, work: Callable[[_Branch], Awaitable[None]]) -> None:
-        await asyncio.gather(*(branch.keep_up(work) for branch in self._branches.values()))
+    async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
+        await asyncio.gather(*(adapter.keep_up(work) for adapter in self._by_network.values()))
 
     def health(self) -> Health:
         """Whether USDC can be settled on every network, and if not, what is wrong."""
-        problems = [text for branch in self._branches.values() for text in branch.problems()]
+        problems = [text for adapter in self._by_network.values() for text in adapter.problems()]
         return Health(not problems, "; ".join(problems) or None)
 
     def notes(self) -> list[str]:
         """What the operator should see to in time: what can't be swept, what is of no order."""
-        unswept = [text for branch in self._branches.values() for text in branch.notes()]
+        unswept = [text for adapter in self._by_network.values() for text in adapter.notes()]
         return unswept + self._of_no_order()
 
     def _of_no_order(self) -> list[str]:
@@ -408,13 +409,13 @@ class EvmSide:
         ]
 
 
-async def _observed(branch: _Branch) -> Observation:
+async def _observed(adapter: EvmNetworkAdapter) -> Observation:
     try:
-        found = await branch.deposits.observe()
+        found = await adapter.deposits.observe()
     except Unavailable:
         return Observation()  # why is in health; a later pass sees what was not seen now
-    at = branch.deposits.complete_until
-    return Observation(found, {} if at is None else {branch.network.name: at})
+    at = adapter.deposits.complete_until
+    return Observation(found, {} if at is None else {adapter.network.name: at})
 
 
 def _depth(network: EvmNetwork) -> int:
