@@ -19,6 +19,7 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction
+from rpcsvc.domain.transition import open_order
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted
@@ -36,7 +37,8 @@ from rpcsvc.store.sqlite import DATABASE_NAME
 from rpcsvc.transport.cli import explain as cli_explain
 from rpcsvc.verify import unb64url
 from tests.unit.test_cli_payouts import Cli
-from tests.unit.test_journal_replay import WALLET, opened, put_back, xmr_payment
+from tests.unit.test_journal_replay import WALLET, Books, opened, put_back, xmr_payment
+from tests.unit.test_transition import NOW, key, terms
 
 OK, FAILED, USAGE = 0, 1, 2
 TXID = "ab" * 32
@@ -151,7 +153,7 @@ def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
 ) -> None:
     ends(monkeypatch, None)
     assert cli("payouts", "close", settled, "--note", "I pay it from the cold wallet") == OK
-    assert "its payee is yours to pay" in cli.out
+    assert "it is yours to pay" in cli.out
     books = read_books(cli.data_dir)
     assert books.closed == {settled}
     (payment,) = books.payments
@@ -171,6 +173,55 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
     assert (shown["state"], shown["orderStatus"]) == ("settled", "completed")
     assert read_books(cli.data_dir).payments[0].state == "failed"
     assert check_database(cli.data_dir) == []
+
+
+async def another(books: Books) -> Order:
+    """A second order whose payout of XMR is planned."""
+    agreed = replace(
+        terms(Direction.USDC_TO_XMR),
+        order_id="ord_2",
+        session_id="s2",
+        deposit_address="there",
+        to_address="other",
+    )
+    order = open_order(agreed)
+    await books.processor.open(order, None, None)
+    seen = ev.DepositSeen(key(2), agreed.deposit_amount, "sender", NOW)
+    await books.processor.apply(order.order_id, seen)
+    return await books.processor.apply(order.order_id, ev.DepositConfirmed(key(2)))
+
+
+def test_close_ends_all_that_the_transaction_was_to_pay(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is of an order that a restored copy lacks."""
+    ends(monkeypatch, None)
+
+    async def pay() -> list[str]:
+        async with opened(tmp_path) as books:
+            await books.monero.adopt_wallet(WALLET)
+            orders = [
+                await books.funded(await books.ordered(Direction.USDC_TO_XMR)),
+                await another(books),
+            ]
+            first, second = (order.transfers[0] for order in orders)
+            others = [
+                monero.Payee(second.transfer_id, second.address, second.units),
+                monero.Payee("ord_lost/payout/1", "4lost", 7),
+            ]
+            payment = xmr_payment(orders[0], TXID, *others)
+            await books.monero.add_payment(payment)
+            for order in orders:
+                name = order.transfers[0].transfer_id
+                for event in (ev.TransferPrepared(name, TXID, "02"), ev.TransferPublished(name)):
+                    await books.processor.apply(order.order_id, event)
+            return [first.transfer_id, second.transfer_id]
+
+    names = asyncio.run(pay())
+    assert cli("payouts", "close", names[1], "--note", "gone") == OK
+    assert [name in cli.out for name in names] == [True, True]
+    assert read_books(cli.data_dir).closed == set(names)
+    assert {cli.json("payouts", "show", name)["state"] for name in names} == {"settled"}
 
 
 def test_closed_payout_is_not_free_in_an_older_copy(

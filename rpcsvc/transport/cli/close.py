@@ -49,6 +49,10 @@ _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
     " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
+_IS_OPEN: Final = (
+    "SELECT 1 FROM transfers WHERE transfer_id = ? AND state NOT IN ('planned', 'failed',"
+    " 'cancelled') AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
+)
 _IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = ?"
 
 
@@ -84,7 +88,6 @@ class _Closing:
         opened = find_transfer(self.database, transfer_id)
         transfer = opened.transfer
         name = transfer.transfer_id
-        amount = f"{name}: {format_units(transfer.units, transfer.asset)} {transfer.asset.symbol}"
         if transfer.state is TransferState.PLANNED:
             if txid is None:
                 raise NotAdopted(
@@ -94,8 +97,8 @@ class _Closing:
             paid_by = bare_txid(txid.removeprefix("0x"), "" if transfer.network == MONERO else "0x")
             await self._settle(opened, paid_by)
             return (
-                f"{amount}, paid as you say: {self.note}\nIt is not paid again. Once all that the"
-                " transaction paid is closed: rpcsvc treasury explain"
+                f"{_line(opened)}, paid as you say: {self.note}\nIt is not paid again. Once all"
+                " that the transaction paid is closed: rpcsvc treasury explain"
             )
         if transfer.state in (TransferState.FAILED, TransferState.CANCELLED):
             raise NotAdopted(f"{name} is {transfer.state.value}, which is final.")
@@ -109,16 +112,18 @@ class _Closing:
         rival = await self._end(opened)
         if rival is not None:
             return (
-                f"{amount}, is not closed yet: {rival} spends its inputs now. Start the service."
-                " Once that is deep, one that was not settled fails by itself. If health goes on"
-                " naming it, stop the service and close it again."
+                f"{_line(opened)}, is not closed yet: {rival} spends its inputs now. Start the"
+                " service. Once that is deep, one that was not settled fails by itself. If health"
+                " goes on naming it, stop the service and close it again."
             )
-        await self._settle(opened, transfer.txid or "")
-        return (
-            f"{amount}, to {transfer.address}, can't be mined any more. The service does not"
-            " pay it again: its payee is yours to pay. If you do so from the service's own wallets:"
-            " rpcsvc treasury explain"
-        )
+        closed = self._paid_with(opened)
+        for each in closed:
+            await self._settle(each, transfer.txid or "")
+        return "\n".join([
+            *(_line(each) for each in closed),
+            f"{transfer.txid} can't be mined any more. The service does not pay this again: it is"
+            " yours to pay. If you do so from the service's own wallets: rpcsvc treasury explain",
+        ])  # fmt: skip
 
     # --- what was signed -----------------------------------------------------------------------
 
@@ -143,6 +148,17 @@ class _Closing:
             await clients.enter_async_context(node.client)
             await require_gone(EvmConnection(node.client, node.network), payment)
         return None
+
+    def _paid_with(self, opened: Open) -> list[Open]:
+        """It, and the other transfers that its transaction was to pay."""
+        payment = SqliteMoneroLedger(self.database).payment(opened.transfer.transfer_id)
+        names = {payee.transfer_id for payee in payment.payees} if payment else set()
+        found = [opened]
+        for name in sorted(names - {opened.transfer.transfer_id}):
+            # An order that a restored copy lacks has no transfer, and a closed one its word.
+            if self.database.read_one(_IS_OPEN, (name,)) is not None:
+                found.append(find_transfer(self.database, name))
+        return found
 
     async def _end_monero(self, name: str) -> str | None:
         ledger, onchain = SqliteMoneroLedger(self.database), self.settings.onchain
@@ -181,6 +197,12 @@ class _Closing:
         if opened.transfer.state is not TransferState.SETTLED:
             effect = AdvanceTransfer(name)
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
+
+
+def _line(opened: Open) -> str:
+    item = opened.transfer
+    amount = f"{format_units(item.units, item.asset)} {item.asset.symbol}"
+    return f"{item.transfer_id}: {amount} to {item.address}"
 
 
 async def _give_up(ledger: SqliteMoneroLedger, payment: Payment) -> None:
