@@ -18,6 +18,7 @@ from tests.contract.bff import ORDER, post
 from tests.contract.serving import EVM, MONERO, Served, serving
 from tests.contract.test_relay import Cutting, service, states
 from tests.contract.upstream_server import UpstreamServer
+from tests.e2e.processes import until
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
 SWAPS = [
@@ -136,6 +137,25 @@ async def test_without_the_upstreams_network_no_order_is_made(
         refused = await create(sidecar)
         assert "does not tell its network now" in refused["error"]["message"]
         assert central.count("orders") == 1
+
+
+@pytest.mark.slow  # the breaker leaves an upstream alone that was down
+async def test_an_upstream_that_comes_up_later_is_asked_again_and_gets_orders(
+    tmp_path: Path,
+) -> None:
+    port = does.unused_port()
+    async with service(f"http://127.0.0.1:{port}", tmp_path / "sidecar", "bff") as sidecar:
+        assert (await look(sidecar))[0] == 503
+        assert (await create(sidecar))["error"]["code"] == "unavailable"
+        async with serving(tmp_path / "central", port=port) as central:
+            assert central.count("orders") == 0
+
+            async def made() -> bool:
+                await ask(sidecar)
+                return bool((await create(sidecar))["ok"])
+
+            await until(made)
+            assert ((await look(sidecar))[0], central.count("orders")) == (200, 1)
 
 
 async def test_network_is_asked_for_without_the_key_which_stays_refused(
