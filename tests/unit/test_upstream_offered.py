@@ -9,11 +9,13 @@ from typing import cast
 
 import pytest
 
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import NeverSent, UpstreamChain, UpstreamChains
+from rpcsvc.settlement.upstream.network import NetworkCheck
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains, Pace
 from rpcsvc.settlement.upstream.timing import Timing
 from tests.unit.test_chains import TOML
@@ -46,10 +48,22 @@ class Told:
         return UpstreamChains(listed(*numbers), b"")
 
 
+class ToldWithNetwork(Told):
+    """The same of an upstream that tells its network, too."""
+
+    where = "mainnet"
+
+    async def network(self, _demand: Demand, *, patience_ms: int | None = None) -> str:
+        assert patience_ms is None or patience_ms > 0
+        return self.where
+
+
 def watch_of(time: VirtualTime, told: Told, pace: Pace = PACE) -> tuple[ChainWatch, OfferedChains]:
-    chains = OfferedChains(configured())
+    chains, upstream = OfferedChains(configured()), cast("Upstream", told)
     timing = Timing(time.now_ms, time.sleep_ms, lambda: 0.0)
-    return ChainWatch(cast("Upstream", told), chains, timing, pace), chains
+    has_network = isinstance(told, ToldWithNetwork)
+    network = NetworkCheck(upstream, MoneroNetwork.MAINNET) if has_network else None
+    return ChainWatch(upstream, chains, timing, pace, network), chains
 
 
 def listed(*numbers: int, least: str = "1") -> tuple[UpstreamChain, ...]:
@@ -173,4 +187,29 @@ async def test_a_reason_to_ask_is_heard_before_long_and_not_at_once() -> None:
     await time.pass_until(PACE.least)
     assert len(told.asked) == 2
     assert numbers(chains) == {BASE}
+    await watch.close()
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+async def test_another_network_is_asked_for_again_until_it_is_ours(*, at_start: bool) -> None:
+    time = VirtualTime()
+    told = ToldWithNetwork(time, [ARBITRUM])
+    told.where = "sandbox" if at_start else "mainnet"
+    watch, _ = watch_of(time, told)
+    await watch.start()
+    if not at_start:
+        await watch.require_network()
+        told.where = "sandbox"
+        with pytest.raises(Unavailable):
+            await watch.require_network()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="another network"):
+            watch.require_known()
+        assert "settles on sandbox" in (watch.health().detail or "")
+        await time.pass_until(time.now + PACE.unknown)
+    assert len(told.asked) == 4
+    told.where = "mainnet"
+    await time.pass_until(time.now + PACE.unknown)
+    watch.require_known()
+    assert watch.health().ok
     await watch.close()

@@ -44,8 +44,8 @@ class NetworkCheck:
             self._problem = error.reason
             log.warning("upstream_network_unknown", reason=error.reason)
             return False
-        self._told = told
-        if self._is_another:
+        was, self._told = self._told, told
+        if self._is_another and told != was:
             log.error("upstream_network_differs", upstream=told, ours=self._ours.value)
         return True
 

@@ -159,8 +159,16 @@ class ChainWatch:
 
     async def require_network(self) -> None:
         """Raise errors.Unavailable unless the upstream told just now that it is on our network."""
-        if self._network is not None:
+        if self._network is None:
+            return
+        try:
             await self._network.require_same_now()
+        except Unavailable:
+            self._ask_for_network_soon()
+            raise
+
+    def _ask_for_network_soon(self) -> None:
+        self._due_at = min(self._due_at, self._timing.now_ms() + self._pace.unknown)
 
     def health(self) -> Health:
         """Not ok until the upstream has told its list once, and that it is on our network."""
@@ -185,7 +193,7 @@ class ChainWatch:
             self._network.ask(Demand(urgency), patience_ms=patience_ms),
         )
         if not self._network.health().ok:
-            self._due_at = min(self._due_at, self._timing.now_ms() + self._pace.unknown)
+            self._ask_for_network_soon()
 
     async def _ask_for_chains(self, urgency: Urgency, patience_ms: int | None) -> None:
         try:
