@@ -76,11 +76,28 @@ def schemas() -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
+_CLI_INTRO = """\
+Written by `make generate` from the parser itself.
+
+Exit status: 0 ok, 1 not, 2 usage error, 3 no answer of the service or of a node. stdout of
+`agent:...` and `sandbox:...` is one JSON envelope with each of them:
+
+| status | `ok` | `state` and `error.code` | |
+|---|---|---|---|
+| 0 | true | as the operation has them | |
+| 1 | false | as the operation has them | the service refused |
+| 2 | false | `invalid_input`, `invalid_request` | nothing was sent; `data.network` is null |
+| 3 | false | `unavailable`, `unavailable` | the call may have been carried out; as with 2 |
+
+stdout of `verify` and `receipt verify` is one JSON object; its `verified` or `proven` is false
+with 1, 2 and 3."""
+
+
 def cli_reference() -> str:
     """Every command with its options."""
     os.environ["COLUMNS"] = "96"
     parser = build_parser()
-    parts = ["# Command line", "", "Written by `make generate` from the parser itself.", ""]
+    parts = ["# Command line", "", _CLI_INTRO, ""]
     for name, command in _commands(parser, "rpcsvc"):
         parts += [f"## {name}", "", "```", command.format_help().rstrip(), "```", ""]
     return "\n".join(parts)
