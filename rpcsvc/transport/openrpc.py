@@ -140,8 +140,8 @@ def _params(operation: Operation) -> list[Json]:
     if operation.idempotent:
         key = {k: v for k, v in IDEMPOTENCY_KEY_SCHEMA.items() if k != "description"}
         text = (
-            "A UUID made for this order. 16 to 255 printable ASCII characters; 1 to 255 where the"
-            " server has a token."
+            "A UUID made for this order. 16 to 255 printable ASCII characters, shared with HTTPS;"
+            " 1 to 255 where the server has a token, whose keys are apart from those of HTTPS."
         )
         params.append(_content(links.IDEMPOTENCY_HEADER, {**key, "description": text}))
     return params
