@@ -37,7 +37,7 @@ from rpcsvc.transport.documents.catalogue import Sources, catalogue
 from rpcsvc.transport.documents.recording import EXAMPLE_KEY
 from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.site import site_of
+from rpcsvc.transport.site import Site, site_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,13 +67,10 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def schemas() -> str:
+def schemas(site: Site) -> str:
     """The schemas of every operation, as service.schemas answers them."""
-    document = {
-        "envelope": ENVELOPE_SCHEMA,
-        "operations": {operation.name: schemas_of(operation) for operation in OPERATIONS},
-    }
-    return json.dumps(document, indent=2) + "\n"
+    described = {op.name: schemas_of(op, site.networks) for op in OPERATIONS}
+    return _readable(json.dumps({"envelope": ENVELOPE_SCHEMA, "operations": described}))
 
 
 _CLI_INTRO = """\
@@ -162,7 +159,8 @@ async def documents() -> dict[str, str]:
         for document in catalogue(site, sources)
         if document.path.rpartition("/")[2] in _COMMITTED
     }
-    return {name: _readable(text) for name, text in rendered.items()}
+    found = {name: _readable(text) for name, text in rendered.items()}
+    return {**found, "schemas.json": schemas(site)}
 
 
 def _readable(text: str) -> str:
@@ -197,7 +195,6 @@ def generated() -> dict[Path, str]:
     return {
         **{folder / name: text for name, text in asyncio.run(documents()).items()},
         lifecycle: text,
-        folder / "schemas.json": schemas(),
         folder / "cli.md": cli_reference(),
         folder / "modules.md": module_map(),
     }

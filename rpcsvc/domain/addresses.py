@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection
 from enum import StrEnum
 from functools import lru_cache
+from itertools import starmap
 from typing import Any, Final, NamedTuple
 
 from Cryptodome.Hash import keccak
@@ -30,16 +31,18 @@ ZERO_ADDRESS: Final = "0x" + "0" * 40
 
 _HEX = re.compile(r"[0-9a-fA-F]{40}", re.ASCII)
 _NOT_HEX = re.compile(r"[^0-9a-fA-F]", re.ASCII)
-_BASE58 = frozenset("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz")
-_INTEGRATED_LENGTH = 106
-_MONERO_LENGTHS = (95, _INTEGRATED_LENGTH)
+BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_IN_BASE58 = frozenset(BASE58)
+STANDARD_LENGTH: Final = 95
+INTEGRATED_LENGTH: Final = 106
+_MONERO_LENGTHS = (STANDARD_LENGTH, INTEGRATED_LENGTH)
 _EVM_SEED_BYTES = 32
 _MONERO_SEED_BYTES = 64
 _LONGEST_RECEIVED = 128
 
 # Monero's base58 spells 8 bytes as 11 characters; this is 2**64 - 1. The alphabet is in ASCII
 # order, so that texts of one length compare as their numbers do.
-_BLOCK_CHARS = 11
+BLOCK_CHARS: Final = 11
 _LARGEST_BLOCK = "jpXCZedGfVQ"
 
 
@@ -51,11 +54,19 @@ class MoneroNetwork(StrEnum):
     TESTNET = "testnet"
 
 
-_SUBADDRESS_BYTES = {
-    MoneroNetwork.MAINNET: 42,
-    MoneroNetwork.STAGENET: 36,
-    MoneroNetwork.TESTNET: 63,
-}
+class NetworkBytes(NamedTuple):
+    """What the addresses of a network begin with, by their kind."""
+
+    standard: int
+    subaddress: int
+    integrated: int
+
+
+_IN_PACKAGE = (MoneroNetwork.MAINNET, MoneroNetwork.TESTNET, MoneroNetwork.STAGENET)
+_BYTES = zip(
+    const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
+)
+NETWORK_BYTES: Final = dict(zip(_IN_PACKAGE, starmap(NetworkBytes, _BYTES), strict=True))
 
 
 class MoneroAddress(NamedTuple):
@@ -167,7 +178,7 @@ def _monero_form(text: str, field: str) -> str | None:
         return "has spaces around it: leave them out"
     if len(text) not in _MONERO_LENGTHS:
         return f"has {len(text)} characters: a Monero address has 95, an integrated one 106"
-    wrong = next((i for i, c in enumerate(text) if c not in _BASE58), None)
+    wrong = next((i for i, c in enumerate(text) if c not in _IN_BASE58), None)
     if wrong is not None:
         return f"has a character at position {wrong + 1} that Monero addresses don't use"
     return None
@@ -208,15 +219,15 @@ _BAD_CHECKSUM: Final = "fails its checksum: check it against the source, charact
 
 
 def _full_blocks(text: str) -> list[str]:
-    end = len(text) - len(text) % _BLOCK_CHARS
-    return [text[at : at + _BLOCK_CHARS] for at in range(0, end, _BLOCK_CHARS)]
+    end = len(text) - len(text) % BLOCK_CHARS
+    return [text[at : at + BLOCK_CHARS] for at in range(0, end, BLOCK_CHARS)]
 
 
 def _kind(text: str) -> Any:
     """The package's class for this address. Its own lookup decodes every address twice."""
-    if len(text) == _INTEGRATED_LENGTH:
+    if len(text) == INTEGRATED_LENGTH:
         return IntegratedAddress
-    network_byte = int(base58.decode(text[:_BLOCK_CHARS])[:2], 16)
+    network_byte = int(base58.decode(text[:BLOCK_CHARS])[:2], 16)
     return SubAddress if network_byte in const.SUBADDR_NETBYTES else Address
 
 
@@ -232,7 +243,7 @@ _KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "int
 
 
 def _looks_like_monero(text: str) -> bool:
-    return len(text) in _MONERO_LENGTHS and _BASE58.issuperset(text)
+    return len(text) in _MONERO_LENGTHS and _IN_BASE58.issuperset(text)
 
 
 def _refuse(field: str, text: str, problem: str) -> InvalidDestination:
@@ -286,7 +297,7 @@ def stagenet_subaddress(seed: bytes) -> str:
     """
     _require_length(seed, _MONERO_SEED_BYTES)
     spend = crypto_scalarmult_ed25519_base_noclamp(crypto_core_ed25519_scalar_reduce(seed))
-    body = bytes([_SUBADDRESS_BYTES[MoneroNetwork.STAGENET]]) + spend + _VIEW_KEY
+    body = bytes([NETWORK_BYTES[MoneroNetwork.STAGENET].subaddress]) + spend + _VIEW_KEY
     checksum = keccak.new(digest_bits=256, data=body).digest()[:4]
     # Base58 works on blocks of 8 bytes: those of the view key alone are always the same.
     changing, last = body[:40], body[64:] + checksum
@@ -296,7 +307,7 @@ def stagenet_subaddress(seed: bytes) -> str:
 def subaddress_on(address: str, network: MoneroNetwork) -> str:
     """The subaddress of the same keys on another of Monero's networks."""
     keys = bytes.fromhex(base58.decode(address))[1:-4]
-    body = bytes([_SUBADDRESS_BYTES[network]]) + keys
+    body = bytes([NETWORK_BYTES[network].subaddress]) + keys
     return _base58(body + keccak.new(digest_bits=256, data=body).digest()[:4])
 
 

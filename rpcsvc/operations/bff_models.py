@@ -11,8 +11,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain import twap
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
+from rpcsvc.domain.money import MAX_UNITS, XMR
+from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.operations import narrowing
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import Time, TwapProgress, Units, View
+from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import WHOLE, OrderId, Params, RefundAddress, SessionId
 
 # The bounds are for readers of the schema: what is no chain's number is refused in bff.py.
@@ -25,6 +31,13 @@ ChainNumber = Annotated[
     WHOLE,
 ]
 Token = Annotated[str, Field(description="XMR on chain 0, else the chain's USDC contract.")]
+FromAmount = Annotated[
+    str,
+    Field(
+        description="Atomic units of the asset that is sent, above 0, as a string.",
+        json_schema_extra={"pattern": f"^[1-9][0-9]{{0,{len(str(MAX_UNITS)) - 1}}}$"},
+    ),
+]
 UsdText = Annotated[
     str,
     Field(
@@ -49,7 +62,32 @@ class BffQuoteParams(Params):
     to_chain_id: ChainNumber
     from_token: Token
     to_token: Token
-    from_amount: Units
+    from_amount: FromAmount
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """By direction, and within it by chain."""
+        return [_pair_case(direction, networks) for direction in Direction]
+
+
+def _pair_case(direction: Direction, networks: Networks) -> Json:
+    sent, received = deposit_asset(direction), payout_asset(direction)
+    xmr, usdc = ("from", "to") if sent is XMR else ("to", "from")
+    return {
+        "properties": {
+            f"{xmr}ChainId": {"const": MONERO_CHAIN_ID},
+            f"{xmr}Token": {"const": XMR.symbol},
+            "toAddress": narrowing.address(received, networks),
+            "refundAddress": narrowing.address(sent, networks),
+        },
+        "anyOf": [_usdc_side(usdc, chain) for chain in networks.chains],
+    }
+
+
+def _usdc_side(side: str, chain: Chain) -> Json:
+    contract = chain.usdc_contract
+    tokens = {"enum": [contract, contract.lower()]}
+    return {"properties": {f"{side}ChainId": {"const": chain.chain_id}, f"{side}Token": tokens}}
 
 
 class TwapConfig(Params):
@@ -76,7 +114,14 @@ class BffOrderParams(BffQuoteParams):
 
     model_config = ConfigDict(title="BffOrderRequest")
 
-    to_address: Annotated[str, Field(description="Where the payout goes.")]
+    to_address: Annotated[
+        str,
+        Field(
+            description="Where the payout goes: an EVM address for USDC, a Monero address for XMR."
+            " The checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of"
+            " tokens and of the service itself are refused."
+        ),
+    ]
     session_id: SessionId | None = None
     twap_config: TwapConfig | None = None
     refund_address: RefundAddress | None = None

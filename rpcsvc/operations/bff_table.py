@@ -177,7 +177,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
     BffOperation(
         name="bff.bridge.deposit",
         summary="Create a bridge order from XMR to the perpetuals exchange.",
-        params=bridge_models.BridgeParams,
+        params=bridge_models.BridgeDepositParams,
         result=bridge_models.BridgeOpened,
         handler=bridge.deposit,
         effect=Effect.MOVES_MONEY,
@@ -190,7 +190,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
     BffOperation(
         name="bff.bridge.withdraw",
         summary="Create a bridge order from the perpetuals exchange to XMR.",
-        params=bridge_models.BridgeParams,
+        params=bridge_models.BridgeWithdrawParams,
         result=bridge_models.BridgeOpened,
         handler=bridge.withdraw,
         effect=Effect.MOVES_MONEY,

@@ -7,19 +7,44 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.operations import narrowing
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import Time, Units, View
+from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import OrderId, Params
 
 
 class BridgeParams(Params):
-    """Where bridged money goes: to the exchange, or to an XMR address."""
+    """Where bridged money goes."""
 
-    model_config = ConfigDict(title="BridgeRequest")
+    to_address: str
 
-    to_address: Annotated[
-        str,
-        Field(description="deposit: an address on the exchange, in EVM form; withdraw: XMR."),
-    ]
+
+class BridgeDepositParams(BridgeParams):
+    """Where on the exchange the XMR goes that is bridged."""
+
+    model_config = ConfigDict(title="BridgeDepositRequest")
+
+    to_address: Annotated[str, Field(description="An address on the exchange, in EVM form.")]
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """One: the exchange's addresses are those of EVM networks."""
+        return [{"properties": {"toAddress": narrowing.address(USDC, networks)}}]
+
+
+class BridgeWithdrawParams(BridgeParams):
+    """Where the XMR goes that is bridged from the exchange."""
+
+    model_config = ConfigDict(title="BridgeWithdrawRequest")
+
+    to_address: Annotated[str, Field(description="A Monero address.")]
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """One: Monero's addresses."""
+        return [{"properties": {"toAddress": narrowing.address(XMR, networks)}}]
 
 
 class BridgeOrderIdParams(Params):

@@ -10,6 +10,8 @@ from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.domain.states import AgentState, Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
+from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
+from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.quoting import limits, network_of, payable_deposit
@@ -42,14 +44,15 @@ async def capabilities(service: Service, _params: NoParams, call: Call) -> Answe
 
 async def schemas(service: Service, _params: NoParams, _call: Call) -> Answer:
     """JSON Schemas of the params and result of every operation, and of the envelope."""
-    described = {op.name: schemas_of(op) for op in _table(service)}
+    networks = Networks(service.chains.all(), service.monero_networks)
+    described = {op.name: schemas_of(op, networks) for op in _table(service)}
     return Answer(AgentState.READY, {"operations": described, "envelope": ENVELOPE_SCHEMA})
 
 
 @lru_cache(maxsize=64)
-def schemas_of(operation: Operation) -> Json:
+def schemas_of(operation: Operation, networks: Networks) -> Json:
     """``{params, result}`` of one operation, from the models that validate."""
-    params = operation.params.model_json_schema(by_alias=True)
+    params = operation.params.input_schema(networks)
     if operation.idempotent:
         params["properties"]["idempotency-key"] = IDEMPOTENCY_KEY_SCHEMA
     return {"params": params, "result": operation.result.model_json_schema(by_alias=True)}
@@ -57,7 +60,8 @@ def schemas_of(operation: Operation) -> Json:
 
 IDEMPOTENCY_KEY_SCHEMA: Json = {
     "type": "string",
-    "pattern": "^[ -~]{1,255}$",
+    # The stricter of the two lengths: every caller may use it.
+    "pattern": f"^ *{key_pattern(LEAST_PUBLIC_KEY)} *$",
     "description": "JSON-RPC only; over HTTPS the same goes into the idempotency-key header. As"
     " there, blanks around it are no part of it.",
 }

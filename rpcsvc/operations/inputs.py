@@ -39,7 +39,7 @@ T = TypeVar("T")
 _UUID = re.compile(UUID_PATTERN, re.ASCII)
 _ORDER_ID = re.compile(ORDER_ID_PATTERN, re.ASCII)
 LEAST_PUBLIC_KEY = 16
-_KEY = re.compile(r"[ -~]{1,255}", re.ASCII)
+LONGEST_KEY = 255
 
 _INTENT: Final = ("direction", "chain", "amount", "to", "refund_address")
 
@@ -162,14 +162,23 @@ def read_key(key: object, namespace: str) -> str:
     In the namespace that all callers share, whoever guesses a key is given the order's session.
     """
     least = LEAST_PUBLIC_KEY if namespace == "public" else 1
-    if not isinstance(key, str) or not _KEY.fullmatch(key) or len(key) < least:
+    if not isinstance(key, str) or not _KEYS[least].fullmatch(key):
         raise InvalidInput(
-            f"idempotency-key must be {least} to 255 printable ASCII characters. Send a UUID that"
-            " is made for this order.",
+            f"idempotency-key must be {least} to {LONGEST_KEY} printable ASCII characters. Send a"
+            " UUID that is made for this order.",
             field="idempotency-key",
             received=key,
         )
     return key
+
+
+def key_pattern(least: int) -> str:
+    """Printable ASCII from ``least`` characters on, with no blank at either end."""
+    rest = f"[ -~]{{{max(0, least - 2)},{LONGEST_KEY - 2}}}[!-~]"
+    return f"[!-~]{rest}" if least > 1 else f"[!-~]({rest})?"
+
+
+_KEYS: Final = {least: re.compile(key_pattern(least), re.ASCII) for least in (1, LEAST_PUBLIC_KEY)}
 
 
 def bare_key(key: Any) -> Any:

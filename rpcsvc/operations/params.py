@@ -12,8 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rpcsvc.domain.money import LONGEST_AMOUNT
-from rpcsvc.settlement.sandbox.controls import FaultKind
+from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
+from rpcsvc.domain.pricing import deposit_asset, payout_asset
+from rpcsvc.domain.states import Direction as DirectionKind
+from rpcsvc.operations import narrowing
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.narrowing import Networks
+from rpcsvc.settlement.sandbox.controls import NEEDED, RATE_PATTERN, FaultKind
 
 # Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
 UUID_PATTERN = (
@@ -40,31 +45,37 @@ def whole(value: Any) -> Any:
 # For whole numbers that callers send; a fraction is refused.
 WHOLE = BeforeValidator(whole)
 
-# The bounds are for readers of the schema: what is no chain's number is refused in inputs.py.
-ChainNumber = Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": 2**53 - 1})]
 ChainName = Annotated[
-    str | ChainNumber,
-    Field(description="The USDC side: chain name, alias or number, as capabilities list them."),
+    str | int,
+    Field(
+        description="The USDC side: chain name, alias or number, as capabilities list them. Names"
+        " are taken in capitals, too."
+    ),
     WHOLE,
 ]
 Amount = Annotated[
     str,
     Field(
-        description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x.",
+        description="What the user sends, as a decimal string: XMR for x2u, USDC for u2x. Its"
+        " limits move with the rate: capabilities tell them.",
         json_schema_extra={"pattern": AMOUNT_PATTERN, "maxLength": LONGEST_AMOUNT},
     ),
 ]
 Destination = Annotated[
     str,
-    Field(description="Where the payout goes: an EVM address for x2u, a Monero address for u2x."),
+    Field(
+        description="Where the payout goes: an EVM address for x2u, a Monero address for u2x. The"
+        " checksum must hold, that of EIP-55 for an EVM address in mixed case. Addresses of tokens"
+        " and of the service itself are refused."
+    ),
 ]
 RefundAddress = Annotated[
     str,
     Field(
         description="Where refunds go, and nowhere else: an address of the user on the network of"
-        " the deposit, a Monero address for x2u, an EVM address for u2x. It can't be changed."
-        " Recommended for XMR, which hides its sender; without it the holder of sessionId names"
-        " the address.",
+        " the deposit, a Monero address for x2u, an EVM address for u2x. It is checked as the"
+        " destination is, and can't be changed. Recommended for XMR, which hides its sender;"
+        " without it the holder of sessionId names the address.",
         max_length=256,
     ),
 ]
@@ -85,6 +96,30 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - for those that have cases
+        """What JSON Schema can say beside the types: schemas of which one must hold."""
+        return []
+
+    @classmethod
+    def input_schema(cls, networks: Networks) -> Json:
+        """The JSON Schema of params on these networks, as strict as it can be."""
+        return narrowing.narrowed(cls.model_json_schema(by_alias=True), cls.cases(networks))
+
+
+def _swap_case(direction: DirectionKind, networks: Networks) -> Json:
+    """What the inputs of a swap are in one direction."""
+    sent, received = deposit_asset(direction), payout_asset(direction)
+    return {
+        "properties": {
+            "direction": {"const": direction.value},
+            "chain": narrowing.chain(networks),
+            "amount": narrowing.amount(sent),
+            "to": narrowing.address(received, networks),
+            "refundAddress": narrowing.address(sent, networks),
+        }
+    }
+
 
 class NoParams(Params):
     """An operation that takes nothing."""
@@ -101,6 +136,18 @@ class PlanParams(Params):
     to: Destination | None = None
     has_funds: bool | None = None
 
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """By direction; while it is not known, an amount of either asset and either address."""
+        unknown = {
+            "direction": {"const": None},
+            "chain": narrowing.chain(networks),
+            "amount": narrowing.amount(XMR),
+            "to": narrowing.any_address((USDC, XMR), networks),
+        }
+        known = [_swap_case(direction, networks) for direction in DirectionKind]
+        return [*known, {"properties": unknown}]
+
 
 class QuoteParams(Params):
     """An amount to price (spec 2.3)."""
@@ -110,6 +157,11 @@ class QuoteParams(Params):
     direction: Direction
     chain: ChainName
     amount: Amount
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """By direction."""
+        return [_swap_case(direction, networks) for direction in DirectionKind]
 
 
 class SwapParams(QuoteParams):
@@ -162,6 +214,11 @@ class FundParams(Params):
     order_id: OrderId
     amount: Amount | None = None
 
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the same on all
+        """The order says which asset is sent."""
+        return [{"properties": {"amount": narrowing.amount(XMR, USDC)}}]
+
 
 class FaultParams(Params):
     """A simulated fault."""
@@ -175,3 +232,21 @@ class FaultParams(Params):
     order_id: OrderId | None = None
     seconds: Annotated[int, Field(ge=1, le=31_536_000), WHOLE] | None = None
     rate: Annotated[str, Field(description="USDC per XMR, for set_rate.")] | None = None
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the same on all
+        """By what a fault needs."""
+        needs: dict[str | None, Json] = {
+            None: {},
+            "orderId": {"type": "string"},
+            "seconds": {"type": "integer"},
+            "rate": {"type": "string", "pattern": RATE_PATTERN},
+        }
+        return [_fault_case(name, schema) for name, schema in needs.items()]
+
+
+def _fault_case(needed: str | None, schema: Json) -> Json:
+    kinds = {"enum": [kind.value for kind in FaultKind if NEEDED.get(kind) == needed]}
+    if needed is None:
+        return {"properties": {"fault": kinds}}
+    return {"properties": {"fault": kinds, needed: schema}, "required": [needed]}

@@ -12,7 +12,7 @@ from rpcsvc.operations.lessons import missing
 from rpcsvc.operations.params import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_any_order, look_again
-from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind, SandboxControls
+from rpcsvc.settlement.sandbox.controls import NEEDED, FaultKind, SandboxControls
 
 
 async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
@@ -41,7 +41,7 @@ async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
     controls = _controls(service)
     if params.order_id is not None:
         read_order_id(params.order_id)
-    if kind in NEEDS_ORDER:
+    if NEEDED.get(kind) == "orderId":
         if params.order_id is None:
             raise missing("orderId")
         await controls.fault_on_order(kind, find_any_order(service, params.order_id))

@@ -104,7 +104,7 @@ def _method(site: Site, operation: Operation) -> Json:
         "description": _description(operation),
         "tags": [{"name": tag_of(operation), "description": TAGS[tag_of(operation)]}],
         "paramStructure": "by-name",
-        "params": _params(operation),
+        "params": _params(site, operation),
         "result": {
             "name": "answer",
             "description": "The envelope: of the operation, or of its failure.",
@@ -131,11 +131,11 @@ def _description(operation: Operation) -> str:
     return " ".join(parts)
 
 
-def _params(operation: Operation) -> list[Json]:
-    described = schemas.params_schema(operation)
+def _params(site: Site, operation: Operation) -> list[Json]:
+    described = schemas.params_schema(site, operation)
     params = [
-        _content(name, schema, required=name in described.get("required", ()))
-        for name, schema in described["properties"].items()
+        _content(name, _alone(described, name), required=name in described.get("required", ()))
+        for name in described["properties"]
     ]
     if operation.idempotent:
         key = {k: v for k, v in IDEMPOTENCY_KEY_SCHEMA.items() if k != "description"}
@@ -145,6 +145,17 @@ def _params(operation: Operation) -> list[Json]:
         )
         params.append(_content(links.IDEMPOTENCY_HEADER, {**key, "description": text}))
     return params
+
+
+def _alone(described: Json, name: str) -> Json:
+    """A param's schema by itself: what any case allows, as OpenRPC can't say what goes together."""
+    schema: Json = described["properties"][name]
+    cases = [case["properties"].get(name, {}) for case in described.get("anyOf", ())]
+    forms = [form for case in cases for form in case.get("anyOf", [case])]
+    if not all("pattern" in form and "type" not in form for form in forms):
+        return schema  # which says the same, or as much as holds in every case
+    different = [form for at, form in enumerate(forms) if form not in forms[:at]]
+    return {**schema, "anyOf": different} if different else schema
 
 
 def _content(name: str, schema: Json, *, required: bool = False) -> Json:

@@ -58,7 +58,7 @@ def envelope_name(operation: Operation) -> str:
 
 def request_name(operation: Operation) -> str:
     """The name of an operation's params (spec 2.3)."""
-    return str(schemas_of(operation)["params"]["title"])
+    return str(operation.params.model_json_schema()["title"])
 
 
 # --- schemas ---
@@ -68,7 +68,7 @@ def component_schemas(site: Site) -> Json:
     """Every named schema of the operations, sorted by name."""
     found = _envelope_parts()
     for operation in site.operations:
-        described = schemas_of(operation)
+        described = schemas_of(operation, site.networks)
         found |= lifted(described["params"], is_answer=False)
         found[request_name(operation)] = in_body(found[request_name(operation)], operation.path)
         found |= lifted(described["result"], is_answer=True)
@@ -93,9 +93,9 @@ def in_body(schema: Json, path: str | None) -> Json:
     return {**schema, "properties": properties, **({"required": required} if required else {})}
 
 
-def params_schema(operation: Operation) -> Json:
+def params_schema(site: Site, operation: Operation) -> Json:
     """An operation's params in the documents' form, without the idempotency key."""
-    parts = lifted(schemas_of(operation)["params"], is_answer=False)
+    parts = lifted(schemas_of(operation, site.networks)["params"], is_answer=False)
     return dict(parts[request_name(operation)])
 
 

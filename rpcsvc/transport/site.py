@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpcsvc import __version__
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain
+from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.service import Service
 from rpcsvc.operations.table import Operation, operations_for
 from rpcsvc.settings import BrandSettings, LimitSettings, RateLimitSettings, Settings
@@ -43,11 +45,17 @@ class Site:
     price_lock_seconds: int | None
     idempotency_days: int
     chains: tuple[Chain, ...]
+    monero_networks: frozenset[MoneroNetwork]
     operations: tuple[Operation, ...]
 
     def absolute(self, path: str) -> str:
         """The address of a path that begins with a slash."""
         return self.url + path
+
+    @property
+    def networks(self) -> Networks:
+        """The networks served, as the schemas of inputs need them."""
+        return Networks(self.chains, self.monero_networks)
 
     @property
     def signature_headers(self) -> tuple[str, ...]:
@@ -92,5 +100,6 @@ def site_of(settings: Settings, service: Service) -> Site:
         else settings.orders.effective_price_lock_seconds,
         idempotency_days=settings.orders.idempotency_days,
         chains=tuple(service.chains.all()),
+        monero_networks=service.monero_networks,
         operations=tuple(operations_for(service)),
     )

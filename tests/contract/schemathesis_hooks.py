@@ -1,35 +1,42 @@
-"""A check of our own, loaded by schemathesis: what is well formed is refused for its meaning only.
+"""What schemathesis is told of this service: good addresses, and what no schema can know.
 
-Schemathesis would have every request accepted that the schemas allow. Some refusals can't be said
-in a schema: a checksum that does not hold, an amount outside limits that move with the rate, a
-destination of the other direction's kind. They pass here, and nothing else does: such a refusal
-must name the field, and must not say that the request could not be read.
+A request that keeps to the schemas is accepted, or refused for the state of the service. The
+statuses of such refusals are in the configuration (test_schemathesis.py); those that share theirs
+with refusals of a wrong request are named here. Loaded by schemathesis.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
 
 import schemathesis
 
-MEANING = frozenset(
-    {
-        "missing_input", "invalid_input", "invalid_destination", "unsupported_chain",
-        "amount_below_minimum", "amount_above_maximum", "unsupported_token",
-    }
-)  # fmt: skip
+import tests.contract.good_addresses  # noqa: F401 - it says how to draw them
+
+# Where the answers to requests that keep to the schemas are counted: a line for each.
+TALLY: Final = Path(os.environ["SCHEMATHESIS_TALLY"])
+# They move with the rate, and with what the sandbox's wallet holds.
+LIMITS: Final = frozenset({"amount_below_minimum", "amount_above_maximum"})
+# Of the sandbox: nothing is due on the order; it has no deposit; the clock would pass 2100.
+STATE: Final = {"/sandbox/fund": {"amount"}, "/sandbox/fault": {"orderId", "seconds"}}
 
 
 @schemathesis.check
-def refused_for_its_meaning_only(_context: Any, response: Any, case: Any) -> None:
-    """A request that keeps to the schemas is refused with 400 for what a field means."""
-    if case.meta is None or case.meta.generation.mode.is_negative or response.status_code != 400:
+def refused_for_its_state_only(_context: Any, response: Any, case: Any) -> None:
+    """A request that keeps to the schemas is refused with 400 for a limit or an order's state."""
+    if case.meta is None or case.meta.generation.mode.is_negative:
         return
-    answer = response.json()
-    sent = {**(case.path_parameters or {}), **(case.query or {})}
-    known = set(sent) | set(case.body if isinstance(case.body, dict) else ())
-    problems = answer.get("validationErrors") or answer["error"].get("details", {}).get("problems")
-    named = {problem["field"].partition(".")[0] for problem in problems or ()}
-    assert answer["error"]["code"] in MEANING, answer["error"]
-    assert named | set(answer.get("missingInputs", ())), answer
-    assert named <= known | {"orderId", "amount"}, f"{named - known} was not sent"
+    with TALLY.open("a") as file:
+        file.write(json.dumps([case.path, response.status_code]) + "\n")
+    if response.status_code == 400:
+        answer = response.json()
+        error = answer["error"]
+        if error["code"] == "invalid_destination":
+            # Some phases draw addresses by their pattern alone.
+            assert "checksum" in error["message"], answer
+        elif error["code"] not in LIMITS:
+            named = {problem["field"] for problem in answer["validationErrors"]}
+            assert named <= STATE.get(case.path, set()), answer

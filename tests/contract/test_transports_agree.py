@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from rpcsvc import errors
-from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.store.sqlite import Database
 from tests.contract.serving import SWAP, Served, split_path
@@ -90,7 +90,7 @@ def check_shape(operation: Operation, answer: dict[str, Any]) -> None:
     assert answer["ok"], answer
     assert answer["operation"] == operation.name
     jsonschema.validate(answer, ENVELOPE_SCHEMA)
-    jsonschema.validate(answer["data"], schemas_of(operation)["result"])
+    jsonschema.validate(answer["data"], operation.result.model_json_schema(by_alias=True))
     keys = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions"]
     assert list(answer) == [*keys, "data", "requestId"]
 

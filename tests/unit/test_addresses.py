@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,9 @@ from monero.address import address as decode
 from monero.keccak import keccak_256
 from nacl.bindings import crypto_core_ed25519_add
 
+from rpcsvc.domain.address_patterns import monero_pattern
 from rpcsvc.domain.addresses import (
+    NETWORK_BYTES,
     MoneroNetwork,
     evm_address_from_seed,
     evm_checksum,
@@ -313,3 +316,17 @@ def test_the_same_seed_makes_the_same_address() -> None:
     assert stagenet_subaddress(b"\x07" * 64) == stagenet_subaddress(b"\x07" * 64)
     assert stagenet_subaddress(b"\x07" * 64) != stagenet_subaddress(b"\x08" * 64)
     assert evm_address_from_seed(b"\x07" * 32) != evm_address_from_seed(b"\x08" * 32)
+
+
+@pytest.mark.parametrize("network", MoneroNetwork)
+@pytest.mark.parametrize("kind", range(3), ids=["standard", "subaddress", "integrated"])
+@given(rest=st.binary(min_size=76, max_size=76))
+def test_the_pattern_of_a_network_takes_its_addresses_and_no_others(
+    network: MoneroNetwork, kind: int, rest: bytes
+) -> None:
+    raw = bytes([NETWORK_BYTES[network][kind]]) + rest[: 76 if kind == 2 else 68]
+    text = base58.encode(raw.hex())
+    for other in MoneroNetwork:
+        assert bool(re.match(monero_pattern([other]), text)) == (other is network)
+    assert re.match(monero_pattern(ALL), text)
+    assert not re.match(monero_pattern([network]), text[:-1])

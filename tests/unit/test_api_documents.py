@@ -196,10 +196,10 @@ def test_params_are_closed_and_answers_may_gain_fields(site: Site) -> None:
         assert (schema.get("additionalProperties") is False) == (name in requests), name
 
 
-def test_a_name_stands_for_one_schema_whichever_operation_lifts_it() -> None:
+def test_a_name_stands_for_one_schema_whichever_operation_lifts_it(site: Site) -> None:
     seen: Json = {}
     for operation in OPERATIONS:
-        result = schemas_of(operation)["result"]
+        result = schemas_of(operation, site.networks)["result"]
         for name, part in result.get("$defs", {}).items():
             assert seen.setdefault(name, part) == part, name
 

@@ -15,6 +15,7 @@ import pytest
 
 from rpcsvc import verify
 from rpcsvc.app import running
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
@@ -49,6 +50,7 @@ def site_with(*, sandbox: bool = True, tokens: str = "", **flags: Any) -> Site:
     service = SimpleNamespace(
         venue=SimpleNamespace(network="sandbox" if sandbox else "mainnet", is_simulated=sandbox),
         chains=CHAINS,
+        monero_networks=frozenset(MoneroNetwork),
         sandbox=object() if sandbox else None,
         relay=None,
     )
@@ -149,7 +151,9 @@ def test_agent_json_describes_every_operation_with_its_schemas(site: Site) -> No
     assert list(rows) == [operation.name for operation in OPERATIONS]
     for operation in OPERATIONS:
         row = rows[operation.name]
-        assert {"params": row["params"], "result": row["result"]} == schemas_of(operation)
+        assert {"params": row["params"], "result": row["result"]} == schemas_of(
+            operation, site.networks
+        )
         assert row["jsonrpc"] == f"acme.{operation.name}"
         assert row["cli"] == operation.command
 

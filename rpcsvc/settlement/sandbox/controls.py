@@ -24,6 +24,10 @@ _LATEST_MS: Final = 4_102_444_800_000
 # USDC units per XMR. What orders bring at these rates can still be stored.
 _LOWEST_RATE: Final = 10_000
 _HIGHEST_RATE: Final = 10**12
+# The same as text: from 0.01 to 1000000, with no more decimals than USDC has.
+RATE_PATTERN: Final = (
+    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
+)
 
 
 class FaultKind(StrEnum):
@@ -46,17 +50,18 @@ class FaultKind(StrEnum):
     RATES_UP = "rates_up"
 
 
-NEEDS_ORDER = frozenset(
-    {
-        FaultKind.PAYOUT_FAILS,
-        FaultKind.PAYOUT_UNKNOWN_SENT,
-        FaultKind.PAYOUT_UNKNOWN_LOST,
-        FaultKind.REFUND_FAILS,
-        FaultKind.REORGANISE_DEPOSIT,
-        FaultKind.DROP_DEPOSIT,
-        FaultKind.RESTORE_DEPOSIT,
-    }
-)
+# What a fault can't do without, by its wire name.
+NEEDED: Final = {
+    FaultKind.PAYOUT_FAILS: "orderId",
+    FaultKind.PAYOUT_UNKNOWN_SENT: "orderId",
+    FaultKind.PAYOUT_UNKNOWN_LOST: "orderId",
+    FaultKind.REFUND_FAILS: "orderId",
+    FaultKind.REORGANISE_DEPOSIT: "orderId",
+    FaultKind.DROP_DEPOSIT: "orderId",
+    FaultKind.RESTORE_DEPOSIT: "orderId",
+    FaultKind.ADVANCE_CLOCK: "seconds",
+    FaultKind.SET_RATE: "rate",
+}
 
 _SWITCHES = {
     FaultKind.ENGINE_DOWN: (Setting.ENGINE_DOWN, 1),

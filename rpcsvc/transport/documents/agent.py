@@ -198,7 +198,7 @@ def _operation(site: Site, operation: Operation) -> Json:
         "jsonrpc": site.rpc_method(operation),
         "cli": operation.command,
         "errors": list(operation.errors),
-        **schemas_of(operation),
+        **schemas_of(operation, site.networks),
     }
 
 

@@ -11,7 +11,7 @@ import json
 from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ProtocolError, ServiceError
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
-from rpcsvc.settlement.sandbox.controls import NEEDS_ORDER, FaultKind
+from rpcsvc.settlement.sandbox.controls import NEEDED, FaultKind
 from rpcsvc.transport.documents import advice, links
 from rpcsvc.transport.documents.agent import description, limits
 from rpcsvc.transport.documents.exchanges import show, show_elsewhere
@@ -289,8 +289,7 @@ def _limits(site: Site) -> str:
 
 def _sandbox(site: Site, recording: Recording) -> str:
     faults = [
-        (f"`{kind.value}`", "`orderId`" if kind in NEEDS_ORDER else _fault_params(kind))
-        for kind in FaultKind
+        (f"`{kind.value}`", f"`{NEEDED[kind]}`" if kind in NEEDED else "") for kind in FaultKind
     ]
     example = json.dumps({"fault": FaultKind.ADVANCE_CLOCK.value, "seconds": 3600})
     return "\n\n".join(
@@ -304,8 +303,3 @@ def _sandbox(site: Site, recording: Recording) -> str:
             table(("fault", "needs"), faults),
         )
     )
-
-
-def _fault_params(kind: FaultKind) -> str:
-    needs = {FaultKind.ADVANCE_CLOCK: "`seconds`", FaultKind.SET_RATE: "`rate`"}
-    return needs.get(kind, "")

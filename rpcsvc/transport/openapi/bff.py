@@ -53,11 +53,11 @@ def bff_paths(site: Site) -> Json:
     return paths
 
 
-def bff_schemas() -> Json:
+def bff_schemas(site: Site) -> Json:
     """The named schemas of the BFF."""
     found: Json = {}
     for operation in BFF_OPERATIONS:
-        whole = _schema_of(operation.params)
+        whole = operation.params.input_schema(site.networks)
         found |= schemas.lifted(whole, is_answer=False)
         if "properties" in whole:
             found[whole["title"]] = schemas.in_body(found[whole["title"]], operation.path)
@@ -142,7 +142,7 @@ def _parameters(site: Site, operation: BffOperation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
-    whole = _schema_of(operation.params)
+    whole = operation.params.input_schema(site.networks)
     schema = schemas.lifted(whole, is_answer=False)[whole["title"]]
     example = _example(site, operation)
     found = [

@@ -45,7 +45,7 @@ def openapi_document(site: Site) -> Json:
     for path, calls in bff_paths(site).items():
         paths[path] = calls
     responses = shared_responses(site, offered)
-    named = schemas.component_schemas(site) | site_schemas(site) | bff_schemas()
+    named = schemas.component_schemas(site) | site_schemas(site) | bff_schemas(site)
     document = {
         "openapi": "3.1.0",
         "info": _info(site),

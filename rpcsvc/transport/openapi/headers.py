@@ -6,6 +6,7 @@ What does not live here: which response has which (parts.py).
 from __future__ import annotations
 
 from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.transport.documents import links, signatures
 from rpcsvc.transport.site import Site
 
@@ -28,7 +29,7 @@ def shared_parameters() -> Json:
             " has keys of its own, 1 to 255.",
             # The stricter of the two lengths: every caller may use it. Blanks around a header's
             # value are not part of it (RFC 9110, section 5.5).
-            "schema": {"type": "string", "pattern": "^[!-~][ -~]{14,253}[!-~]$"},
+            "schema": {"type": "string", "pattern": f"^{key_pattern(LEAST_PUBLIC_KEY)}$"},
         },
         "IfNoneMatch": {
             "name": "if-none-match",

@@ -59,7 +59,7 @@ def operation_item(site: Site, operation: Operation) -> Json:
         called["requestBody"] = _request_body(site, operation)
     answers = [e for e in schemas.exchanges(operation) if e.answer["ok"]]
     good = response(
-        schemas_of(operation)["result"]["description"],
+        schemas_of(operation, site.networks)["result"]["description"],
         ref(schemas.envelope_name(operation)),
         header_refs(site, charged=True, replayable=operation.idempotent),
         answers,
@@ -89,7 +89,7 @@ def _call_parameters(site: Site, operation: Operation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
-    params = schemas.params_schema(operation)
+    params = schemas.params_schema(site, operation)
     names = [
         name
         for name in params["properties"]
@@ -146,12 +146,13 @@ def _slug(name: str) -> str:
 
 def _links(site: Site, operation: Operation) -> Json:
     """What can be called next with nothing but the order's id, which this answer tells."""
-    if "order" not in schemas_of(operation)["result"]["properties"] or not operation.creates:
+    if "order" not in operation.result.model_fields or not operation.creates:
         return {}
     order_id = "$response.body#/data/order/orderId"
     found: Json = {}
     for other in site.operations:
-        if other.path is None or schemas_of(other)["params"].get("required") != ["orderId"]:
+        needed = schemas_of(other, site.networks)["params"].get("required")
+        if other.path is None or needed != ["orderId"]:
             continue
         given = {"orderId": order_id}
         sent = {"parameters": given} if other.method == "GET" else {"requestBody": given}

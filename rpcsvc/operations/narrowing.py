@@ -1,0 +1,91 @@
+"""What JSON Schema can say of inputs beside their types: by direction, network and asset.
+
+It is made of what validates the inputs (domain/). What no schema can say stays in descriptions:
+checksums, limits that move with the rate, addresses that belong to the service or to a token.
+What does not live here: the models and their cases (params.py and its neighbours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from rpcsvc.domain.address_patterns import EVM_PATTERN, monero_pattern
+from rpcsvc.domain.addresses import ZERO_ADDRESS, MoneroNetwork
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
+from rpcsvc.operations.envelope import Json
+
+_NULL: Final = {"type": "null"}
+
+
+class Networks(NamedTuple):
+    """The networks that an installation serves."""
+
+    chains: tuple[Chain, ...]
+    monero: frozenset[MoneroNetwork]
+
+
+def narrowed(schema: Json, cases: list[Json]) -> Json:
+    """A model's schema, of which one of the cases must hold besides. What is the same in all of
+    them is said of the property itself. Null is left to the types.
+    """
+    cases = [_of_model(schema, case) for case in cases]
+    for name, narrow in _common(cases).items():
+        schema["properties"][name] = _both(schema["properties"][name], narrow)
+        for case in cases:
+            del case["properties"][name]
+    return {**schema, "anyOf": cases} if len(cases) > 1 else schema
+
+
+def _of_model(schema: Json, case: Json) -> Json:
+    """A case without the properties that the model does not have."""
+    known = {n: s for n, s in case["properties"].items() if n in schema["properties"]}
+    return {**case, "properties": known}
+
+
+def _common(cases: list[Json]) -> Json:
+    first, *others = [case["properties"] for case in cases] or [{}]
+    return {n: s for n, s in first.items() if all(other.get(n) == s for other in others)}
+
+
+def _both(typed: Json, narrow: Json) -> Json:
+    if "enum" in narrow and _NULL in typed.get("anyOf", ()):
+        narrow = {**narrow, "enum": [*narrow["enum"], None]}
+    return {**typed, **narrow}
+
+
+# --- single values ---
+
+
+def amount(*assets: Asset) -> Json:
+    """A decimal above zero that can be stored, with no more decimals than one of the assets has."""
+    decimals = max(asset.decimals for asset in assets)
+    digits = max(len(str(MAX_UNITS // 10**asset.decimals)) for asset in assets)
+    return {
+        "pattern": rf"^(0|[1-9][0-9]{{0,{digits - 1}}})(\.[0-9]{{1,{decimals}}})?$",
+        "not": {"type": "string", "pattern": "^[0.]+$"},
+    }
+
+
+def chain(networks: Networks) -> Json:
+    """A chain's name, alias, number, or number as a string."""
+    return {
+        "enum": [
+            name
+            for chain in networks.chains
+            for name in (chain.name, *chain.aliases, chain.chain_id, str(chain.chain_id))
+        ]
+    }
+
+
+def address(asset: Asset, networks: Networks) -> Json:
+    """An address on the network of the asset."""
+    if asset is XMR:
+        return {"pattern": monero_pattern(networks.monero)}
+    return {"pattern": EVM_PATTERN, "not": {"const": ZERO_ADDRESS}}
+
+
+def any_address(assets: Iterable[Asset], networks: Networks) -> Json:
+    """An address on the network of one of the assets."""
+    return {"anyOf": [address(asset, networks) for asset in assets]}
