@@ -57,7 +57,7 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.lessons import combined
-from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.ordering import OrderRequest, Placed, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
 from rpcsvc.operations.results import Flat, Stored
@@ -113,12 +113,12 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
 
 async def create_order(service: Service, params: BffOrderParams, call: Call) -> Stored:
     """A new order, or the same one again under its idempotency key."""
-    wish = _wish(service, params, call)
+    request = _request(service, params, call)
     claim = None
     if call.idempotency_key is not None:
-        claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(wish))
+        claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(request))
     with _in_bff_terms(service, params):
-        return await place(service, lambda: wish, claim, _new_order)
+        return await place(service, lambda: request, claim, _new_order)
 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
@@ -255,7 +255,7 @@ def _amount(text: str, pair: Pair) -> Money:
     return Money(int(text), asset)
 
 
-def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
+def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
     pair = _pair(service, params)
     problems: list[InputError] = []
     session = None
@@ -278,7 +278,7 @@ def _wish(service: Service, params: BffOrderParams, call: Call) -> Wish:
     amount = _amount(params.from_amount, pair)
     plan = _plan(params.twap_config)
     who = call.client
-    return Wish(
+    return OrderRequest(
         *pair, amount, to, session, plan, call.integrator, refund_to, who, to_field="toAddress"
     )
 
@@ -296,15 +296,15 @@ def _plan(config: TwapConfig | None) -> TwapPlan | None:
     return TwapPlan(int(min(sent, _MOST_CHUNK_UNITS)), int(config.interval_ms))
 
 
-def _fingerprint(wish: Wish) -> Json:
+def _fingerprint(request: OrderRequest) -> Json:
     return {
-        "fromChainId": 0 if wish.direction is Direction.XMR_TO_USDC else wish.chain.chain_id,
-        "toChainId": wish.chain.chain_id if wish.direction is Direction.XMR_TO_USDC else 0,
-        "fromAmount": str(wish.amount.units),
-        "toAddress": wish.to,
-        "sessionId": wish.session_id,
-        "twapConfig": wish.twap and [_chunk_usd(wish.twap), wish.twap.interval_ms],
-        "refundAddress": wish.refund_address,
+        "fromChainId": 0 if request.direction is Direction.XMR_TO_USDC else request.chain.chain_id,
+        "toChainId": request.chain.chain_id if request.direction is Direction.XMR_TO_USDC else 0,
+        "fromAmount": str(request.amount.units),
+        "toAddress": request.to,
+        "sessionId": request.session_id,
+        "twapConfig": request.twap and [_chunk_usd(request.twap), request.twap.interval_ms],
+        "refundAddress": request.refund_address,
     }
 
 

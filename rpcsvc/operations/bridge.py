@@ -19,7 +19,7 @@ from rpcsvc.operations.bff_models import Nothing
 from rpcsvc.operations.bridge_models import BridgeOrderIdParams, BridgeParams
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import read_destination
-from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.ordering import OrderRequest, Placed, place
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_any_order
@@ -70,11 +70,13 @@ async def _open(service: Service, params: BridgeParams, call: Call, kind: Bridge
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, f"bff.bridge.{kind}", {"toAddress": to})
 
-    def wish() -> Wish:
+    def request() -> OrderRequest:
         amount = Money(_least(service, direction, chain), deposit_asset(direction))
-        return Wish(direction, chain, amount, to, None, client=call.client, to_field="toAddress")
+        return OrderRequest(
+            direction, chain, amount, to, None, client=call.client, to_field="toAddress"
+        )
 
-    return await place(service, wish, claim, _opened)
+    return await place(service, request, claim, _opened)
 
 
 def _least(service: Service, direction: Direction, chain: Chain) -> int:

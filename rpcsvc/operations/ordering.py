@@ -1,7 +1,7 @@
 """Placing an order: a quote becomes terms, and the order is committed with its answer.
 
 Whatever surface an order is made over comes through ``place``; so one key makes one order, and
-an order made over one surface is seen over the other. What does not live here: reading the wish
+an order made over one surface is seen over the other. What does not live here: reading the request
 (swap.py), the price (quoting.py), how a surface words its answer (its ``write``).
 """
 
@@ -31,10 +31,10 @@ from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports import RelayRecord, StoredResponse
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.unfunded import Client
-from rpcsvc.orders.upstream_port import Asked, Created
+from rpcsvc.orders.upstream_port import Created, UpstreamRequest
 
 
-class Wish(NamedTuple):
+class OrderRequest(NamedTuple):
     """What the user wants, checked: ``amount`` is what they send, ``to`` where the payout goes.
 
     ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
@@ -67,77 +67,77 @@ class Placed(NamedTuple):
 
 async def place(
     service: Service,
-    wish: Callable[[], Wish],
+    request: Callable[[], OrderRequest],
     claim: Claim | None,
     write: Callable[[Placed], bytes],
 ) -> Stored:
     """Make the order, or give the answer again that its idempotency key was first given.
 
-    ``wish`` is asked for only if an order is made: what it needs, such as a rate, is not in the way
+    ``request`` is called only if an order is made: what it needs, such as a rate, is not in the way
     of an answer that was given before. ``write`` makes the answer, which is committed together with
     the order and the key. Raises IdempotencyConflict, Unavailable and the limits' errors.
     """
     if claim is None:
-        return Stored(await _make(service, wish(), None, write))
+        return Stored(await _make(service, request(), None, write))
     body, replayed = await service.idempotency.once(
-        claim, lambda: _make(service, wish(), claim, write)
+        claim, lambda: _make(service, request(), claim, write)
     )
     return Stored(body, replayed)
 
 
 async def _make(
-    service: Service, wish: Wish, claim: Claim | None, write: Callable[[Placed], bytes]
+    service: Service, request: OrderRequest, claim: Claim | None, write: Callable[[Placed], bytes]
 ) -> bytes:
     if service.relay is not None:
-        return await _make_there(service, service.relay, wish, claim, write)
+        return await _make_there(service, service.relay, request, claim, write)
     service.engine.require_ready()
-    await _require_payable(service, wish)
-    found = await _quoted(service, wish)
-    order = open_order(_terms(service, found, wish))
-    return await _commit(service, order, found, claim, write, wish.client)
+    await _require_payable(service, request)
+    found = await _quoted(service, request)
+    order = open_order(_terms(service, found, request))
+    return await _commit(service, order, found, claim, write, request.client)
 
 
-async def _require_payable(service: Service, wish: Wish) -> None:
+async def _require_payable(service: Service, request: OrderRequest) -> None:
     """Raise InvalidDestination for a payout or refund address that is refused on its network."""
-    named = [(payout_asset(wish.direction), wish.to, wish.to_field)]
-    if wish.refund_address is not None:
-        named.append((wish.amount.asset, wish.refund_address, "refundAddress"))
+    named = [(payout_asset(request.direction), request.to, request.to_field)]
+    if request.refund_address is not None:
+        named.append((request.amount.asset, request.refund_address, "refundAddress"))
     for asset, address, field in named:
-        network = network_of(asset, wish.chain)
+        network = network_of(asset, request.chain)
         await service.engine.require_payable(network, address, field=field)
 
 
-async def _quoted(service: Service, wish: Wish) -> Quote:
+async def _quoted(service: Service, request: OrderRequest) -> Quote:
     return await make_quote(
         service,
-        direction=wish.direction,
-        chain=wish.chain,
-        amount=wish.amount,
-        integrator=wish.integrator,
-        to=wish.to,
-        client=wish.client,
+        direction=request.direction,
+        chain=request.chain,
+        amount=request.amount,
+        integrator=request.integrator,
+        to=request.to,
+        client=request.client,
     )
 
 
 async def _make_there(
     service: Service,
     relay: Relay,
-    wish: Wish,
+    request: OrderRequest,
     claim: Claim | None,
     write: Callable[[Placed], bytes],
 ) -> bytes:
     """The same at the upstream. No price is in the way of what a key in doubt is an answer to."""
-    relay.require_can_fix(wish.refund_address)
+    relay.require_can_fix(request.refund_address)
     is_in_doubt = claim is not None and relay.is_in_doubt(claim)
     try:
-        found = await _quoted(service, wish)
+        found = await _quoted(service, request)
     except ServiceError:
         if not is_in_doubt:
             raise
-        found = quote_to_come(service, wish.direction, wish.chain, wish.amount)
-    terms = _terms(service, found, wish)
-    with _asking(service, terms, wish.client):
-        record, created = await _created(relay, terms, wish, claim)
+        found = quote_to_come(service, request.direction, request.chain, request.amount)
+    terms = _terms(service, found, request)
+    with _asking(service, terms, request.client):
+        record, created = await _created(relay, terms, request, claim)
     async with relay.recording(record):
         found = agreed(found, created)
         terms = replace(
@@ -153,8 +153,8 @@ async def _make_there(
             twap=None,
         )
         order = open_order(terms)
-        body = await _commit(service, order, found, claim, write, wish.client, record)
-    if wish.twap is not None:
+        body = await _commit(service, order, found, claim, write, request.client, record)
+    if request.twap is not None:
         # Whether it is cut, and how, is told with its status only.
         await relay.follower.ask_first(record.order_id)
     return body
@@ -187,21 +187,21 @@ def _asking(service: Service, terms: Terms, client: Client) -> AbstractContextMa
 
 
 async def _created(
-    relay: Relay, terms: Terms, wish: Wish, claim: Claim | None
+    relay: Relay, terms: Terms, request: OrderRequest, claim: Claim | None
 ) -> tuple[RelayRecord, Created]:
     """What the upstream made, and the claim that it was made under."""
     # The session goes with the order: with it its owner can name a refund address there, too.
     # Nothing here may depend on the rate: a call that is repeated must be the very same.
-    asked = Asked(
-        direction=wish.direction,
-        chain=wish.chain,
-        amount=wish.amount,
-        to=wish.to,
+    there = UpstreamRequest(
+        direction=request.direction,
+        chain=request.chain,
+        amount=request.amount,
+        to=request.to,
         session_id=terms.session_id,
-        twap=wish.twap,
-        refund_address=wish.refund_address,
+        twap=request.twap,
+        refund_address=request.refund_address,
     )
-    return await relay.create(asked, claim, terms.order_id, least=terms.min_received)
+    return await relay.create(there, claim, terms.order_id, least=terms.min_received)
 
 
 def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | None:
@@ -210,18 +210,18 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
     return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
 
 
-def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
+def _terms(service: Service, found: Quote, request: OrderRequest) -> Terms:
     now = service.clock.now_ms()
     return Terms(
         order_id=ids.order_id(service.random),
-        session_id=wish.session_id or ids.session_id(service.random),
+        session_id=request.session_id or ids.session_id(service.random),
         direction=found.direction,
         chain=found.chain.name,
         chain_id=found.chain.chain_id,
         deposit_network=network_of(found.deposit_asset, found.chain),
         payout_network=network_of(found.payout_asset, found.chain),
         deposit_address=_deposit_address(service, found),
-        to_address=wish.to,
+        to_address=request.to,
         deposit_amount=found.deposit.units,
         expected_output=found.expected_output,
         min_received=found.min_received,
@@ -232,9 +232,9 @@ def _terms(service: Service, found: Quote, wish: Wish) -> Terms:
         created_at=now,
         expires_at=now + service.policy.deposit_window,
         timeouts=service.policy.timeouts,
-        integrator=wish.integrator.id if wish.integrator else None,
-        twap=wish.twap if wish.twap and _is_cut(found, wish.twap) else None,
-        refund_address=wish.refund_address,
+        integrator=request.integrator.id if request.integrator else None,
+        twap=request.twap if request.twap and _is_cut(found, request.twap) else None,
+        refund_address=request.refund_address,
         price_locked_until=found.price_locked_until,
     )
 

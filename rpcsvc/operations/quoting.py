@@ -41,7 +41,7 @@ from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.ports import Fees, Rate
 from rpcsvc.orders.reservations import UPSTREAM
 from rpcsvc.orders.unfunded import Client
-from rpcsvc.orders.upstream_port import Asked, Created, Offer
+from rpcsvc.orders.upstream_port import Created, Offer, UpstreamRequest
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
@@ -189,11 +189,11 @@ async def make_quote(
     service.engine.require_ready()
     require_offered(chain, service)
     if service.relay is not None:
-        asked = Asked(direction, chain, amount, to)
+        request = UpstreamRequest(direction, chain, amount, to)
         require_reservable(service, client, amount, UPSTREAM, 0)
-        offer = await service.relay.quote(asked)  # refuses by the upstream's own limits
+        offer = await service.relay.quote(request)  # refuses by the upstream's own limits
         require_storable(amount)
-        found = _relayed(asked, offer, service.clock.now_ms())
+        found = _relayed(request, offer, service.clock.now_ms())
         if chain.name != PERPS:
             worth = found.expected_output if amount.asset is XMR else amount.units
             require_reservable(service, client, amount, UPSTREAM, worth)
@@ -246,8 +246,8 @@ def _eaten_by_fees(
 
 def quote_to_come(service: Service, direction: Direction, chain: Chain, amount: Money) -> Quote:
     """In place of an upstream's price that can't be had, until it tells what it has agreed to."""
-    asked, now = Asked(direction, chain, amount), service.clock.now_ms()
-    return replace(_relayed(asked, Offer(1, 0, 1, 0), now), seconds=None)
+    request, now = UpstreamRequest(direction, chain, amount), service.clock.now_ms()
+    return replace(_relayed(request, Offer(1, 0, 1, 0), now), seconds=None)
 
 
 def agreed(found: Quote, created: Created) -> Quote:
@@ -261,13 +261,13 @@ def agreed(found: Quote, created: Created) -> Quote:
     )
 
 
-def _relayed(asked: Asked, offer: Offer, now: int) -> Quote:
+def _relayed(request: UpstreamRequest, offer: Offer, now: int) -> Quote:
     """An upstream's price: its fees are within it, its limits are its own to check."""
     rate = Rate(offer.usdc_per_xmr, now, "upstream")
     return Quote(
-        direction=asked.direction,
-        chain=asked.chain,
-        deposit=asked.amount,
+        direction=request.direction,
+        chain=request.chain,
+        deposit=request.amount,
         price=Price(rate.usdc_per_xmr, 0, 0, BPS),
         rate=rate,
         fees=Fees(0, 0),

@@ -21,14 +21,14 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.lessons import HINTS, combined, missing
-from rpcsvc.operations.ordering import Placed, Wish, place
+from rpcsvc.operations.ordering import OrderRequest, Placed, place
 from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.upstream_port import Asked
+from rpcsvc.orders.upstream_port import UpstreamRequest
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
@@ -136,7 +136,7 @@ async def _require_within_limits(
     if direction is not None and chain is not None:
         with suppress(Unavailable):
             if service.relay is not None:
-                await service.relay.quote(Asked(direction, chain, amount))
+                await service.relay.quote(UpstreamRequest(direction, chain, amount))
             else:
                 require_within_limits(service, direction, chain, amount, service.rates.rate())
     require_storable(amount)
@@ -197,14 +197,16 @@ async def _open(service: Service, params: SwapParams, call: Call, operation: str
     if problems:
         raise combined(problems)
     to, refund_to = intent.to or "", intent.refund_address
-    wish = Wish(*_swap_of(intent), to, session, refund_address=refund_to, client=call.client)
+    request = OrderRequest(
+        *_swap_of(intent), to, session, refund_address=refund_to, client=call.client
+    )
     claim = None
     if call.idempotency_key is not None:
         shown = _fingerprint(intent, None if call.local_session else session)
         claim = Claim(call.namespace, call.idempotency_key, operation, shown)
     source = session_source(call) if session else "generated"
     write = partial(_order_answer, service, source, operation)
-    return await place(service, lambda: wish, claim, write)
+    return await place(service, lambda: request, claim, write)
 
 
 def _fingerprint(intent: Intent, session: str | None) -> Json:

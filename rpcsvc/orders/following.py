@@ -21,7 +21,7 @@ from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.ports import Health, OrderStore
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.upstream_port import Sighted, UpstreamVenue, VenueResting
+from rpcsvc.orders.upstream_port import UpstreamStatus, UpstreamVenue, VenueResting
 
 log = structlog.get_logger(__name__)
 
@@ -159,26 +159,26 @@ class Follower:
         if order is None or order.terms.upstream_id is None or order.status.is_terminal:
             self._leave(order_id)
             return
-        sighted = await self._sight(order, is_watched=is_watched)
-        if sighted is not None:
-            await self.take(order, sighted)
+        found = await self._ask_status(order, is_watched=is_watched)
+        if found is not None:
+            await self.take(order, found)
 
-    async def take(self, order: Order, sighted: Sighted) -> Order:
+    async def take(self, order: Order, found: UpstreamStatus) -> Order:
         """Apply what the upstream tells of an order; the order as committed."""
-        event = UpstreamReported(sighted.status, sighted.report)
+        event = UpstreamReported(found.status, found.report)
         try:
-            order = await self._processor.apply(order.order_id, event, evidence=sighted.raw)
+            order = await self._processor.apply(order.order_id, event, evidence=found.raw)
         except ImpossibleTransition as refused:
             order = self._store.order(order.order_id) or order
-            if sighted.status is not order.status:
+            if found.status is not order.status:
                 log.warning("upstream_report_ignored", order_id=order.order_id, reason=str(refused))
         if order.status.is_terminal:
             self._leave(order.order_id)
         return order
 
-    async def _sight(self, order: Order, *, is_watched: bool) -> Sighted | None:
+    async def _ask_status(self, order: Order, *, is_watched: bool) -> UpstreamStatus | None:
         try:
-            sighted = await self._venue.sight(order.terms, is_watched=is_watched)
+            found = await self._venue.status(order.terms, is_watched=is_watched)
         except VenueResting:
             raise
         except Exception:
@@ -186,7 +186,7 @@ class Follower:
             self._leave_alone(order.order_id)
             raise
         self._unread.pop(order.order_id, None)
-        return sighted
+        return found
 
     def _leave_alone(self, order_id: str) -> None:
         """An order could not be read: it is asked for again later, and later each time."""

@@ -26,7 +26,13 @@ from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState, Ticket
-from rpcsvc.orders.upstream_port import Asked, Created, CreationUnknown, Offer, UpstreamVenue
+from rpcsvc.orders.upstream_port import (
+    Created,
+    CreationUnknown,
+    Offer,
+    UpstreamRequest,
+    UpstreamVenue,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -68,9 +74,9 @@ class Relay:
         recent = self._store.relays_since(now - 60_000)
         self._venue.remember([now - made_at for made_at in recent])
 
-    async def quote(self, asked: Asked) -> Offer:
+    async def quote(self, request: UpstreamRequest) -> Offer:
         """A price. Raises errors.ServiceError."""
-        return await self._venue.quote(asked)
+        return await self._venue.quote(request)
 
     def require_can_fix(self, refund_address: str | None) -> None:
         """Raise InvalidInput for a refund address that the upstream could not be held to."""
@@ -109,7 +115,7 @@ class Relay:
         return await self.follower.take(order, sighted)
 
     async def create(
-        self, asked: Asked, claim: Claim | None, fresh_id: str, *, least: int = 0
+        self, request: UpstreamRequest, claim: Claim | None, fresh_id: str, *, least: int = 0
     ) -> tuple[RelayRecord, Created]:
         """Make the order at the upstream, under our id; the caller commits it with the record.
 
@@ -118,13 +124,13 @@ class Relay:
         known, or that of this one is not, and of an order that nobody should pay for;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
-        record, resumed = self._record(asked, claim, fresh_id)
+        record, resumed = self._record(request, claim, fresh_id)
         # A resumed call is the same to the letter, or its key would be refused.
-        asked = asked._replace(session_id=record.session_id)
+        request = request._replace(session_id=record.session_id)
         if not resumed:
             await self._store.commit(Change(relay=record))
         try:
-            created = await self._venue.create(asked, record.order_id, resumed=resumed)
+            created = await self._venue.create(request, record.order_id, resumed=resumed)
         except CreationUnknown as unknown:
             await self._doubt(record, unknown)
             raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
@@ -170,12 +176,14 @@ class Relay:
             raise Unavailable(_IN_DOUBT, retry_after=30) from error
         self.follower.follow(record.order_id)
 
-    def _record(self, asked: Asked, claim: Claim | None, fresh_id: str) -> tuple[RelayRecord, bool]:
+    def _record(
+        self, request: UpstreamRequest, claim: Claim | None, fresh_id: str
+    ) -> tuple[RelayRecord, bool]:
         """The claim to make, and whether it was made before and its outcome is not known."""
         before = self._in_doubt(claim) if claim else None
         if before is None:
             now = self._clock.now_ms()
-            fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, asked.session_id)
+            fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, request.session_id)
             return _used_for(fresh, claim), False
         return before, True
 

@@ -16,7 +16,7 @@ from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.orders.ports import Ticket
 
 
-class Asked(NamedTuple):
+class UpstreamRequest(NamedTuple):
     """What is asked of the upstream; ``twap`` None: at once. ``refund_address``: refunds of the
     order go there and nowhere else.
     """
@@ -73,7 +73,7 @@ class VenueResting(Exception):
         self.wait_ms = wait_ms
 
 
-class Sighted(NamedTuple):
+class UpstreamStatus(NamedTuple):
     """An order as the upstream tells it; ``raw`` is its answer, for audit."""
 
     status: OrderStatus
@@ -98,16 +98,16 @@ class UpstreamVenue(Protocol):
         """Orders were created so long ago by an earlier process: they count for the limit."""
         ...
 
-    async def quote(self, asked: Asked) -> Offer:
+    async def quote(self, request: UpstreamRequest) -> Offer:
         """A price."""
         ...
 
-    async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+    async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown when it may have been made."""
         ...
 
-    async def cancel(self, terms: Terms) -> Sighted | None:
-        """End the order of these terms there; how it stands then, as ``progress`` tells it.
+    async def cancel(self, terms: Terms) -> UpstreamStatus | None:
+        """End the order of these terms there; how it stands then, as ``status`` tells it.
 
         Raises OrderNotCancellable, also where the upstream has no cancellation. May be repeated.
         """
@@ -121,7 +121,7 @@ class UpstreamVenue(Protocol):
         """Open a ticket about an order there, the owner's refund address with it."""
         ...
 
-    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted | None:
+    async def status(self, terms: Terms, *, is_watched: bool) -> UpstreamStatus | None:
         """The order of these terms as it stands, waited for as long as the budget asks; asked for
         once. What is told of another order than this is an error.
 

@@ -162,7 +162,7 @@ async def mortal(data_dir: Path, environ: Mapping[str, str] | None = None) -> As
 # --- orders ------------------------------------------------------------------------------------
 
 
-class Wish(NamedTuple):
+class OrderRequest(NamedTuple):
     """An order to be made. ``requests``: the ways in which its call may be sent, one without a key.
 
     Nobody but the service knows the session of a bridge order.
@@ -181,7 +181,7 @@ class Wish(NamedTuple):
 class Made(NamedTuple):
     """An order that was acknowledged, with the answer to its call."""
 
-    wish: Wish
+    wish: OrderRequest
     order_id: str
     answer: bytes
 
@@ -196,7 +196,7 @@ class Caller:
         self.service = service
         self.random = random.Random(name)
         self.made: list[Made] = []
-        self.unanswered: list[Wish] = []
+        self.unanswered: list[OrderRequest] = []
         self.forlorn = 0  # calls without a key that may have made an order
         self._api_key = api_key
         self._name = name.replace(" ", "-")
@@ -217,7 +217,7 @@ class Caller:
         while self.unanswered:
             await self.insist()
 
-    async def _send(self, wish: Wish) -> None:
+    async def _send(self, wish: OrderRequest) -> None:
         request = self.random.choice(wish.requests)
         try:
             answer = await ask(self.service.server, request)
@@ -232,7 +232,7 @@ class Caller:
         order_id = told["orderId"] if "orderId" in told else told["order"]["orderId"]
         self.made.append(Made(wish, order_id, answer))
 
-    def _keep(self, wish: Wish) -> None:
+    def _keep(self, wish: OrderRequest) -> None:
         if wish.has_key:
             self.unanswered.append(wish)
         else:
@@ -296,7 +296,7 @@ class Caller:
 
     # --- drawing ---
 
-    def _agent_wish(self) -> Wish:
+    def _agent_wish(self) -> OrderRequest:
         direction, session = self._direction(), self._session()
         params = {
             "direction": direction,
@@ -308,13 +308,13 @@ class Caller:
         operation = self.random.choice(["create", "execute"])
         if self.random.random() < 0.1:
             alone = Request("/rpc", message(f"swap.{operation}", params))
-            return Wish(direction, session, (alone,))
+            return OrderRequest(direction, session, (alone,))
         key = {"idempotency-key": self._key()}
         rpc = Request("/rpc", message(f"swap.{operation}", {**params, **key}))
         http = Request(f"/api/v1/agent/swap/{operation}", params, key)
-        return Wish(direction, session, (rpc, http))
+        return OrderRequest(direction, session, (rpc, http))
 
-    def _front_end_wish(self) -> Wish:
+    def _front_end_wish(self) -> OrderRequest:
         """With and without chunks, and with the fee of whoever brought it."""
         direction, session = self._direction(), self._session()
         chain = self.random.choice(list(USDC))
@@ -333,14 +333,14 @@ class Caller:
         headers = {"idempotency-key": self._key()}
         if self._api_key is not None and self.random.random() < 0.5:
             headers["x-api-key"] = self._api_key
-        return Wish(direction, session, (Request("/bff/v1/orders", body, headers),) * 2)
+        return OrderRequest(direction, session, (Request("/bff/v1/orders", body, headers),) * 2)
 
-    def _bridge_wish(self) -> Wish:
+    def _bridge_wish(self) -> OrderRequest:
         direction = self._direction()
         way = "deposit" if direction == "x2u" else "withdraw"
         key = {"idempotency-key": self._key()}
         request = Request(f"/bff/v1/bridge/{way}", {"toAddress": TO[direction][0]}, key)
-        return Wish(direction, None, (request,) * 2)
+        return OrderRequest(direction, None, (request,) * 2)
 
     def _direction(self) -> str:
         return self.random.choice(["x2u", "u2x"])

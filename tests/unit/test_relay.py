@@ -27,10 +27,10 @@ from rpcsvc.orders.ports import Change, Health, RelayRecord, RelayState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.upstream_port import (
-    Asked,
     Created,
     CreationUnknown,
-    Sighted,
+    UpstreamRequest,
+    UpstreamStatus,
     VenueResting,
 )
 from rpcsvc.store.operator_books import close_claim
@@ -42,7 +42,7 @@ from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.test_transition import terms
 
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
-ASKED = Asked(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
+ASKED = UpstreamRequest(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")
 CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "session"})
 MADE = Created("up-1", "an address", 1, 1, 2**53, b'{"orderId": "up-1"}')
 
@@ -58,7 +58,7 @@ class Venue:
         self.unreadable: dict[str, Exception] = {}
         self.meanwhile: Callable[[], object] = lambda: None
 
-    async def create(self, _asked: Asked, _key: str, *, resumed: bool) -> Created:
+    async def create(self, _asked: UpstreamRequest, _key: str, *, resumed: bool) -> Created:
         self.meanwhile()
         answer = self.answers.popleft()
         if isinstance(answer, Exception):
@@ -68,12 +68,12 @@ class Venue:
     def remember(self, _ages_ms: list[int]) -> None:
         pass
 
-    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted:
+    async def status(self, terms: Terms, *, is_watched: bool) -> UpstreamStatus:
         upstream_id = terms.upstream_id or ""
         self.asked.append(upstream_id)
         if upstream_id in self.unreadable:
             raise self.unreadable[upstream_id]
-        return Sighted(OrderStatus.AWAITING_DEPOSIT, Report(), b"{}")
+        return UpstreamStatus(OrderStatus.AWAITING_DEPOSIT, Report(), b"{}")
 
 
 class World:

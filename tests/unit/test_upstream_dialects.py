@@ -51,7 +51,7 @@ TIME = "2026-01-02T03:04:05.678Z"
 TIME_MS = 1_767_323_045_678
 ORDER_ID = "ord_0123456789ABCDEFGHJKMNPQRS"
 
-X2U = m.OrderRequest(
+X2U = m.OrderBody(
     from_chain_id=0,
     to_chain_id=42161,
     from_token="XMR",
@@ -61,7 +61,7 @@ X2U = m.OrderRequest(
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
     twap=m.TwapRequest(disabled=False, chunk_usdc=250_000_000),
 )
-U2X = m.OrderRequest(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
+U2X = m.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
 
 HEALTH = {"status": "ok", "version": "1.0.0", "time": TIME}
 CHAINS = {
@@ -593,7 +593,7 @@ def test_an_unknown_status_is_kept_in_its_own_word() -> None:
 # --- calls -----------------------------------------------------------------------------------
 
 
-class Asked:
+class UpstreamRequest:
     """An upstream on a socket, and our calls to it."""
 
     def __init__(self, server: does.UpstreamServer, dialect: Dialect) -> None:
@@ -638,7 +638,7 @@ QUOTE_BODY = {
     key: ORDER_BODY[key]
     for key in ("fromChainId", "toChainId", "fromToken", "toToken", "fromAmount")
 }
-TICKET_REQUEST = m.TicketRequest("Where is it?", "agent", order_id=ORDER_ID)
+TICKET_REQUEST = m.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
 TICKET_BODY = {
     "orderId": ORDER_ID,
     "sessionId": None,
@@ -725,7 +725,7 @@ CALLS: dict[str, Row] = {
 async def test_every_call_is_sent_as_its_dialect_has_it(dialect: Dialect, row: Row) -> None:
     target = row.bff if dialect is BFF else row.v1
     async with does.running() as server:
-        asked = Asked(server, dialect)
+        asked = UpstreamRequest(server, dialect)
         if target is None:
             with pytest.raises(m.NeverSent, match="has no call"):
                 await asked.call(row.use, row.answer)
@@ -748,7 +748,7 @@ async def test_an_id_that_no_upstream_gives_is_not_sent(dialect: Dialect, order_
             lambda u: u.bridge_order(order_id),
         ):
             with pytest.raises(m.NotAnId):
-                await Asked(server, dialect).call(use, {})
+                await UpstreamRequest(server, dialect).call(use, {})
 
         assert not server.seen
 
@@ -759,7 +759,7 @@ async def test_an_order_with_a_bad_deposit_address_is_on_record_and_never_shown(
 ) -> None:
     async with does.running() as server:
         with pytest.raises(m.OutcomeUnknown) as caught:
-            await Asked(server, dialect).call(
+            await UpstreamRequest(server, dialect).call(
                 lambda u: u.create_order(X2U, key="k"), {**ORDER, "depositAddress": flipped(MONERO)}
             )
 
@@ -771,12 +771,12 @@ async def test_an_order_with_a_bad_deposit_address_is_on_record_and_never_shown(
 
 async def test_only_the_bff_honours_keys_so_only_it_resumes() -> None:
     async with does.running() as server:
-        resumed = await Asked(server, BFF).call(
+        resumed = await UpstreamRequest(server, BFF).call(
             lambda u: u.create_order(X2U, key="k", resumed=True), ORDER
         )
         assert resumed.order_id == ORDER_ID
         with pytest.raises(ValueError, match="idempotency key"):
-            await Asked(server, V1).call(
+            await UpstreamRequest(server, V1).call(
                 lambda u: u.create_order(X2U, key="k", resumed=True), ORDER
             )
         assert len(server.seen) == 1
@@ -812,7 +812,7 @@ async def refusal(dialect: Dialect, status: int, body: Any) -> errors.ServiceErr
                 await upstream.quote(X2U)
             return upstream.service_error(caught.value)
 
-        found = await Asked(server, dialect).call(use, body, status)
+        found = await UpstreamRequest(server, dialect).call(use, body, status)
         assert isinstance(found, errors.ServiceError)
         return found
 
@@ -939,7 +939,7 @@ async def test_every_other_failure_is_unavailable_and_tells_nothing_of_the_insid
         async def use(upstream: Upstream) -> errors.ServiceError:
             return upstream.service_error(error)
 
-        found = await Asked(server, BFF).call(use, {})
+        found = await UpstreamRequest(server, BFF).call(use, {})
 
     assert isinstance(found, errors.Unavailable)
     assert error.reason not in found.message
@@ -954,7 +954,7 @@ async def test_an_id_that_no_upstream_gives_is_an_order_that_is_not_found() -> N
                 await upstream.bridge_order("../health")
             return upstream.service_error(caught.value)
 
-        assert isinstance(await Asked(server, BFF).call(use, {}), errors.OrderNotFound)
+        assert isinstance(await UpstreamRequest(server, BFF).call(use, {}), errors.OrderNotFound)
 
 
 def test_only_an_unknown_outcome_may_have_acted() -> None:

@@ -127,7 +127,7 @@ class Upstream:
         )
 
     async def quote(
-        self, request: m.QuoteRequest, urgency: Urgency = Urgency.ROUTINE
+        self, request: m.QuoteBody, urgency: Urgency = Urgency.ROUTINE
     ) -> m.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
@@ -135,7 +135,7 @@ class Upstream:
         return await self._read(call, lambda a: reading.quote(a, request), demand)
 
     async def create_order(
-        self, request: m.OrderRequest, *, key: str, resumed: bool = False
+        self, request: m.OrderBody, *, key: str, resumed: bool = False
     ) -> m.UpstreamOrder:
         """A new order. ``key`` is passed on where the dialect honours it.
 
@@ -150,7 +150,7 @@ class Upstream:
 
     async def order(
         self, order_id: str, *, verify: str | None = None, demand: Demand | None = None
-    ) -> m.UpstreamStatus:
+    ) -> m.StatusAnswer:
         """An order as it stands. ``verify`` is the payout address that it must have."""
         query = {} if verify is None else {"verify": verify}
         call = self._call("order", order_id, query=query)
@@ -161,7 +161,7 @@ class Upstream:
         """Whether the dialect has a call that ends an order."""
         return "cancel_order" in self._dialect.paths
 
-    async def cancel_order(self, order_id: str, session_id: str) -> m.UpstreamStatus:
+    async def cancel_order(self, order_id: str, session_id: str) -> m.StatusAnswer:
         """End an order that no deposit was sent to. Safe to repeat."""
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
         return await self._read(call, lambda a: reading.status(a, order_id, self._networks))
@@ -172,7 +172,7 @@ class Upstream:
             self._call("orders", query={"session": session_id}), reading.order_list
         )
 
-    async def create_ticket(self, request: m.TicketRequest) -> m.UpstreamTicket:
+    async def create_ticket(self, request: m.TicketBody) -> m.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
         call = self._call("create_ticket", body=_ticket_body(request))
         return await self._client.create(
@@ -275,7 +275,7 @@ _NO_MORE_UNFUNDED: Final = (
 )
 
 
-def _quote_body(request: m.QuoteRequest) -> dict[str, Any]:
+def _quote_body(request: m.QuoteBody) -> dict[str, Any]:
     return {
         "fromChainId": request.from_chain_id,
         "toChainId": request.to_chain_id,
@@ -285,7 +285,7 @@ def _quote_body(request: m.QuoteRequest) -> dict[str, Any]:
     }
 
 
-def _order_body(request: m.OrderRequest, *, cuts_usdc: bool) -> dict[str, Any]:
+def _order_body(request: m.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
@@ -312,7 +312,7 @@ def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _ticket_body(request: m.TicketRequest) -> dict[str, Any]:
+def _ticket_body(request: m.TicketBody) -> dict[str, Any]:
     return {
         "orderId": request.order_id,
         "sessionId": request.session_id,

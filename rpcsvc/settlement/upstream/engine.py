@@ -1,6 +1,6 @@
 """The upstream as settlement engine: it settles nothing here, and passes orders on.
 
-    UpstreamVenue (orders/upstream_port.py)   quote, create and sight, in the order layer's words
+    UpstreamVenue (orders/upstream_port.py)   quote, create and status, in the order layer's words
     SettlementEngine (orders/ports.py)        names and health; no deposits, no transfers
 
 What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
@@ -45,11 +45,11 @@ from rpcsvc.orders.ports import (
     Verdict,
 )
 from rpcsvc.orders.upstream_port import (
-    Asked,
     Created,
     CreationUnknown,
     Offer,
-    Sighted,
+    UpstreamRequest,
+    UpstreamStatus,
     VenueResting,
 )
 from rpcsvc.settlement.upstream import models as m
@@ -114,55 +114,55 @@ class UpstreamEngine:
         """Orders were created so long ago by an earlier process: they count for the limit."""
         self._creations.remember(ages_ms)
 
-    async def quote(self, asked: Asked) -> Offer:
+    async def quote(self, request: UpstreamRequest) -> Offer:
         """A price. Raises errors.ServiceError. A bridge order has none: it takes what comes."""
-        if asked.chain.name == PERPS:
+        if request.chain.name == PERPS:
             return Offer(1, 0, 1, USUAL_SECONDS)
         # An upstream need not read longer numbers; its limit is below this one.
-        request = m.QuoteRequest(*self._pair(asked), min(asked.amount.units, MAX_UNITS))
+        body = m.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
         try:
-            urgency = Urgency.CREATION if asked.to else Urgency.ROUTINE
-            found = await self._upstream.quote(request, urgency)
+            urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
+            found = await self._upstream.quote(body, urgency)
         except UpstreamError as error:
-            raise self._refusal(asked.chain, error) from error
-        rate = _rate(asked.direction, found.from_amount, found.to_amount)
+            raise self._refusal(request.chain, error) from error
+        rate = _rate(request.direction, found.from_amount, found.to_amount)
         if found.to_amount <= 0 or rate > MAX_UNITS:
             raise Unavailable("The service that settles this gives no price now.")
         return Offer(found.to_amount, found.min_received, rate, found.estimated_seconds)
 
-    async def create(self, asked: Asked, key: str, *, resumed: bool) -> Created:
+    async def create(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
         """Make the order. Raises CreationUnknown, and errors.ServiceError when none was made."""
         await self.watch.require_network()
-        make = self._create_bridge if asked.chain.name == PERPS else self._create_swap
+        make = self._create_bridge if request.chain.name == PERPS else self._create_swap
         try:
-            return await make(asked, key, resumed=resumed)
+            return await make(request, key, resumed=resumed)
         except OutcomeUnknown as error:
             raise CreationUnknown(
                 error.reason, upstream_id=error.upstream_id, raw=error.raw
             ) from error
         except UpstreamError as error:
-            raise self._refusal(asked.chain, error) from error
+            raise self._refusal(request.chain, error) from error
 
-    async def _create_bridge(self, asked: Asked, key: str, *, resumed: bool) -> Created:
-        to_perps = asked.direction is Direction.XMR_TO_USDC
+    async def _create_bridge(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
+        to_perps = request.direction is Direction.XMR_TO_USDC
         call = self._upstream.bridge_deposit if to_perps else self._upstream.bridge_withdraw
-        made = await call(asked.to, key=key, resumed=resumed)
+        made = await call(request.to, key=key, resumed=resumed)
         return Created(made.order_id, made.deposit_address, 1, 1, made.expires_at, made.raw)
 
-    async def _create_swap(self, asked: Asked, key: str, *, resumed: bool) -> Created:
-        request = m.OrderRequest(
-            *self._pair(asked),
-            asked.amount.units,
-            to_address=asked.to,
-            session_id=asked.session_id,
-            twap=_twap(asked.twap),
-            refund_address=asked.refund_address,
+    async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
+        body = m.OrderBody(
+            *self._pair(request),
+            request.amount.units,
+            to_address=request.to,
+            session_id=request.session_id,
+            twap=_twap(request.twap),
+            refund_address=request.refund_address,
         )
-        made = await self._upstream.create_order(request, key=key, resumed=resumed)
-        if made.deposit_amount != asked.amount.units:
+        made = await self._upstream.create_order(body, key=key, resumed=resumed)
+        if made.deposit_amount != request.amount.units:
             raise CreationUnknown(
                 f"the upstream asks for a deposit of {made.deposit_amount} units, not of"
-                f" {asked.amount.units}",
+                f" {request.amount.units}",
                 upstream_id=made.order_id,
                 raw=made.raw,
             )
@@ -170,7 +170,7 @@ class UpstreamEngine:
             made.order_id,
             made.deposit_address,
             made.expected_output,
-            _rate(asked.direction, asked.amount.units, made.expected_output),
+            _rate(request.direction, request.amount.units, made.expected_output),
             made.expires_at,
             made.raw,
             is_over=made.status is not UNKNOWN and made.status.is_terminal,
@@ -201,7 +201,7 @@ class UpstreamEngine:
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
-        request = m.TicketRequest(
+        body = m.TicketBody(
             message=ticket.message,
             category=ticket.category,
             order_id=upstream_id,
@@ -209,11 +209,11 @@ class UpstreamEngine:
             wallet_address=ticket.wallet_address,
         )
         try:
-            await self._upstream.create_ticket(request)
+            await self._upstream.create_ticket(body)
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
-    async def cancel(self, terms: Terms) -> Sighted | None:
+    async def cancel(self, terms: Terms) -> UpstreamStatus | None:
         """End the order there; how it stands then. Raises errors.ServiceError."""
         if not self._upstream.can_cancel:
             raise _no_cancellation()
@@ -223,9 +223,9 @@ class UpstreamEngine:
             if isinstance(error, Refused) and error.code == "unknown_method":
                 raise _no_cancellation() from error  # an rpcsvc from before it had one
             raise self._upstream.service_error(error) from error
-        return _sighted(terms, found)
+        return _status_of(terms, found)
 
-    async def sight(self, terms: Terms, *, is_watched: bool) -> Sighted | None:
+    async def status(self, terms: Terms, *, is_watched: bool) -> UpstreamStatus | None:
         """The order as it stands; None when its status is not known, which is logged.
 
         Raises VenueResting while the upstream is left alone, and errors.ServiceError.
@@ -233,7 +233,7 @@ class UpstreamEngine:
         # The relay asks for it again by itself, and for others in between.
         urgency = Urgency.WATCHED if is_watched else Urgency.ROUTINE
         demand = Demand(urgency, is_repeated=False)
-        look = self._sight_bridge if terms.is_bridge else self._sight_swap
+        look = self._bridge_status if terms.is_bridge else self._swap_status
         try:
             return await look(terms, demand)
         except (BreakerOpen, BudgetSpent) as error:
@@ -241,7 +241,7 @@ class UpstreamEngine:
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
-    async def _sight_bridge(self, terms: Terms, demand: Demand) -> Sighted | None:
+    async def _bridge_status(self, terms: Terms, demand: Demand) -> UpstreamStatus | None:
         found = await self._upstream.bridge_order(terms.upstream_id or "", demand=demand)
         if DIRECTION_OF[BridgeKind(found.kind)] is not terms.direction:
             raise _another("type")
@@ -264,15 +264,15 @@ class UpstreamEngine:
         is_over = found.completed_at is not None or not self._upstream.times_ends
         if status is OrderStatus.FAILED and not is_over:
             status = OrderStatus.REFUNDING  # the bridge has no word of its own for it
-        return Sighted(status, report, found.raw)
+        return UpstreamStatus(status, report, found.raw)
 
-    async def _sight_swap(self, terms: Terms, demand: Demand) -> Sighted | None:
-        return _sighted(terms, await self._upstream.order(terms.upstream_id or "", demand=demand))
+    async def _swap_status(self, terms: Terms, demand: Demand) -> UpstreamStatus | None:
+        return _status_of(terms, await self._upstream.order(terms.upstream_id or "", demand=demand))
 
-    def _pair(self, asked: Asked) -> tuple[int, int, str, str]:
+    def _pair(self, request: UpstreamRequest) -> tuple[int, int, str, str]:
         """From and to chain, from and to token (spec 2.4)."""
-        chain = asked.chain
-        if asked.direction is Direction.XMR_TO_USDC:
+        chain = request.chain
+        if request.direction is Direction.XMR_TO_USDC:
             return MONERO_CHAIN_ID, chain.chain_id, XMR.symbol, chain.usdc_contract
         return chain.chain_id, MONERO_CHAIN_ID, chain.usdc_contract, XMR.symbol
 
@@ -382,7 +382,7 @@ _BRIDGE_STATUS = {
 }
 
 
-def _sighted(terms: Terms, found: m.UpstreamStatus) -> Sighted | None:
+def _status_of(terms: Terms, found: m.StatusAnswer) -> UpstreamStatus | None:
     # What is paid from another address, or to another, tells nothing of this order's money.
     if not same_address(found.to_address, terms.to_address):
         raise _another("toAddress")
@@ -400,7 +400,7 @@ def _sighted(terms: Terms, found: m.UpstreamStatus) -> Sighted | None:
         extra=_twap_text(found.twap),
         refund_address=found.refund_address,
     )
-    return Sighted(found.status, report, found.raw)
+    return UpstreamStatus(found.status, report, found.raw)
 
 
 def _no_cancellation() -> OrderNotCancellable:

@@ -154,7 +154,7 @@ class RemoteError:
 
 
 @dataclass(frozen=True, slots=True)
-class QuoteRequest:
+class QuoteBody:
     """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero."""
 
     from_chain_id: int
@@ -174,7 +174,7 @@ class TwapRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderRequest(QuoteRequest):
+class OrderBody(QuoteBody):
     """Order create request of spec 2.4, and the final refund address of another rpcsvc's BFF."""
 
     to_address: str = field(repr=False)
@@ -184,7 +184,7 @@ class OrderRequest(QuoteRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class TicketRequest:
+class TicketBody:
     """Support ticket request of spec 2.4."""
 
     message: str
@@ -286,7 +286,7 @@ class UpstreamTwap:
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamStatus:
+class StatusAnswer:
     """Order (GET by id) of spec 2.4, and the refund address of another rpcsvc's BFF.
 
     ``status_text`` is the upstream's own word.

@@ -256,7 +256,7 @@ def _chain(f: Fields) -> m.UpstreamChain:
     )
 
 
-def quote(answer: UpstreamAnswer, request: m.QuoteRequest) -> m.UpstreamQuote:
+def quote(answer: UpstreamAnswer, request: m.QuoteBody) -> m.UpstreamQuote:
     """A quote; it must be for the amount that was asked."""
     f = Fields(answer.value)
     result = m.UpstreamQuote(
@@ -282,7 +282,7 @@ def _fee(f: Fields) -> m.IntegratorFee:
     return m.IntegratorFee(f.number("percent"), f.units("amount"), f.decimal("amountUsd"))
 
 
-def order(answer: UpstreamAnswer, request: m.OrderRequest, networks: Networks) -> m.UpstreamOrder:
+def order(answer: UpstreamAnswer, request: m.OrderBody, networks: Networks) -> m.UpstreamOrder:
     """A new order; it must be for the network and the addresses that were asked.
 
     An upstream that dropped the refund address would refund to somebody else.
@@ -311,13 +311,13 @@ def order(answer: UpstreamAnswer, request: m.OrderRequest, networks: Networks) -
     )
 
 
-def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> m.UpstreamStatus:
+def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> m.StatusAnswer:
     """An order as it stands; it must be the one that was asked for."""
     f = Fields(answer.value)
     _require_same(f, "orderId", order_id)
     text = f.text("status")
     chain_id = f.whole("depositChainId")
-    return m.UpstreamStatus(
+    return m.StatusAnswer(
         order_id=order_id,
         status=order_status(text),
         status_text=text,
