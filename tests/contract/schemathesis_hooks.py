@@ -39,4 +39,5 @@ def refused_for_its_state_only(_context: Any, response: Any, case: Any) -> None:
             assert "checksum" in error["message"], answer
         elif error["code"] not in LIMITS:
             named = {problem["field"] for problem in answer["validationErrors"]}
+            assert error["code"] == "invalid_input", answer
             assert named <= STATE.get(case.path, set()), answer

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
 from rpcsvc import errors
+from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.table import OPERATIONS
@@ -22,7 +24,7 @@ from rpcsvc.transport.documents.advice import error_classes
 from rpcsvc.transport.openapi.document import openapi_document
 from rpcsvc.transport.openrpc import openrpc_document
 from rpcsvc.transport.site import BFF_ROOT, Site, site_of
-from tests.sandbox import sandbox
+from tests.sandbox import EVM, MONERO, sandbox
 
 Json = dict[str, Any]
 
@@ -202,6 +204,48 @@ def test_a_name_stands_for_one_schema_whichever_operation_lifts_it(site: Site) -
         result = schemas_of(operation, site.networks)["result"]
         for name, part in result.get("$defs", {}).items():
             assert seen.setdefault(name, part) == part, name
+
+
+def test_inputs_are_described_for_the_networks_served(site: Site) -> None:
+    on = dataclasses.replace(
+        site, chains=site.chains[:1], monero_networks=frozenset({MoneroNetwork.STAGENET})
+    )
+    described = schemas.component_schemas(on)["SwapRequest"]
+    assert described["properties"]["chain"]["enum"] == [
+        "arbitrum",
+        "arb",
+        "arbitrum-one",
+        42161,
+        "42161",
+    ]
+    takes = jsonschema.Draft202012Validator(described).is_valid
+    swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150"}
+    assert not takes({**swap, "to": MONERO})
+    assert takes({**swap, "to": subaddress_on(MONERO, MoneroNetwork.STAGENET)})
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "amount",
+            ["0.8", "150", "0.000000000001", "9999999999999"],
+            ["0", "0.0", "0.0000000000001"],
+        ),
+        ("to", [EVM, MONERO], ["", EVM[:-1], "0x" + "0" * 40, f"3{MONERO[1:]}"]),
+        ("chain", ["arb", 42161, "42161"], ["solana", 0, True]),
+        ("direction", ["x2u", "u2x"], ["up", None]),
+    ],
+)
+def test_a_param_of_openrpc_takes_what_any_direction_takes(
+    site: Site, name: str, good: list[Any], bad: list[Any]
+) -> None:
+    methods = openrpc_document(site)["methods"]
+    params = next(m["params"] for m in methods if m["name"].endswith("swap.execute"))
+    described = next(param["schema"] for param in params if param["name"] == name)
+    takes = jsonschema.Draft202012Validator(described).is_valid
+    assert [takes(value) for value in good] == [True] * len(good)
+    assert [takes(value) for value in bad] == [False] * len(bad)
 
 
 def test_nullable_values_are_lists_of_types(site: Site) -> None:
