@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from rpcsvc.orders import retention
 from rpcsvc.store.maintenance import check_database
+from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
 from tools.unpaid_orders import measured
 
@@ -117,12 +120,18 @@ async def play(lives: list[Life]) -> None:
 async def test_a_pruned_order_answers_as_before(box: Sandbox) -> None:
     order = await make(box, "x2u")
     await cancel(box, order)
-    before = await order.status()
+    before = [await order.status(), *await by_bff(box, order)]
     await box.jump(31 * DAY_MS)
     assert not holds(box, order)
-    assert await order.status() == before
+    assert [await order.status(), *await by_bff(box, order)] == before
     again = await box.call("swap.cancel", orderId=order.order_id, sessionId=order.session_id)
     assert again["ok"]
+
+
+async def by_bff(box: Sandbox, order: Placed) -> list[dict[str, Any]]:
+    """The order and its session's orders, as a front end sees them."""
+    shown = await box.bff("orders.get", orderId=order.order_id)
+    return [shown, await box.bff("orders.list", session=order.session_id)]
 
 
 async def test_answers_are_kept_until_their_time(box: Sandbox) -> None:
@@ -158,6 +167,26 @@ async def test_pruning_goes_in_small_steps(box: Sandbox, monkeypatch: pytest.Mon
         await box.up.worker.tick()
         left.append(sum(holds(box, each) for each in orders))
     assert left == [3, 1, 0, 0]
+
+
+async def test_a_deposit_right_before_the_deletion_keeps_the_answers(
+    box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = await make(box, "x2u", key=KEY)
+    await cancel(box, order)
+    read = box.up.database.read
+
+    def read_and_be_late(sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        found = read(sql, values)
+        if found and "unpaid_since <" in sql:
+            with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as other, other:
+                other.execute("UPDATE orders SET unpaid_since = NULL")
+        return found
+
+    monkeypatch.setattr(box.up.database, "read", read_and_be_late)
+    assert await box.up.service.store.prune_unpaid(box.clock.now + 1, 0, 10) == 1
+    assert holds(box, order)
+    assert (await make(box, "x2u", key=KEY)).order_id == order.order_id
 
 
 async def test_an_unpaid_order_holds_no_more_than_is_budgeted(tmp_path: Path) -> None:

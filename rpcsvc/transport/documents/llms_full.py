@@ -246,7 +246,8 @@ def _idempotency(site: Site, recording: Recording) -> str:
             " waits for it.",
             "- The same key with another payload is refused.",
             "- A call that failed validation uses up no key.",
-            f"- Keys are kept for {site.idempotency_days} days.",
+            f"- Keys are kept for {site.idempotency_days} days; that of an order that ended"
+            " without a deposit may be free earlier.",
             "- After a time-out or a lost connection, repeat the call with the same key.",
         )
     )
