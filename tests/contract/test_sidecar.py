@@ -112,6 +112,21 @@ async def test_a_sidecar_gives_no_price_lock(sidecar: Served) -> None:
     assert "priceLockedUntil" not in attested(made["order"])
 
 
+async def test_an_order_that_ended_unpaid_at_the_upstream_is_pruned(
+    central: Served, sidecar: Served
+) -> None:
+    swap = {**SWAPS["x2u"], "idempotency-key": "mine-0123456789a"}
+    made = (await sidecar.rpc("swap.execute", swap)).body["result"]["data"]["order"]
+    late = {"fault": "advance_clock", "seconds": 2 * 3_600}
+    assert (await central.post("/sandbox/fault", late)).status == 200
+    before = await until(sidecar, made["orderId"], "terminal_failure")
+    assert before["data"]["outcome"] == "expired"
+    assert await sidecar.up.service.store.prune_unpaid(2**62, 0, 10) == 1
+    assert (sidecar.count("idempotency_keys"), sidecar.count("status_views")) == (0, 0)
+    again = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
+    assert again["data"] == before["data"]
+
+
 async def test_a_retry_of_the_callers_key_is_the_same_order_at_both(
     central: Served, sidecar: Served
 ) -> None:
