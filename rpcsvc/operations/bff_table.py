@@ -19,7 +19,7 @@ from rpcsvc.operations.examples import EVM, MONERO
 from rpcsvc.operations.params import Params
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.table import Effect
+from rpcsvc.operations.table import CANCEL_ERRORS, Effect
 
 Handler = Callable[[Service, Any, Call], Awaitable[Flat | Stored]]
 
@@ -123,14 +123,7 @@ BFF_OPERATIONS: tuple[BffOperation, ...] = (
         method="POST",
         path="/orders/{orderId}/cancel",
         example={"orderId": "$orderId", "sessionId": "$sessionId"},
-        errors=(
-            "missing_input",
-            "invalid_input",
-            "order_not_found",
-            "verification_failed",
-            "order_not_cancellable",
-            "unavailable",
-        ),
+        errors=CANCEL_ERRORS,
     ),
     BffOperation(
         name="bff.orders.list",

@@ -81,6 +81,10 @@ _SWAP_ERRORS = (
 )  # fmt: skip
 _QUOTE_ERRORS = (*_SWAP_ERRORS, "rate_limited")  # what unfunded orders may reserve
 _ORDER_ERRORS = (*_QUOTE_ERRORS, "invalid_destination", "idempotency_conflict")
+_STATUS_ERRORS = (
+    "missing_input", "invalid_input", "order_not_found", "verification_failed", "unavailable",
+)  # fmt: skip
+CANCEL_ERRORS = (*_STATUS_ERRORS, "order_not_cancellable")
 _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
 )  # fmt: skip
@@ -187,13 +191,7 @@ OPERATIONS: tuple[Operation, ...] = (
             Example("by id", {"orderId": "$orderId"}),
             Example("verified", {"orderId": "$orderId", "verify": EVM}),
         ),
-        errors=(
-            "missing_input",
-            "invalid_input",
-            "order_not_found",
-            "verification_failed",
-            "unavailable",
-        ),
+        errors=_STATUS_ERRORS,
     ),
     Operation(
         name="swap.cancel",
@@ -207,14 +205,7 @@ OPERATIONS: tuple[Operation, ...] = (
         examples=(
             Example("an unfunded order", {"orderId": "$orderId", "sessionId": "$sessionId"}),
         ),
-        errors=(
-            "missing_input",
-            "invalid_input",
-            "order_not_found",
-            "verification_failed",
-            "order_not_cancellable",
-            "unavailable",
-        ),
+        errors=CANCEL_ERRORS,
     ),
     Operation(
         name="support.create",

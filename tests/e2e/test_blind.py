@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,6 @@ NETWORK = {"x2u": "monero", "u2x": "arbitrum"}
 OTHER = {"x2u": "u2x", "u2x": "x2u"}
 HALF = {"x2u": "0.4", "u2x": "75"}
 BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as ready:
-        yield ready
 
 
 @contextmanager
@@ -75,7 +69,7 @@ async def test_an_order_that_was_paid_while_its_node_was_down_does_not_expire(
         assert (await unpaid.status())["state"] == "waiting_for_funding"
         assert (await elsewhere.status())["state"] == "terminal_failure", "its network is seen"
         health = box.up.worker.watching()
-        assert f"Deposits on {NETWORK[direction]}" in (health.detail or "")
+        assert f"Deposit scan of {NETWORK[direction]} is" in (health.detail or "")
     await box.settle()
     assert (await paid.status())["state"] == "completed"
     assert (await unpaid.status())["state"] == "terminal_failure"

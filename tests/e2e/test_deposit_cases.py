@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ PART = {"x2u": "0.3", "u2x": "60"}
 TINY = {"x2u": "0.01", "u2x": "2"}
 DUST = {"x2u": "0.00005", "u2x": "0.01"}
 HUGE = {"x2u": "400", "u2x": "60000"}
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as ready:
-        yield ready
 
 
 def transfers(answer: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,6 @@ LITTLE = {"x2u": "164.5", "u2x": "165.5"}
 MUCH = {"x2u": "163", "u2x": "167"}
 # In favour of the service: the rate may then be worse than minReceived for who pays.
 BAD = {"x2u": "150", "u2x": "180"}
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as box:
-        yield box
 
 
 def payout(answer: dict[str, Any]) -> dict[str, Any]:

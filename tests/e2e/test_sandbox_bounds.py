@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sandbox import EVM, HOUR_MS, MONERO, Sandbox, sandbox
+from tests.sandbox import EVM, HOUR_MS, MONERO, Sandbox
 
 MOST = "9223372.036854775807"  # XMR: 2^63 - 1 atomic units
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as ready:
-        yield ready
 
 
 async def test_a_deposit_that_the_wallet_could_not_hold_is_refused(box: Sandbox) -> None:

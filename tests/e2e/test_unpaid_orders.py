@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +24,6 @@ WAYS = ("x2u", "u2x")
 LATE = {"x2u": "0.5", "u2x": "90"}
 REFUND_TO = {"x2u": MONERO, "u2x": EVM}
 KEY = "0123456789abcdef"
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as box:
-        yield box
 
 
 async def make(box: Sandbox, direction: str, **more: Any) -> Placed:

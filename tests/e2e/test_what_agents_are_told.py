@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.sandbox import EVM, HOUR_MS, Sandbox, sandbox
+from tests.sandbox import EVM, HOUR_MS, Sandbox
 
 NIL_UUID = "00000000-0000-0000-0000-000000000000"
 UUID_OF_VERSION_1 = "2f1d1c64-c6f5-11f0-8de9-0242ac120002"
-
-
-@pytest.fixture
-async def box(tmp_path: Path) -> AsyncIterator[Sandbox]:
-    async with sandbox(tmp_path) as ready:
-        yield ready
 
 
 def fields(answer: dict[str, Any]) -> list[str]:

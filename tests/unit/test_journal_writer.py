@@ -44,6 +44,20 @@ async def nothing(_mark: Mark) -> None:
     """A commit that goes through."""
 
 
+async def opened(options: Options, clock: FakeClock = CLOCK) -> PaymentJournal:
+    made = journal(options, clock)
+    await made.open(None)
+    return made
+
+
+async def written(options: Options, count: int) -> Mark:
+    """Where a journal of so many lines ended when it was closed."""
+    made = await opened(options)
+    await write(made, count)
+    await made.close()
+    return made.mark
+
+
 async def write(to: PaymentJournal, count: int, start: int = 1) -> None:
     for number in range(start, start + count):
         await to.record(AddressesEntry("evm", number), nothing)
@@ -55,8 +69,7 @@ def numbers(place: Path) -> list[int]:
 
 
 async def test_line_is_on_disk_before_the_commit(options: Options) -> None:
-    made = journal(options)
-    await made.open(None)
+    made = await opened(options)
     seen: list[list[int]] = []
 
     async def commit(mark: Mark) -> None:
@@ -70,8 +83,7 @@ async def test_line_is_on_disk_before_the_commit(options: Options) -> None:
 
 
 async def test_reopened_it_gives_what_the_database_lacks(options: Options) -> None:
-    first = journal(options)
-    await first.open(None)
+    first = await opened(options)
     await write(first, 3)
     mark = first.mark
     await write(first, 2, 4)
@@ -85,11 +97,7 @@ async def test_reopened_it_gives_what_the_database_lacks(options: Options) -> No
 
 
 async def test_killed_in_a_line_it_goes_on_after_it(options: Options) -> None:
-    first = journal(options)
-    await first.open(None)
-    await write(first, 3)
-    mark = first.mark
-    await first.close()
+    mark = await written(options, 3)
     (file,) = segments(options.folder)
     whole = file.read_bytes()
     for cut in (1, 5, len(whole.splitlines()[-1])):
@@ -104,13 +112,9 @@ async def test_killed_in_a_line_it_goes_on_after_it(options: Options) -> None:
 
 
 async def test_files_are_rotated_and_all_kept(options: Options) -> None:
-    made = journal(replace(options, segment_bytes=300))
-    await made.open(None)
-    await write(made, 9)
+    mark = await written(replace(options, segment_bytes=300), 9)
     assert len(segments(options.folder)) == 3
     assert numbers(options.folder) == list(range(1, 10))
-    mark = made.mark
-    await made.close()
     again = journal(options)
     assert await again.open(mark) == ()
     assert again.health().ok
@@ -128,11 +132,7 @@ async def refused(options: Options, mark: Mark, why: str) -> PaymentJournal:
 
 
 async def test_missing_or_shorter_or_other_journal_stops_payouts(options: Options) -> None:
-    made = journal(options)
-    await made.open(None)
-    await write(made, 3)
-    mark = made.mark
-    await made.close()
+    mark = await written(options, 3)
     (file,) = segments(options.folder)
     whole = file.read_bytes()
     file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
@@ -150,8 +150,7 @@ async def test_missing_or_shorter_or_other_journal_stops_payouts(options: Option
 
 
 async def test_removed_while_it_runs_it_takes_nothing(options: Options) -> None:
-    made = journal(options)
-    await made.open(None)
+    made = await opened(options)
     await write(made, 2)
     (file,) = segments(options.folder)
     file.unlink()
@@ -161,8 +160,7 @@ async def test_removed_while_it_runs_it_takes_nothing(options: Options) -> None:
 
 
 async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
-    made = journal(options)
-    await made.open(None)
+    made = await opened(options)
 
     async def fails(_mark: Mark) -> None:
         raise Unavailable("The disk is full.")
@@ -179,8 +177,7 @@ async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
 
 
 async def test_cancelled_caller_leaves_no_line_without_its_commit(options: Options) -> None:
-    made = journal(options)
-    await made.open(None)
+    made = await opened(options)
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(_mark: Mark) -> None:
@@ -210,8 +207,7 @@ async def test_further_place_holds_the_same_and_catches_up(
 ) -> None:
     place, clock = tmp_path / "mount" / "journal", FakeClock()
     both = replace(options, places=(place, tmp_path / "other"), segment_bytes=300)
-    made = journal(both, clock)
-    await made.open(None)
+    made = await opened(both, clock)
     await write(made, 2)  # one place is enough: the folder of the other is not mounted
     assert "payouts go on" in str(made.health().detail)
     place.parent.mkdir()
@@ -228,11 +224,7 @@ async def test_lost_journal_comes_back_from_a_further_place(
     options: Options, tmp_path: Path
 ) -> None:
     both = replace(options, places=(tmp_path / "place",))
-    made = journal(both)
-    await made.open(None)
-    await write(made, 3)
-    mark = made.mark
-    await made.close()
+    mark = await written(both, 3)
     (file,) = segments(options.folder)
     file.unlink()
     again = journal(both)
@@ -243,8 +235,7 @@ async def test_lost_journal_comes_back_from_a_further_place(
 
 
 async def test_without_any_further_place_payouts_wait(options: Options, tmp_path: Path) -> None:
-    made = journal(replace(options, places=(tmp_path / "none" / "journal",)))
-    await made.open(None)
+    made = await opened(replace(options, places=(tmp_path / "none" / "journal",)))
     with pytest.raises(Unavailable):
         await write(made, 1)
     assert "payouts wait" in str(made.health().detail)
@@ -262,8 +253,7 @@ async def test_command_gets_each_line_and_what_it_missed(options: Options, tmp_p
         " open(sys.argv[1], 'ab').write(sys.stdin.buffer.read())"
     )
     command = (sys.executable, "-c", script, str(kept), str(fails))
-    made = journal(replace(options, command=command), clock)
-    await made.open(None)
+    made = await opened(replace(options, command=command), clock)
     await write(made, 1)
     fails.touch()
     for number in (2, 3):
