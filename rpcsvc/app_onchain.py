@@ -33,7 +33,7 @@ from rpcsvc.store.journaled import (
 )
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database
 from rpcsvc.store.unserved_orders import UnservedOrders
 
@@ -61,7 +61,7 @@ async def onchain_backend(
         evm_ledgers=Ledgers(
             JournaledEvmDepositLedger(database, journal),
             JournaledEvmPaymentLedger(database, journal),
-            SqliteForeignLedger(database),
+            SqliteUnrecordedLedger(database),
             SqliteOpeningLedger(database),
         ),
         signed=OnchainBooks(database),

@@ -27,7 +27,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
@@ -188,8 +188,8 @@ async def till(
     client.rpc.open()
     connection = EvmConnection(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
-    foreign, switch = SqliteForeignLedger(database), PauseSwitch(data_dir)
-    nonces = EvmNonces(connection, signer.address, ledger, foreign, switch)
+    unrecorded, switch = SqliteUnrecordedLedger(database), PauseSwitch(data_dir)
+    nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, KEYS.address(1).__eq__, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
@@ -203,9 +203,9 @@ async def till(
 async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The whole USDC side, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
-    foreign = SqliteForeignLedger(own.database)
+    unrecorded = SqliteUnrecordedLedger(own.database)
     deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
-    ledgers = Ledgers(deposits, own.ledger, foreign, openings)
+    ledgers = Ledgers(deposits, own.ledger, unrecorded, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))
     made = EvmAdapter([node], chains, KEYS, ledgers, own.clock, options, own.switch)

@@ -13,8 +13,8 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.startup_reconciliation import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import Miner
 from tests.regtest.treasury import XMR
@@ -48,7 +48,7 @@ async def loss(
         payee = await bank.primary_address()
     paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
     await own_wallet.relay(paid.metadata)
-    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqliteForeignLedger(database))
+    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqliteUnrecordedLedger(database))
     yield Loss(outgoing, own_wallet, seed, paid.txid)
     await database.close()
 

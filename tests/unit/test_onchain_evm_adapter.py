@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
@@ -33,7 +33,7 @@ async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     ledgers = Ledgers(
         SqliteEvmDepositLedger(database),
         SqliteEvmPaymentLedger(database),
-        SqliteForeignLedger(database),
+        SqliteUnrecordedLedger(database),
         SqliteOpeningLedger(database),
     )
     nodes = [

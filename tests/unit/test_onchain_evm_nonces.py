@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.unit.test_onchain_evm_payments import HOT, NET, payment
 
@@ -54,8 +54,11 @@ class Desk:
 
     def __post_init__(self) -> None:
         self.payments = SqliteEvmPaymentLedger(self.database)
-        connection, foreign = EvmConnection(self.node, NETWORK), SqliteForeignLedger(self.database)
-        self.nonces = EvmNonces(connection, HOT, self.payments, foreign, self.switch)
+        connection, unrecorded = (
+            EvmConnection(self.node, NETWORK),
+            SqliteUnrecordedLedger(self.database),
+        )
+        self.nonces = EvmNonces(connection, HOT, self.payments, unrecorded, self.switch)
 
     async def pay(self, count: int) -> None:
         """Payments that are on record, and that the node has."""

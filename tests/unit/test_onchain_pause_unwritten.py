@@ -13,8 +13,8 @@ from rpcsvc.app import running
 from rpcsvc.audit.auditor import AuditLoop, Auditor
 from rpcsvc.audit.records import Difference, Report
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.foreign import pause_for
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard, throw
+from rpcsvc.settlement.onchain.unrecorded import pause_for
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.full_disk import Disk, disk

@@ -15,7 +15,6 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
@@ -25,7 +24,8 @@ from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
     SpendWaits,
     StartupReconciliation,
 )
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
@@ -38,7 +38,7 @@ TOLD = "transactions of the Monero wallet that the database does not know: run r
 class Wallet:
     """What the wallet says that it sent, or why it does not answer."""
 
-    def __init__(self, ledger: ForeignLedger) -> None:
+    def __init__(self, ledger: UnrecordedLedger) -> None:
         self._ledger = ledger
         self.sent: set[str] = set()
         self.failure: Exception | None = None
@@ -71,7 +71,7 @@ class Stand:
 
     def __init__(self, database: Database, data_dir: Path) -> None:
         self.database = database
-        self.ledger: ForeignLedger = SqliteForeignLedger(database)
+        self.ledger: UnrecordedLedger = SqliteUnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip

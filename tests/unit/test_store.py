@@ -27,7 +27,7 @@ from rpcsvc.orders.ports import (
 )
 from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.migrations import NewerDatabase
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.operator_books import explain, take_back
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import (
@@ -230,7 +230,7 @@ async def test_what_the_operator_writes_beside_the_service_is_seen_without_a_com
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rpcsvc.store.sqlite.SNAPSHOT_SECONDS", 0)
-    ledger = SqliteForeignLedger(database)
+    ledger = SqliteUnrecordedLedger(database)
     assert ledger.explained("monero") == []
     assert explain(tmp_path, "monero", "tx", "paid by hand", NOW)
     assert ledger.explained("monero") == [], "reads share a transaction, which nothing has ended"

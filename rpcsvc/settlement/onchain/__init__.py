@@ -6,7 +6,7 @@ evm/, monero/    the adapters; neither knows of the other
 adapter_watch.py scanning for deposits, so that a node that hangs delays no other
 each.py          the same for all of them, though one fails
 guard.py         the switch and the caps before everything that is signed
-foreign.py       what moved in the wallets and is of no order
+unrecorded.py       what moved in the wallets and is of no order
 daemon_rpc.py    JSON over HTTP to a daemon, and the tree of its failures
 unusable.py      what an adapter raises when what answers is not what it should be
 wiring.py        putting it all together from the settings

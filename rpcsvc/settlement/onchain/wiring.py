@@ -166,9 +166,9 @@ def _reconciliations(
     """By asset; empty where the operator wants no audits, or no pause for what they find."""
     if not (settings.audit_seconds and settings.pause_on_difference):
         return {}
-    foreign = parts.evm_ledgers.foreign
-    outgoing = MoneroOutgoing(*clients, parts.monero_ledger, foreign)
-    return {XMR: StartupReconciliation(outgoing, foreign, parts.switch, parts.clock)}
+    unrecorded = parts.evm_ledgers.unrecorded
+    outgoing = MoneroOutgoing(*clients, parts.monero_ledger, unrecorded)
+    return {XMR: StartupReconciliation(outgoing, unrecorded, parts.switch, parts.clock)}
 
 
 def monero_options(settings: OnchainSettings) -> MoneroOptions:

@@ -22,8 +22,8 @@ from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
-    from rpcsvc.settlement.onchain.foreign import Stray
     from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
+    from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
     from rpcsvc.store.operator_books import Owed, Unswept
     from rpcsvc.store.snapshot import Snapshot
     from rpcsvc.transport.cli.nodes import Found
@@ -94,7 +94,7 @@ class _Books:
     monero_fees: dict[str, int]
     gas_fees: dict[str, dict[str, int]]
     sent_today: dict[str, int]
-    strays: list[Stray]
+    unattributed: list[UnattributedDeposit]
 
 
 def _treasury(context: Context) -> int:
@@ -125,7 +125,7 @@ def _treasury(context: Context) -> int:
             }
             for asset in (XMR, USDC)
         },
-        "ofNoOrder": [_stray_view(item) for item in books.strays],
+        "ofNoOrder": [_unattributed_view(item) for item in books.unattributed],
         "problems": problems,
     }
     if context.options.json:
@@ -154,8 +154,8 @@ def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
 def _read(taken: Snapshot, now: int) -> _Books:
     from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
+    from rpcsvc.store.onchain_unrecorded import unattributed_deposits  # noqa: PLC0415
     from rpcsvc.store.operator_books import OperatorBooks, owed, reserved  # noqa: PLC0415
-    from rpcsvc.store.stray_deposits import stray_deposits  # noqa: PLC0415
 
     books, sums = OperatorBooks(taken), OnchainBooks(taken)
     wallet = SqliteEvmDepositLedger(taken).wallet()
@@ -168,7 +168,7 @@ def _read(taken: Snapshot, now: int) -> _Books:
         swept=books.swept(),
         monero_fees=books.monero_fees(),
         gas_fees=books.gas_fees(),
-        strays=stray_deposits(taken),
+        unattributed=unattributed_deposits(taken),
         sent_today={asset.symbol: sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)},
     )
 
@@ -213,7 +213,7 @@ def _usdc_view(found: NetworkFound, coin: str, books: _Books) -> Json:
     }
 
 
-def _stray_view(item: Stray) -> Json:
+def _unattributed_view(item: UnattributedDeposit) -> Json:
     asset = XMR if item.network == _MONERO else USDC
     return {
         "network": item.network,
@@ -254,18 +254,18 @@ def _print_tables(view: Json) -> None:
             for name, caps in view["caps"].items()
         ]
     )  # fmt: skip
-    _print_strays(view["ofNoOrder"])
+    _print_unattributed(view["ofNoOrder"])
     for problem in view["problems"]:
         sys.stdout.write(f"\nnot asked: {problem}\n")
 
 
-def _print_strays(strays: list[Json]) -> None:
-    if not strays:
+def _print_unattributed(unattributed: list[Json]) -> None:
+    if not unattributed:
         return
     sys.stdout.write("\ndeposits that are of no order, to be paid back by hand\n")
     head = ("  AMOUNT", "NETWORK", "TRANSACTION", "THE ADDRESS IS OF")
     cells = ("amount", "network", "txid", "addressOf")
-    rows = [tuple(str(item[name] or "no order") for name in cells) for item in strays]
+    rows = [tuple(str(item[name] or "no order") for name in cells) for item in unattributed]
     print_table([head, *((f"  {amount}", *rest) for amount, *rest in rows)])
     sys.stdout.write("once it is done: rpcsvc treasury explain NETWORK TRANSACTION --note TEXT\n")
 

@@ -44,8 +44,8 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.receipts import evm_receipt
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
-from rpcsvc.settlement.onchain.foreign import ForeignLedger
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Ledgers:
 
     deposits: EvmDepositLedger
     payments: EvmPaymentLedger
-    foreign: ForeignLedger
+    unrecorded: UnrecordedLedger
     openings: OpeningLedger
 
 
@@ -87,7 +87,7 @@ class EvmNetworkAdapter:
         self.deposits = EvmDepositScanner(self.connection, ledgers.deposits, clock)
         signer = keys.signer(HOT_WALLET_INDEX)
         nonces = EvmNonces(
-            self.connection, signer.address, ledgers.payments, ledgers.foreign, switch
+            self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
         )
         self.payments = EvmPayments(
             self.connection,
@@ -216,7 +216,7 @@ class EvmAdapter:
         switch: PauseSwitch,
     ) -> None:
         self._chains = chains
-        self._foreign = ledgers.foreign
+        self._unrecorded = ledgers.unrecorded
         self._addresses = EvmAddressPool(keys, ledgers.deposits, options)
         self._by_network: Mapping[str, EvmNetworkAdapter] = {
             node.network.name: EvmNetworkAdapter(node, keys, ledgers, clock, switch)
@@ -395,15 +395,19 @@ class EvmAdapter:
 
     def _of_no_order(self) -> list[str]:
         try:
-            strays = [item for item in self._foreign.strays() if item.network in self.networks]
+            found = [
+                item
+                for item in self._unrecorded.unattributed_deposits()
+                if item.network in self.networks
+            ]
         except Unavailable:
             return []  # the database's own health tells
-        if not strays:
+        if not found:
             return []
-        units, first = sum(item.units for item in strays), strays[0]
+        units, first = sum(item.units for item in found), found[0]
         whose = f"order {first.order_id}" if first.order_id else "no order"
         return [
-            f"{len(strays)} deposits of {format_units(units, USDC)} USDC in all are of no order:"
+            f"{len(found)} deposits of {format_units(units, USDC)} USDC in all are of no order:"
             f" {first.txid} on {first.network} came to the address of {whose}; rpcsvc treasury"
             " lists them"
         ]

@@ -2,7 +2,7 @@
 
 The network's count of its transactions is never above what the database knows, since each is
 committed before it is published. Where it is, something that is not on record has sent: the
-database is an older copy, or the key is in other hands (foreign.py). What does not live here:
+database is an older copy, or the key is in other hands (unrecorded.py). What does not live here:
 signing (payments.py).
 """
 
@@ -15,8 +15,8 @@ from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
 
 _NONCE: Final = "nonce"
 
@@ -29,14 +29,14 @@ class EvmNonces:
         connection: EvmConnection,
         sender: str,
         payments: EvmPaymentLedger,
-        foreign: ForeignLedger,
+        unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
     ) -> None:
         self._connection = connection
         self._network = connection.network.name
         self._sender = sender
         self._payments = payments
-        self._foreign = foreign
+        self._unrecorded = unrecorded
         self._switch = switch
         self._wallet = f"the hot wallet on {self._network}"
         self._conditions = Conditions(self._network)
@@ -85,7 +85,7 @@ class EvmNonces:
             return None
         if await self._has_strangers(max(own, told), pending):
             if pause_for(self._switch, self._wallet):
-                await self._foreign.tell_nonce(self._network, self._sender, pending)
+                await self._unrecorded.acknowledge_nonce(self._network, self._sender, pending)
         elif self._switch.reason() != reason_of(self._wallet):
             return None
         return (
@@ -95,10 +95,10 @@ class EvmNonces:
 
     async def _told(self, own: int, pending: int) -> int:
         """Up to which nonce the operator was told. At first: all from before the service."""
-        told = self._foreign.nonce_told(self._network, self._sender)
+        told = self._unrecorded.acknowledged_nonce(self._network, self._sender)
         if told is None:
             told = own or pending
-            await self._foreign.tell_nonce(self._network, self._sender, told)
+            await self._unrecorded.acknowledge_nonce(self._network, self._sender, told)
         return told
 
     async def _has_strangers(self, first: int, end: int) -> bool:
@@ -106,7 +106,7 @@ class EvmNonces:
         if first >= end:
             return False
         explained: set[int] = set()
-        for txid in self._foreign.explained(self._network):
+        for txid in self._unrecorded.explained(self._network):
             made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
                 explained.add(made.nonce)

@@ -2,7 +2,7 @@
 
 A database that was put back from an older copy does not know what was paid since, and recovered
 payouts go out at once. So first the wallet is asked, by one bounded question, for what it sent
-since the newest block on record; anything that is not on record pauses payouts (foreign.py). A
+since the newest block on record; anything that is not on record pauses payouts (unrecorded.py). A
 whole audit (audit/) would ask for each payment and address that there ever was, and hold payouts
 for minutes. A wallet that was put back as well, or killed, does not list what it sent before that
 is in a block: the node's pool tells that something spends what the wallet takes to be its own.
@@ -22,13 +22,13 @@ from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.foreign import ForeignLedger, pause_for, reason_of
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
 
 log = structlog.get_logger(__name__)
 
@@ -66,12 +66,12 @@ class MoneroOutgoing:
         node: MonerodClient,
         wallet: WalletClient,
         ledger: MoneroLedger,
-        foreign: ForeignLedger,
+        unrecorded: UnrecordedLedger,
     ) -> None:
         self._node = node
         self._wallet = wallet
         self._ledger = ledger
-        self._foreign = foreign
+        self._unrecorded = unrecorded
 
     async def unknown(self) -> list[str]:
         """Empty before the service's first look at the chain: nothing can be owed by then.
@@ -79,14 +79,14 @@ class MoneroOutgoing:
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
         or has not scanned all that its node has.
         """
-        since = self._foreign.monero_cursor()
+        since = self._unrecorded.monero_cursor()
         if since is None:
             return []
         await self._require_ready()
         await self._require_no_spend()
         await self._require_ready()  # what left the pool for a block since is listed now
         sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
-        return self._foreign.not_on_record({item.txid for item in sent})
+        return self._unrecorded.not_on_record({item.txid for item in sent})
 
     async def _require_no_spend(self) -> None:
         listed, _ = await list_unspent(self._wallet)
@@ -118,14 +118,14 @@ class StartupReconciliation:
     def __init__(
         self,
         outgoing: Outgoing,
-        foreign: ForeignLedger,
+        unrecorded: UnrecordedLedger,
         switch: PauseSwitch,
         clock: Clock,
         *,
         steady: Callable[[], int] = steady_ms,
     ) -> None:
         self._outgoing = outgoing
-        self._foreign = foreign
+        self._unrecorded = unrecorded
         self._switch = switch
         self._clock = clock
         self._steady = steady
@@ -163,7 +163,9 @@ class StartupReconciliation:
     async def _stop(self, strangers: list[str]) -> None:
         """Pause payouts, and note that the operator was told: once he resumes they go on."""
         if pause_for(self._switch, _WALLET):
-            await self._foreign.tell_transactions(NETWORK, strangers, self._clock.now_ms())
+            await self._unrecorded.acknowledge_transactions(
+                NETWORK, strangers, self._clock.now_ms()
+            )
         self._problem = f"{reason_of(_WALLET)} ({strangers[0]}, {len(strangers)} in all)"
         raise Unavailable(
             "The Monero wallet has sent what is not on record. Nothing is signed with it before"

@@ -11,10 +11,10 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
-from rpcsvc.settlement.onchain.foreign import Stray
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.migrations import migrate, scripts
-from rpcsvc.store.onchain_foreign import SqliteForeignLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.sqlite import Database, Statement
 from tests.sandbox import ManualClock, sandbox
 
@@ -57,12 +57,12 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
             (_DEPOSIT, ("base", "astray", 1, "seen")),
             (_DEPOSIT, ("arbitrum", "lost", 2, "confirmed")),
         )
-        ledger = SqliteForeignLedger(database)
-        lost = Stray("arbitrum", "lost", "0xLost", 2_500_000, None)
-        assert ledger.strays() == [lost], "one is not confirmed yet"
+        ledger = SqliteUnrecordedLedger(database)
+        lost = UnattributedDeposit("arbitrum", "lost", "0xLost", 2_500_000, None)
+        assert ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
         await write(database, (_SAYS, ("confirmed", "astray")))
-        astray = Stray("base", "astray", address, 2_500_000, placed.order_id)
-        assert ledger.strays() == [lost, astray]
+        astray = UnattributedDeposit("base", "astray", address, 2_500_000, placed.order_id)
+        assert ledger.unattributed_deposits() == [lost, astray]
 
         side = Side(ledger)
         (note,) = side.notes()
@@ -75,7 +75,7 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
         assert f"astray on base came to the address of order {placed.order_id}" in side.notes()[0]
 
         await write(database, (_SAYS, ("removed", "astray")))
-        assert (ledger.strays(), side.notes()) == ([], [])
+        assert (ledger.unattributed_deposits(), side.notes()) == ([], [])
 
 
 async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> Non
     )
     await write(database, ("INSERT INTO monero_addresses VALUES (1, '8Lost')", ()))
     await write(database, (deposit, ("seen",)))
-    ledger = SqliteForeignLedger(database)
-    assert ledger.strays() == []
+    ledger = SqliteUnrecordedLedger(database)
+    assert ledger.unattributed_deposits() == []
     says = "UPDATE monero_deposits SET acknowledged = ?"
     await write(database, (says, ("confirmed",)))
-    assert ledger.strays() == [Stray("monero", "tx", "8Lost", 7, None)]
+    assert ledger.unattributed_deposits() == [UnattributedDeposit("monero", "tx", "8Lost", 7, None)]
     assert Side(ledger).notes() == [], "it is not USDC"
     await write(database, (says, ("removed",)))
-    assert ledger.strays() == []
+    assert ledger.unattributed_deposits() == []
     await database.close()
 
 
@@ -101,12 +101,12 @@ async def test_a_database_that_is_down_is_no_matter_of_notes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     database = await Database.open(tmp_path)
-    ledger = SqliteForeignLedger(database)
+    ledger = SqliteUnrecordedLedger(database)
 
-    def down() -> list[Stray]:
+    def down() -> list[UnattributedDeposit]:
         raise Unavailable("locked")
 
-    monkeypatch.setattr(ledger, "strays", down)
+    monkeypatch.setattr(ledger, "unattributed_deposits", down)
     assert Side(ledger).notes() == []
     await database.close()
 

@@ -1,4 +1,8 @@
-"""What left the wallets without being on record, as rows: the ForeignLedger port over SQLite."""
+"""Outgoing transactions and deposits that are of no order: the UnrecordedLedger port over SQLite.
+
+An EVM address serves its order on all networks; USDC sent to it on another network than the order's
+is no deposit of the order. It is swept, and its sender has to get it back by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ from typing import Final
 
 import orjson
 
-from rpcsvc.settlement.onchain.foreign import Stray
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.store.order_addresses import order_has
 from rpcsvc.store.sqlite import Statement, Tables
-from rpcsvc.store.stray_deposits import stray_deposits
 
 _TELL_NONCE: Final = (
     "INSERT INTO evm_nonces (network, sender, told) VALUES (?, ?, ?)"
@@ -25,21 +29,36 @@ _NOT_ON_RECORD: Final = (
     " AND value NOT IN (SELECT txid FROM told_transactions WHERE network = 'monero')"
     " ORDER BY value"
 )
+_UNATTRIBUTED: Final = (
+    "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"  # noqa: S608 - constants
+    f"  WHERE {order_has('s.address')})"
+    " FROM stray_deposits s WHERE NOT EXISTS (SELECT 1 FROM explained_transactions e"
+    "  WHERE e.network = s.network AND e.txid = s.txid)"
+    " ORDER BY s.network, s.txid, s.position LIMIT 1000"
+)
 
 
-class SqliteForeignLedger:
-    """The ForeignLedger port (settlement/onchain/foreign.py) over a Database."""
+def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
+    """Confirmed deposits of no order that the operator has not explained; the first 1,000.
+
+    Raises errors.Unavailable.
+    """
+    return [UnattributedDeposit(*row) for row in database.read(_UNATTRIBUTED)]
+
+
+class SqliteUnrecordedLedger:
+    """The UnrecordedLedger port (settlement/onchain/unrecorded.py) over a Database."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def nonce_told(self, network: str, sender: str) -> int | None:
+    def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """Up to which nonce, itself left out, the operator was told; None: never."""
         sql = "SELECT told FROM evm_nonces WHERE network = ? AND sender = ?"
         row = self._db.read_one(sql, (network, sender))
         return int(row[0]) if row else None
 
-    async def tell_nonce(self, network: str, sender: str, nonce: int) -> None:
+    async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
         """Note that the operator was told of all nonces below this one."""
         await self._db.write([Statement(_TELL_NONCE, (network, sender, nonce))])
 
@@ -58,11 +77,11 @@ class SqliteForeignLedger:
         listed = orjson.dumps(sorted(txids)).decode()
         return [str(row[0]) for row in self._db.read(_NOT_ON_RECORD, (listed,))]
 
-    def strays(self) -> list[Stray]:
+    def unattributed_deposits(self) -> list[UnattributedDeposit]:
         """Confirmed deposits that are of no order and not explained; the first 1,000."""
-        return stray_deposits(self._db)
+        return unattributed_deposits(self._db)
 
-    async def tell_transactions(self, network: str, txids: Collection[str], at: int) -> None:
+    async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
         """Note that the operator was told of these."""
         rows = [Statement(_TELL_TRANSACTION, (network, txid, at)) for txid in txids]
         await self._db.write(rows)

@@ -1,11 +1,8 @@
-"""What moved in the service's wallets and is of no order: records of it, and throwing the switch.
+"""Outgoing transactions and deposits that are of no order, and pausing payouts for them.
 
-What left and is not on record tells of a database that was put back from an older copy, or of a
-key in other hands: whoever signs on pays twice, or helps a thief. So nothing more is signed before
-the operator has looked, and he has when he lets money out again: what he was told of does not stop
-it a second time.
-What does not live here: finding it (evm/nonces.py, monero/startup_reconciliation.py), SQL
-(store/onchain_foreign.py).
+An unrecorded outgoing transaction means a database put back from an older copy, or a key in other
+hands: signing on would pay twice, or help a thief. Nothing more is signed until the operator
+resumes payouts; what was acknowledged that way does not pause them again.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 log = structlog.get_logger(__name__)
 
 
-class Stray(NamedTuple):
+class UnattributedDeposit(NamedTuple):
     """A confirmed deposit that is of no order. ``order_id``: whose address it came to, if any's."""
 
     network: str
@@ -30,17 +27,17 @@ class Stray(NamedTuple):
     order_id: str | None
 
 
-class ForeignLedger(Protocol):
+class UnrecordedLedger(Protocol):
     """The database as those use it who look for what is not on record.
 
     Everything may raise errors.Unavailable.
     """
 
-    def nonce_told(self, network: str, sender: str) -> int | None:
+    def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """Up to which nonce of the sender, itself left out, the operator was told; None: never."""
         ...
 
-    async def tell_nonce(self, network: str, sender: str, nonce: int) -> None:
+    async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
         """Note that the operator was told of all nonces below this one."""
         ...
 
@@ -59,11 +56,11 @@ class ForeignLedger(Protocol):
         """
         ...
 
-    def strays(self) -> list[Stray]:
+    def unattributed_deposits(self) -> list[UnattributedDeposit]:
         """Confirmed deposits that are of no order and not explained; the first 1,000."""
         ...
 
-    async def tell_transactions(self, network: str, txids: Collection[str], at: int) -> None:
+    async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
         """Note that the operator was told of these."""
         ...
 
@@ -83,5 +80,5 @@ def pause_for(switch: PauseSwitch, wallet: str) -> bool:
     """
     if not throw(switch, reason_of(wallet)):
         return False
-    log.error("payouts_paused_by_foreign_transactions", wallet=wallet)
+    log.error("payouts_paused_by_unrecorded_transactions", wallet=wallet)
     return True
