@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +13,11 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.errors import InputErrors, InvalidDestination, MissingInput, ServiceError
+from rpcsvc.errors import InputErrors, InvalidDestination, InvalidInput, MissingInput, ServiceError
 from rpcsvc.operations.bff_table import BFF_OPERATIONS, BffOperation
+from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.inputs import bare_key, read_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.transport.openapi.document import openapi_document
@@ -73,7 +74,7 @@ def _body(case: Any) -> Json:
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with sandbox(tmp_path, flags=MANY) as running:
         site = site_of(running.up.settings, running.up.service)
-        document = json.loads(json.dumps(with_formats(openapi_document(site))))
+        document = with_formats(openapi_document(site))
         yield World(running, schemathesis.openapi.from_dict(document))
 
 
@@ -183,6 +184,20 @@ async def test_the_rates_of_the_sandbox_are_those_of_the_schema(world: World) ->
         params = {"fault": "set_rate", "rate": rate}
         refused = await world.refusal(fault, params) is not None
         assert validator.is_valid(params) != refused, rate
+
+
+@given(
+    st.text(st.characters(min_codepoint=9, max_codepoint=130), min_size=14, max_size=20)
+    | st.integers(250, 260).map("k".__mul__)
+    | st.from_regex(r" {0,2}[!-~ ]{14,18} {0,2}", fullmatch=True)
+)
+def test_the_schema_of_a_key_takes_what_a_call_takes(key: str) -> None:
+    takes = jsonschema_rs.validator_for(IDEMPOTENCY_KEY_SCHEMA).is_valid(key)
+    if takes:
+        read_key(bare_key(key), "public")
+    else:
+        with pytest.raises(InvalidInput):
+            read_key(bare_key(key), "public")
 
 
 def test_every_example_keeps_to_its_schema(world: World) -> None:
