@@ -288,9 +288,9 @@ async def test_a_session_s_id_is_described_as_it_is_read(served: Served, version
     assert Draft202012Validator(schema).is_valid(params) == (answer.status == 200)
 
 
-@pytest.mark.parametrize("amount", ["0." + "0" * 37 + "1", "0." + "0" * 38 + "1", "9" * 41])
-async def test_an_amount_s_length_is_described_as_it_is_judged(served: Served, amount: str) -> None:
+@pytest.mark.parametrize("amount", ["0.5", "0." + "0" * 37 + "1", "0." + "0" * 38 + "1", "9" * 41])
+async def test_an_amount_is_described_as_it_is_judged(served: Served, amount: str) -> None:
     answer = await served.post("/agent/swap/plan", {"amount": amount})
-    is_too_long = "too long" in answer.body["error"]["message"]
+    is_refused = answer.status != 200 and problem(answer.body)["field"] == "amount"
     schema = _schema_of("/agent/swap/plan", served)
-    assert Draft202012Validator(schema).is_valid({"amount": amount}) == (not is_too_long)
+    assert Draft202012Validator(schema).is_valid({"amount": amount}) == (not is_refused)

@@ -36,10 +36,10 @@ CHAINS: dict[str, list[Crash]] = {
         ("engine prepare", "before", 1),
         ("evm record", "before", 1),
         ("evm record", "after", 1),
-        ("engine prepare", "after", 1),
         ("engine publish", "before", 1),
         ("evm publish", "before", 1),
     ],
+    "once it is signed and on record": [("engine prepare", "after", 1)],
     # The next start adopts the payment: it is not signed again.
     "between its journal line and its commit": [("evm journal", "after", 1)],
     "from publishing to its note": [

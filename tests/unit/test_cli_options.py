@@ -98,7 +98,7 @@ def test_an_option_that_is_not_utf_8_is_a_usage_error_that_names_it(
 ) -> None:
     assert ended(words, tmp_path) == 2
     told = capsys.readouterr()
-    has_envelope = words[0].startswith(("agent:", "sandbox:"))
+    has_envelope = words[0].startswith(("agent:", "sandbox:", "receipt", "verify"))
     assert (told.out != "") is has_envelope
     assert f"argument {name}: holds a byte that is not UTF-8" in told.err.replace("|-:", ":")
 
