@@ -105,9 +105,14 @@ async def restore(stack: Exchange, copy: Path) -> None:
 async def has_split(stack: Exchange) -> bool:
     """Mine, and look whether a payment of the XMR wallet to itself is settled."""
     await stack.mine_in_time()
+    return count_splits(stack) > 0
+
+
+def count_splits(stack: Exchange) -> int:
+    """Settled payments of the XMR wallet to itself."""
     with closing(sqlite3.connect(stack.data_dir / DATABASE_NAME)) as database:
         sql = "SELECT count(*) FROM monero_payments WHERE purpose = 'upkeep' AND state = 'settled'"
-        return bool(database.execute(sql).fetchone()[0])
+        return int(database.execute(sql).fetchone()[0])
 
 
 async def restore_wallet_from_words(stack: Exchange) -> None:
