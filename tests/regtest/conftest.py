@@ -189,7 +189,7 @@ def accounts(request: pytest.FixtureRequest, killable: WalletRpc, miner: Miner) 
 async def own(
     killable: WalletRpc, accounts: list[int], node: MonerodClient, tmp_path: Path
 ) -> AsyncIterator[Treasury]:
-    """A adapter on an account that holds two outputs."""
+    """An adapter on an account that holds two outputs."""
     async with treasury(killable, tmp_path, account=accounts.pop()) as made:
         await made.adapter.maintain()
         yield made

@@ -705,7 +705,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: Till) -> N
 
 
 async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) -> None:
-    """The payout that another copy of the keys made on the other adapter has its nonce."""
+    """The payout that another copy of the keys made on the other branch has its nonce."""
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")

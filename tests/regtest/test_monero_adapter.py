@@ -49,7 +49,7 @@ def killable(monerod: Monerod, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 async def adapter(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIterator[Treasury]:
-    """A adapter on an account without money."""
+    """An adapter on an account without money."""
     account, _ = await add_account(killable)
     async with treasury(killable, tmp_path, account=account) as made:
         yield made
@@ -57,7 +57,7 @@ async def adapter(killable: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIte
 
 @pytest.fixture
 async def own(wallet_rpc: WalletRpc, miner: Miner, tmp_path: Path) -> AsyncIterator[Treasury]:
-    """A adapter on a new wallet."""
+    """An adapter on a new wallet."""
     await new_wallet(wallet_rpc)
     async with treasury(wallet_rpc, tmp_path) as made:
         yield made

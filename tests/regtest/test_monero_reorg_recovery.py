@@ -109,7 +109,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
 async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the other adapter something else has spent its input: nobody but the operator can pay."""
+    """On the other branch something else has spent its input: nobody but the operator can pay."""
     logs = captured(monkeypatch, RESCUE)
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = own.ledger.payment(transfer.transfer_id)

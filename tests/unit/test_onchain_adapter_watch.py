@@ -1,4 +1,4 @@
-"""A adapter whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
+"""An adapter whose nodes hang is looked at on its own: no pass waits for it, nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = Observation()
 
 
 class SlowAdapter:
-    """A adapter whose look ends when it is told to."""
+    """An adapter whose look ends when it is told to."""
 
     asset = XMR
 

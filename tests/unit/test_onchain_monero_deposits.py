@@ -62,18 +62,18 @@ class Chain:
 
     blocks: list[tuple[str, tuple[Paid, ...]]] = field(default_factory=list)
     pool: list[Paid] = field(default_factory=list)
-    adapter: int = 0
+    branch: int = 0
 
     def mine(self, *found: Paid, empty: int = 0) -> None:
         self.pool = [item for item in self.pool if item not in found]
         for content in (found, *[()] * empty):
-            self.blocks.append((f"h{len(self.blocks)}.{self.adapter}", content))
+            self.blocks.append((f"h{len(self.blocks)}.{self.branch}", content))
 
     def pop(self, count: int) -> None:
         for _, content in self.blocks[-count:]:
             self.pool += content
         del self.blocks[-count:]
-        self.adapter += 1
+        self.branch += 1
 
 
 @dataclass

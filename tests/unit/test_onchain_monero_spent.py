@@ -62,19 +62,19 @@ class Node:
 
     top: int = SIGNED_AT
     mined: dict[str, int | None] = field(default_factory=dict)
-    adapter: str = ""
+    branch: str = ""
     asked: list[str] = field(default_factory=list)
     is_forgetful: bool = False
 
     async def info(self) -> NodeInfo:
         height = self.top + 1
-        top = f"h{self.top}{self.adapter}"
+        top = f"h{self.top}{self.branch}"
         return NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
 
     async def header_at(self, height: int) -> BlockHeader | None:
         if self.is_forgetful or height > self.top:
             return None
-        return BlockHeader(height, f"h{height}{self.adapter}", "", 0, False, 0)
+        return BlockHeader(height, f"h{height}{self.branch}", "", 0, False, 0)
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         return {image: Spent.IN_CHAIN if image == "image-2" else Spent.UNSPENT for image in images}
@@ -233,9 +233,9 @@ async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -
     assert "(5 blocks ago at least)" in (await desk.look(blocks=4)).reason
     desk.restart()
     assert "(6 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.adapter = "b"
+    desk.node.branch = "b"
     assert "(1 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.adapter, desk.node.top = "c", SIGNED_AT - 2
+    desk.node.branch, desk.node.top = "c", SIGNED_AT - 2
     assert "(1 blocks ago at least)" in (await desk.look()).reason
 
 
@@ -275,7 +275,7 @@ async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) ->
     desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
     desk.node.mined = {**desk.wallet.sent}
     assert RIVAL in (await desk.look(blocks=4)).reason
-    desk.node.mined, desk.node.adapter = {}, "b"
+    desk.node.mined, desk.node.branch = {}, "b"
     assert (await desk.look(blocks=5)).outcome is Outcome.UNKNOWN
     desk.node.mined = {RIVAL: SIGNED_AT + 9}
     assert "2 of 5" in (await desk.look(blocks=1)).reason

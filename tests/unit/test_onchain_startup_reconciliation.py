@@ -53,7 +53,7 @@ class Wallet:
 
 
 class Signing(FakeAdapter):
-    """A adapter that signs whatever it is asked to."""
+    """An adapter that signs whatever it is asked to."""
 
     def __init__(self, signed: list[str], asset: Asset, network: str) -> None:
         super().__init__(asset, network, Verdict(Outcome.PENDING))

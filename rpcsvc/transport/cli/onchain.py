@@ -46,7 +46,7 @@ def add_onchain(commands: Any, common: Common) -> None:
 
 
 def _add_skip(actions: Any, common: Common) -> None:
-    text = "hand out none of the next N deposit addresses of each adapter, after a restored backup"
+    text = "hand out none of the next N deposit addresses of each asset, after a restored backup"
     skip = actions.add_parser(
         "skip-addresses",
         help=text,

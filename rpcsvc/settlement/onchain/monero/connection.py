@@ -129,7 +129,7 @@ class MoneroConnection:
         """Refresh the wallet; it must have scanned exactly the node's chain.
 
         After blocks were taken off the chain a wallet keeps what it saw in them until the first
-        block of the new adapter: then it is ahead of its node. Raises errors.Unavailable.
+        block of the new branch: then it is ahead of its node. Raises errors.Unavailable.
         """
         for _ in range(_TRIES):
             before = await self.check_node()

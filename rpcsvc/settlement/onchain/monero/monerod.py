@@ -52,7 +52,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """A block of the main chain, or of another adapter when ``orphan``. ``timestamp``: seconds."""
+    """A block of the main chain, or of another branch when ``orphan``. ``timestamp``: seconds."""
 
     height: int
     hash: str
