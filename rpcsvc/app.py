@@ -24,7 +24,7 @@ from rpcsvc import ids
 from rpcsvc.backend import Backend
 from rpcsvc.chains_file import read_chains
 from rpcsvc.client_secret import client_secret
-from rpcsvc.clock import Clock, OffsetClock, SystemClock
+from rpcsvc.clock import Clock, OffsetClock, SystemClock, day_of
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
@@ -39,7 +39,7 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
-from rpcsvc.operations.ticket_budget import TicketBudget, day_of
+from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.following import Follower
@@ -223,7 +223,7 @@ async def _compose(
     watcher = DepositWatcher(store, engine, processor, backend.rates, quarantine, clock)
     if reservations is not None:
         reservations.follow(watcher.progress.is_complete)
-        reservations.load(store)
+        reservations.load(store, clock.now_ms())
     payouts = Payouts(store, engine, processor, clock, quarantine)
     effects = EffectRunner(
         store,
@@ -342,6 +342,7 @@ def _policy(settings: Settings) -> Policy:
             address_orders=orders.unfunded_address_orders,
             token_share=orders.unfunded_token_share,
             token_orders=orders.unfunded_token_orders,
+            address_orders_a_day=orders.address_orders_a_day,
         ),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
     )

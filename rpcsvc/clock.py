@@ -29,6 +29,16 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+def day_of(now: int) -> int:
+    """The day of UTC that a time (ms) is in, counted from the epoch."""
+    return now // DAY_MS
+
+
+def ms_to_next_day(now: int) -> int:
+    """How long (ms) the day of UTC lasts that a time (ms) is in."""
+    return DAY_MS - now % DAY_MS
+
+
 def steady_ms() -> int:
     """Milliseconds since some moment before the start; nobody can set this clock.
 
@@ -55,14 +65,14 @@ def iso8601(at_ms: int) -> str:
 
     An answer tells each of its few moments several times; the text depends on nothing else.
     """
-    days, rest = divmod(at_ms, _DAY_MS)
+    days, rest = divmod(at_ms, DAY_MS)
     seconds, millis = divmod(rest, 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{_date(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{millis:03d}Z"
 
 
-_DAY_MS = 86_400_000
+DAY_MS = 86_400_000
 _EPOCH = date(1970, 1, 1).toordinal()
 
 

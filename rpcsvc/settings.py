@@ -128,7 +128,8 @@ class OrderSettings(Group):
     """Terms and deadlines of orders. ``*_bps`` are 1/10,000; ``max_swap_usd`` whole dollars.
 
     ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
-    are percentages of what the wallet holds beside funded orders. ``unpaid_*``: how many days the
+    are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
+    what an address may leave behind. ``unpaid_*``: how many days the
     answers of orders that ended unpaid are kept, and how many bytes of them (orders/retention.py).
     """
 
@@ -145,6 +146,7 @@ class OrderSettings(Group):
     unfunded_address_total_share: Percent = 40
     unfunded_address_share: Percent = 10
     unfunded_address_orders: Annotated[int, whole(1, 100_000)] = 10
+    address_orders_a_day: Annotated[int, whole(1, 10_000_000)] = 300
     unfunded_token_share: Percent = 30
     unfunded_token_orders: Annotated[int, whole(1, 1_000_000)] = 100
     unpaid_keep_days: Annotated[int, whole(1, 36_500)] = 30

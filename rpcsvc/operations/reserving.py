@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from rpcsvc.clock import ms_to_next_day
 from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.errors import AmountAboveMaximum, RateLimited
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.reservations import UPSTREAM
-from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, UNFUNDED_REASON, Client, Refusal
+from rpcsvc.orders.unfunded import ALL, BY_ADDRESS, UNFUNDED_REASON, Client, Refusal, is_known
 
 
 def require_reservable(
@@ -20,9 +21,12 @@ def require_reservable(
     """
     if service.reservations is None:
         return
+    stored, bounds = service.stored(client), service.policy.unfunded
+    if not is_known(stored):
+        _require_day(service, stored, bounds.address_orders_a_day)
     service.reservations.on(network)  # ends what has expired
     refusal = service.reservations.unfunded.refusal(
-        service.policy.unfunded, service.stored(client), network, needed, service.wallet(network)
+        bounds, stored, network, needed, service.wallet(network)
     )
     if refusal is None:
         return
@@ -30,6 +34,26 @@ def require_reservable(
     if refusal.frees_at is None:
         raise _too_large(refusal, amount, asset, needed)
     raise _too_much(refusal, asset, refusal.frees_at - service.clock.now_ms())
+
+
+def _require_day(service: Service, stored: str, most: int) -> None:
+    """Raise RateLimited when an address has made as many orders as it may in a day."""
+    now = service.clock.now_ms()
+    if service.reservations is None or service.reservations.today.count(stored, now) < most:
+        return
+    seconds = -(-ms_to_next_day(now) // 1000)
+    raise RateLimited(
+        f"You have made {most} orders today (UTC), the most for a caller without a token or key."
+        f" Send one, or come back in {seconds} s.",
+        details={
+            "reason": UNFUNDED_REASON,
+            "scope": "client",
+            "limit": f"{most} orders a day",
+            "held": f"{most} orders",
+            "retryAfterSeconds": seconds,
+        },
+        retry_after=seconds,
+    )
 
 
 def _too_large(refusal: Refusal, amount: Money, asset: Asset, needed: int) -> AmountAboveMaximum:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
+from rpcsvc.clock import day_of, ms_to_next_day
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Ticket, TicketCharge
 
-_DAY_MS: Final = 86_400_000
 # What a ticket takes beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200
 
@@ -47,11 +47,6 @@ class TicketBudget:
         return TicketCharge(self._day, client, size)
 
 
-def day_of(now: int) -> int:
-    """The day of UTC that a time (ms) is in, counted from the epoch."""
-    return now // _DAY_MS
-
-
 def _size(ticket: Ticket) -> int:
     texts = (ticket.message, ticket.category, ticket.wallet_address or "")
     return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
@@ -60,5 +55,5 @@ def _size(ticket: Ticket) -> int:
 def _refusal(message: str, now: int) -> Unavailable:
     return Unavailable(
         f"{message} Write again tomorrow, or to the contact that the service publishes.",
-        retry_after=-(-(_DAY_MS - now % _DAY_MS) // 1_000),
+        retry_after=-(-ms_to_next_day(now) // 1_000),
     )

@@ -258,6 +258,10 @@ class OrderStore(Protocol):
         """Wait until every commit begun so far is on disk or refused."""
         ...
 
+    def orders_made(self, day: int) -> dict[str, int]:
+        """How many orders each client made on a day of UTC."""
+        ...
+
     def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
         """Tickets and bytes that each client was charged on a day of UTC."""
         ...

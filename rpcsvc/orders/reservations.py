@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Deposit, Order, Transfer
 from rpcsvc.domain.price_lock import units_by_rate
 from rpcsvc.domain.states import AWAITS_DEPOSIT, Direction, OrderStatus, TransferState
 from rpcsvc.orders.ports import OrderStore, SettlementEngine
-from rpcsvc.orders.unfunded import Reservation, UnfundedOrders
+from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders
 
 Claims = dict[str, int]
 IsComplete = Callable[[str, str, int], bool]
@@ -130,6 +131,7 @@ class Reservations:
         self._total: Claims = defaultdict(int)
         self._is_complete: IsComplete = _nothing_is_known
         self.unfunded = UnfundedOrders()
+        self.today = OrdersToday()
 
     def follow(self, is_complete: IsComplete) -> None:
         """End reservations as deposits become known: ``is_complete`` of an order id (empty: any),
@@ -137,8 +139,9 @@ class Reservations:
         """
         self._is_complete = is_complete
 
-    def load(self, store: OrderStore) -> None:
+    def load(self, store: OrderStore, now: int) -> None:
         """Count what is open in the store, orders that are over and still owe a refund included."""
+        self.today = OrdersToday(now, store.orders_made(day_of(now)))
         clients = store.unfunded_clients()
         pending = {order_id for order_id, _effect in store.pending_effects()}
         for order_id in pending.union(store.open_orders()):
@@ -176,9 +179,11 @@ class Reservations:
         One whose caller is cancelled is committed all the same, and stays counted.
         """
         self.note(order, client)
+        self.today.add(client, order.terms.created_at)
         try:
             yield
         except Exception:
+            self.today.add(client, order.terms.created_at, -1)
             self._replace(order.order_id, {})
             self.unfunded.put(order.order_id, None)
             raise

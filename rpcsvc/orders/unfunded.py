@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from rpcsvc.clock import day_of
 
 ADDRESS: Final = "address"
 # ``details.reason`` of a refusal: tells it from one for too many calls.
@@ -67,6 +70,7 @@ class UnfundedLimits:
     address_orders: int
     token_share: int
     token_orders: int
+    address_orders_a_day: int
 
     def orders_of(self, client: str) -> int:
         """How many unfunded orders a client may have."""
@@ -81,6 +85,25 @@ class UnfundedLimits:
             (BY_ADDRESS, self.address_total_share),
             (ALL, self.share),
         ]
+
+
+class OrdersToday:
+    """How many orders each client has made on the current day of UTC; ``made``: by then."""
+
+    def __init__(self, now: int = 0, made: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._day = day_of(now)
+        self._made = Counter(made)
+
+    def count(self, client: str, now: int) -> int:
+        """How many a client has made today."""
+        return self._made[client] if day_of(now) == self._day else 0
+
+    def add(self, client: str, now: int, number: int = 1) -> None:
+        """Count an order that was made now, or with -1 one that was not made after all."""
+        if day_of(now) != self._day:
+            self._day = day_of(now)
+            self._made.clear()
+        self._made[client] += number
 
 
 class Refusal(NamedTuple):

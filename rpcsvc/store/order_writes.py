@@ -10,6 +10,7 @@ from typing import Final
 
 import orjson
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Order
 from rpcsvc.orders.ports import Change, HistoryEntry
 from rpcsvc.store.order_rows import (
@@ -65,6 +66,11 @@ _INSERT_RESPONSE: Final = insert("idempotency_keys", (*RESPONSE, "order_seq"))._
 )
 _INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
 _DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = ?"
+_COUNT_ORDER: Final = (
+    "INSERT INTO order_counts (day, client, orders) VALUES (?, ?, 1)"
+    " ON CONFLICT (day, client) DO UPDATE SET orders = orders + 1"
+)
+_DELETE_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < ?"
 _INSERT_TICKET: Final = insert("tickets", TICKET)
 _COUNT_TICKET: Final = (
     "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (?, ?, 1, ?)"
@@ -87,7 +93,7 @@ def statements(change: Change, view_key: str) -> list[Statement]:
             found.append(_history_statement(order_id, change.history))
         if change.order.report is not None and change.evidence:
             found.append(report_statement(order_id, change.order.report, change.evidence))
-        found += _client_statements(order_id, change)
+        found += _client_statements(change.order, change)
     if change.relay is not None:
         found.append(relay_statement(change.relay))
     if change.response is not None:
@@ -101,10 +107,15 @@ def statements(change: Change, view_key: str) -> list[Statement]:
     return found
 
 
-def _client_statements(order_id: str, change: Change) -> list[Statement]:
+def _client_statements(order: Order, change: Change) -> list[Statement]:
     if change.client is not None:
-        return [Statement(_INSERT_CLIENT, (order_id, change.client))]
-    return [Statement(_DELETE_CLIENT, (order_id,))] if change.forgets_client else []
+        day = day_of(order.terms.created_at)
+        return [
+            Statement(_INSERT_CLIENT, (order.order_id, change.client)),
+            Statement(_DELETE_ORDER_COUNTS, (day,)),
+            Statement(_COUNT_ORDER, (day, change.client)),
+        ]
+    return [Statement(_DELETE_CLIENT, (order.order_id,))] if change.forgets_client else []
 
 
 def _order_statements(order: Order, changing: Row, *, is_new: bool) -> list[Statement]:

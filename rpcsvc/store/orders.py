@@ -171,6 +171,10 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         """Who asked for each order that awaits its deposit, by order id."""
         return dict(self._db.read("SELECT order_id, client FROM order_clients"))
 
+    def orders_made(self, day: int) -> dict[str, int]:
+        """How many orders each client made on a day of UTC."""
+        return dict(self._db.read("SELECT client, orders FROM order_counts WHERE day = ?", (day,)))
+
     def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
         """Tickets and bytes that each client was charged on a day of UTC."""
         sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = ?"

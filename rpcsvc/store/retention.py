@@ -32,6 +32,8 @@ _PRUNE: Final = (
     " (SELECT seq FROM orders WHERE seq = ? AND unpaid_since IS NOT NULL)",
     "DELETE FROM status_views WHERE order_seq ="
     " (SELECT seq FROM orders WHERE seq = ? AND unpaid_since IS NOT NULL)",
+    "UPDATE relays SET raw = x'' WHERE order_id ="
+    " (SELECT order_id FROM orders WHERE seq = ? AND unpaid_since IS NOT NULL)",
     "UPDATE orders SET unpaid_since = NULL WHERE seq = ? AND unpaid_since IS NOT NULL",
 )
 

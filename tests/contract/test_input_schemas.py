@@ -39,6 +39,7 @@ UNKNOWABLE = {
 }  # fmt: skip
 MANY = {
     "orders.unfunded_address_orders": 100_000,
+    "orders.address_orders_a_day": 1_000_000,
     "orders.unfunded_share": 100,
     "orders.unfunded_address_total_share": 100,
     "orders.unfunded_address_share": 100,

@@ -182,6 +182,31 @@ async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Pat
         assert (await order(served, X2U, "100", ATTACKER)).status == 200
 
 
+async def test_an_address_makes_so_many_orders_a_day_over_a_restart(tmp_path: Path) -> None:
+    """Each leaves a row behind for ever, cancelled or not."""
+    limit = {"orders__address_orders_a_day": 2}
+    async with behind_proxy(tmp_path, **limit) as served:
+        for _ in range(2):
+            data = (await order(served, X2U, "1", ATTACKER)).body["data"]
+            path = f"/agent/swap/cancel/{data['order']['orderId']}"
+            headers = {"x-forwarded-proto": "https"}
+            body = {"sessionId": data["sessionId"]}
+            assert (await served.http("POST", path, json=body, headers=headers)).status == 200
+        refused = await order(served, X2U, "1", ATTACKER)
+        assert refused.status == 429
+        assert "2 orders today" in refused.body["error"]["message"]
+        assert 0 < int(refused.headers["retry-after"]) <= 86_400
+    async with behind_proxy(tmp_path, **limit) as served:
+        assert (await order(served, X2U, "1", ATTACKER)).status == 429
+        assert (await order(served, X2U, "1", HONEST)).status == 200
+        for _ in range(3):
+            wish = {**X2U, "amount": "1"}
+            headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
+            answer = await served.rpc("swap.execute", wish, **headers)
+            assert answer.body["result"]["ok"], "a token is not bounded by the day"
+        assert served.up.database.read("SELECT max(orders) FROM order_counts") == [(3,)]
+
+
 async def test_reservations_keep_their_client_over_a_restart(tmp_path: Path) -> None:
     limit = {"orders__unfunded_address_orders": 1}
     async with behind_proxy(tmp_path, **limit) as served:

@@ -123,6 +123,7 @@ async def test_an_order_that_ended_unpaid_at_the_upstream_is_pruned(
     assert before["data"]["outcome"] == "expired"
     assert await sidecar.up.service.store.prune_unpaid(2**62, 0, 10) == 1
     assert (sidecar.count("idempotency_keys"), sidecar.count("status_views")) == (0, 0)
+    assert sidecar.up.database.read("SELECT raw FROM relays") == [(b"",)]
     again = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
     assert again["data"] == before["data"]
 

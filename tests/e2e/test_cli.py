@@ -366,6 +366,8 @@ async def test_a_demo_that_is_interrupted_while_it_starts_leaves_nothing_behind(
         sys.executable, "-m", "rpcsvc", "demo",
         env={**cli.environ, "TMPDIR": str(folder)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A shell in the background ignores it, and so would the demo.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     async with asyncio.timeout(180):
         while not list(folder.glob("rpcsvc-demo-*/rpcsvc.db")):  # noqa: ASYNC110 - a file

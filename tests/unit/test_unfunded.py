@@ -10,6 +10,7 @@ from rpcsvc.orders.unfunded import (
     ALL,
     BY_ADDRESS,
     Client,
+    OrdersToday,
     Reservation,
     UnfundedLimits,
     UnfundedOrders,
@@ -22,6 +23,7 @@ LIMITS = UnfundedLimits(
     address_orders=3,
     token_share=30,
     token_orders=5,
+    address_orders_a_day=9,
 )
 SECRET = b"s" * 32
 CLIENTS = [Client(ADDRESS, f"203.0.113.{n}").stored(SECRET) for n in range(6)]
@@ -91,6 +93,17 @@ def test_a_refused_order_fits_when_it_is_told_to_come_back(held: list[int], unit
     assert book.refusal(LIMITS, client, "n", units, WALLET) is not None
     book.expired(lambda _order, _network, at: at <= now)
     assert book.refusal(LIMITS, client, "n", units, WALLET) is None
+
+
+def test_orders_of_a_day_are_counted_until_it_ends() -> None:
+    today, client, day = OrdersToday(7, {CLIENTS[0]: 2}), CLIENTS[0], 86_400_000
+    today.add(client, day - 1)
+    today.add(CLIENTS[1], 8)
+    today.add(CLIENTS[1], 9, -1)
+    assert [today.count(each, day - 1) for each in CLIENTS[:3]] == [3, 0, 0]
+    assert today.count(client, day) == 0
+    today.add(client, day)
+    assert (today.count(client, day), today.count(client, 7)) == (1, 0)
 
 
 def test_an_order_whose_deposits_are_not_known_yet_keeps_its_reservation() -> None:
