@@ -528,12 +528,15 @@ async def test_a_dead_daemon_is_never_reached(
 async def test_a_daemon_killed_during_a_call_leaves_the_outcome_unknown(
     own_wallet: WalletClient, wallet_rpc: WalletRpc
 ) -> None:
-    wallet_rpc.freeze()
-    call = asyncio.ensure_future(own_wallet.create_addresses(1))
+    async def is_idle() -> bool:
+        return not wallet_rpc.has_unread()
 
     async def is_sent() -> bool:
         return wallet_rpc.has_unread()
 
+    await until(is_idle)  # what a connection before this one left unread is not this call
+    wallet_rpc.freeze()
+    call = asyncio.ensure_future(own_wallet.create_addresses(1))
     await until(is_sent)
     wallet_rpc.kill()
     with pytest.raises(OutcomeUnknown):
