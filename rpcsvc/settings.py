@@ -146,7 +146,7 @@ class OrderSettings(Group):
     unfunded_address_total_share: Percent = 40
     unfunded_address_share: Percent = 10
     unfunded_address_orders: Annotated[int, whole(1, 100_000)] = 10
-    address_orders_a_day: Annotated[int, whole(1, 10_000_000)] = 300
+    address_orders_a_day: Annotated[int, whole(1, 10_000_000)] = 1_000
     unfunded_token_share: Percent = 30
     unfunded_token_orders: Annotated[int, whole(1, 1_000_000)] = 100
     unpaid_keep_days: Annotated[int, whole(1, 36_500)] = 30
