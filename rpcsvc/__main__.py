@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 async def _serve(settings: Settings) -> None:
-    from rpcsvc.serving import serve  # noqa: PLC0415 - a command that asks a server needs none of it
+    from rpcsvc.serving import serve  # noqa: PLC0415 - most commands need no server
 
     await serve(settings)
 
 
 @asynccontextmanager
 async def _local(settings: Settings) -> AsyncIterator[LocalService]:
-    from rpcsvc.app import local_service  # noqa: PLC0415 - as above
+    from rpcsvc.app import local_service  # noqa: PLC0415 - most commands need no server
 
     async with local_service(settings) as service:
         yield service
@@ -37,7 +37,7 @@ def _open_standard_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - open to the end
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123 - never closed
 
 
 def main() -> None:

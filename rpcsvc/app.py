@@ -187,8 +187,7 @@ async def _backend(
             )
         return
     if settings.engine == "onchain":
-        # No other engine needs what it imports.
-        from rpcsvc.app_onchain import onchain_backend  # noqa: PLC0415 - as said
+        from rpcsvc.app_onchain import onchain_backend  # noqa: PLC0415 - no other engine needs it
 
         async with onchain_backend(settings, database, chains, base_clock) as backend:
             yield backend

@@ -108,8 +108,7 @@ class _StructlogHandler(logging.Handler):
 
 def _is_of_a_bad_request(error: BaseException) -> bool:
     """Whether a client caused it: a request, or a body, that is not HTTP."""
-    # Imported late: commands log, too, and most of them need no HTTP.
-    from aiohttp.http import HttpProcessingError  # noqa: PLC0415 - as said
-    from aiohttp.web import RequestPayloadError  # noqa: PLC0415 - as said
+    from aiohttp.http import HttpProcessingError  # noqa: PLC0415 - commands log without HTTP
+    from aiohttp.web import RequestPayloadError  # noqa: PLC0415 - commands log without HTTP
 
     return isinstance(error, HttpProcessingError | RequestPayloadError)

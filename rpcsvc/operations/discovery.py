@@ -98,8 +98,7 @@ ENVELOPE_SCHEMA: Json = {
 
 
 def _table(service: Service) -> list[Operation]:
-    # The table lists this module's handlers, so it can only be looked up when it is complete.
-    from rpcsvc.operations.table import operations_for  # noqa: PLC0415 - a cycle, as said
+    from rpcsvc.operations.table import operations_for  # noqa: PLC0415 - it lists our handlers
 
     return operations_for(service)
 

@@ -93,15 +93,15 @@ class FlatDispatcher(Dispatcher):
 
     def refuse(
         self,
-        operation: str,  # noqa: ARG002 - as in the envelope's
+        operation: str,  # noqa: ARG002 - the base class's parameter
         error: ServiceError,
-        call: Call,  # noqa: ARG002 - as above
-        params: Json | None = None,  # noqa: ARG002 - as above
+        call: Call,  # noqa: ARG002 - the base class's parameter
+        params: Json | None = None,  # noqa: ARG002 - the base class's parameter
     ) -> Reply:
         """The reply that says why a call failed."""
         return Reply(flat_failure(error), error.http_status, error=error)
 
-    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002 - as above
+    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002 - the base class's parameter
         if isinstance(result, Stored):
             return Reply(result.head, replayed=result.replayed)
         if isinstance(result, Flat):

@@ -378,11 +378,11 @@ class StatusResult(Result):
     deposits: list[DepositView]
     transfers: list[TransferView]
     outcome: Annotated[
-        Literal[tuple(status.value for status in OrderStatus if status.is_terminal)] | None,  # type: ignore[valid-type] # from one list
+        Literal[tuple(status.value for status in OrderStatus if status.is_terminal)] | None,  # type: ignore[valid-type] # mypy takes no computed Literal
         Field(description="The order's last status; null until then."),
     ]
     action_required: Annotated[
-        Literal[REFUND_ADDRESS, REFUND_BLOCKED] | None,  # type: ignore[valid-type] # from one place
+        Literal[REFUND_ADDRESS, REFUND_BLOCKED] | None,  # type: ignore[valid-type] # mypy takes no computed Literal
         Field(
             description="refund_address: the user has to give one, see nextActions. refund_blocked:"
             " the network refuses the agreed refund address, and the operator tries again."

@@ -2,7 +2,6 @@
 
 It is made of what validates the inputs (domain/). What no schema can say stays in descriptions:
 checksums, limits that move with the rate, addresses that belong to the service or to a token.
-What does not live here: the models and their cases (params.py and its neighbours).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Placing an order: a quote becomes terms, and the order is committed with its answer.
 
 Whatever surface an order is made over comes through ``place``; so one key makes one order, and
-an order made over one surface is seen over the other. What does not live here: reading the request
-(swap.py), the price (quoting.py), how a surface words its answer (its ``write``).
+an order made over one surface is seen over the other.
 """
 
 from __future__ import annotations

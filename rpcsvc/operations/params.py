@@ -97,7 +97,7 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
 
     @classmethod
-    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - for those that have cases
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - subclasses use it
         """What JSON Schema can say beside the types: schemas of which one must hold."""
         return []
 
@@ -215,7 +215,7 @@ class FundParams(Params):
     amount: Amount | None = None
 
     @classmethod
-    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the same on all
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the base class's parameter
         """The order says which asset is sent."""
         return [{"properties": {"amount": narrowing.amount(XMR, USDC)}}]
 
@@ -234,7 +234,7 @@ class FaultParams(Params):
     rate: Annotated[str, Field(description="USDC per XMR, for set_rate.")] | None = None
 
     @classmethod
-    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the same on all
+    def cases(cls, networks: Networks) -> list[Json]:  # noqa: ARG003 - the base class's parameter
         """By what a fault needs."""
         needs: dict[str | None, Json] = {
             None: {},

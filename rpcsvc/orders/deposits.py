@@ -4,7 +4,6 @@ Each pass takes the deposits that may have changed and turns the difference into
 restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
 deposit, never per open order. An event costs more with every deposit that its order has, and anyone
 may send an order thousands of tiny ones: each order has its turn in a pass, and waits for the next.
-What does not live here: until when deposits are known (scan_progress.py).
 """
 
 from __future__ import annotations

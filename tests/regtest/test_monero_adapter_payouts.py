@@ -14,11 +14,12 @@ import pytest
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import format_units
+from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
-from rpcsvc.settlement.onchain.monero.ledger import PaymentState
+from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.sqlite import StoreConflict
@@ -298,16 +299,21 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
     assert await payee.received() == [UNITS]
 
 
-async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
-    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
-) -> None:
+async def outrun(own: Treasury, payee: Payee, node: MonerodClient) -> tuple[Transfer, Payment]:
+    """A signed payout, and its payment, of which another transaction spends an input first."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     payment = own.ledger.payment(transfer.transfer_id)
     assert payment is not None
-    rival = await own.wallet.prepare_sweep(
-        payment.key_images[0], await own.wallet.primary_address()
-    )
+    own_address = await own.wallet.primary_address()
+    rival = await own.wallet.prepare_sweep(payment.key_images[0], own_address)
     await node.submit(rival.raw)
+    return transfer, payment
+
+
+async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
+    own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
+) -> None:
+    transfer, payment = await outrun(own, payee, node)
     assert (await pay(own, transfer)).outcome is Outcome.UNKNOWN
     await miner.mine()
     for _ in range(OPTIONS.failed_after - 1):
@@ -323,13 +329,7 @@ async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
 async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
-    transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    payment = own.ledger.payment(transfer.transfer_id)
-    assert payment is not None
-    rival = await own.wallet.prepare_sweep(
-        payment.key_images[0], await own.wallet.primary_address()
-    )
-    await node.submit(rival.raw)
+    transfer, _ = await outrun(own, payee, node)
     await miner.mine(2)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.UNKNOWN
     await node.pop_blocks(2)

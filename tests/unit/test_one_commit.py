@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,14 @@ from rpcsvc.store.journaled import mark_of
 from rpcsvc.store.sqlite import StoreConflict
 from tests.unit.test_journal_replay import HOT, WALLET, Books, evm_payment, opened, xmr_payment
 from tests.unit.test_transition import key
+
+
+@asynccontextmanager
+async def due(data_dir: Path, direction: Direction) -> AsyncIterator[tuple[Books, Order]]:
+    """An order whose payout is planned, and the database and journal that have it."""
+    async with opened(data_dir) as books:
+        await books.monero.adopt_wallet(WALLET)
+        yield books, await books.funded(await books.ordered(direction))
 
 
 async def record(books: Books, order: Order) -> None:
@@ -51,9 +61,7 @@ def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
 async def test_record_commits_order_and_wallet_together(
     tmp_path: Path, direction: Direction
 ) -> None:
-    async with opened(tmp_path) as books:
-        await books.monero.adopt_wallet(WALLET)
-        order = await books.funded(await books.ordered(direction))
+    async with due(tmp_path, direction) as (books, order):
         groups = count_commits(books)
         await record(books, order)
         assert on_record(books, order) == (TransferState.PREPARED, True)
@@ -77,9 +85,7 @@ async def test_record_of_a_cancelled_transfer_writes_nothing(
     tmp_path: Path, direction: Direction
 ) -> None:
     """Not even a line of the journal: a crash then would bring the payment back."""
-    async with opened(tmp_path) as books:
-        await books.monero.adopt_wallet(WALLET)
-        order = await books.funded(await books.ordered(direction))
+    async with due(tmp_path, direction) as (books, order):
         await books.processor.apply(order.order_id, ev.DepositRemoved(key(1)))
         before = mark_of(books.db)
         with pytest.raises(ImpossibleTransition):
@@ -95,9 +101,7 @@ async def test_record_that_the_wallet_refuses_leaves_the_order(
     tmp_path: Path, direction: Direction
 ) -> None:
     """Its nonce is taken, or another payment is not out yet."""
-    async with opened(tmp_path) as books:
-        await books.monero.adopt_wallet(WALLET)
-        order = await books.funded(await books.ordered(direction))
+    async with due(tmp_path, direction) as (books, order):
         if direction is Direction.XMR_TO_USDC:
             await books.evm.add_payment(evm_payment("ord_2/payout/1", 7, HOT, 4))
         else:

@@ -3,8 +3,7 @@
 The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
 by hand while the service runs, and still holds when it starts again. A service that can't write
 the file (a full disk) is paused all the same, as long as it runs. A transfer over a cap waits;
-nothing is lost by waiting, and health says why. What does not live here: the commands
-(transport/cli/payouts.py).
+nothing is lost by waiting, and health says why.
 """
 
 from __future__ import annotations

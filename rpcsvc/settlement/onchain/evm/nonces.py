@@ -2,8 +2,7 @@
 
 The network's count of its transactions is never above what the database knows, since each is
 committed before it is published. Where it is, something that is not on record has sent: the
-database is an older copy, or the key is in other hands (unrecorded.py). What does not live here:
-signing (payments.py).
+database is an older copy, or the key is in other hands (unrecorded.py).
 """
 
 from __future__ import annotations
