@@ -31,6 +31,22 @@ from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.http import strict_json
+from rpcsvc.http.agent_http import AgentHttp
+from rpcsvc.http.bff_http import BffHttp
+from rpcsvc.http.cors import Cors
+from rpcsvc.http.discovery import DiscoveryHttp
+from rpcsvc.http.documents import recording
+from rpcsvc.http.documents.catalogue import Sources, catalogue
+from rpcsvc.http.edge import Edge
+from rpcsvc.http.gate import Gate, is_on_socket
+from rpcsvc.http.health import HealthRoutes
+from rpcsvc.http.hosts import Hosts
+from rpcsvc.http.messages import Refusals, require_framing
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.rpc_http import RpcHttp
+from rpcsvc.http.site import Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
@@ -65,22 +81,6 @@ from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.other_engines import claim_of_another
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 from rpcsvc.store.sqlite import Database, OwnerLock
-from rpcsvc.transport import strict_json
-from rpcsvc.transport.agent_http import AgentHttp
-from rpcsvc.transport.bff_http import BffHttp
-from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.discovery import DiscoveryHttp
-from rpcsvc.transport.documents import recording
-from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.edge import Edge
-from rpcsvc.transport.gate import Gate, is_on_socket
-from rpcsvc.transport.health import HealthRoutes
-from rpcsvc.transport.hosts import Hosts
-from rpcsvc.transport.http import Refusals, require_framing
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.rpc_http import RpcHttp
-from rpcsvc.transport.site import Site, site_of
 
 log = structlog.get_logger(__name__)
 

@@ -23,14 +23,14 @@ import structlog
 from aiohttp import web
 
 from rpcsvc.app import Running, running, web_app
-from rpcsvc.settings import Settings, SettingsError, check_bind
-from rpcsvc.transport.connections import (
+from rpcsvc.http.connections import (
     AcceptFailures,
     Connections,
     Listener,
     raise_descriptor_limit,
 )
-from rpcsvc.transport.http_server import EdgeRunner
+from rpcsvc.http.http_server import EdgeRunner
+from rpcsvc.settings import Settings, SettingsError, check_bind
 
 log = structlog.get_logger(__name__)
 

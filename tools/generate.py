@@ -5,7 +5,7 @@ docs/generated/schemas.json   JSON Schemas of every operation
 docs/generated/cli.md     the command line, from its own parser
 docs/generated/modules.md     what each module holds, from its docstring
 docs/generated/           the documents of a service with default settings
-rpcsvc/transport/documents/recording.json   real answers, for the documents that show some
+rpcsvc/http/documents/recording.json   real answers, for the documents that show some
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tempfile import TemporaryDirectory
 from rpcsvc.app import Running, running
 from rpcsvc.domain.states import AGENT_STATE_OF, OrderStatus
 from rpcsvc.domain.transition import TRANSITIONS
+from rpcsvc.http.documents import recording
+from rpcsvc.http.documents.catalogue import Sources, catalogue
+from rpcsvc.http.documents.recording import EXAMPLE_KEY
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.site import Site, site_of
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.transport.cli.main import build_parser
-from rpcsvc.transport.documents import recording
-from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.documents.recording import EXAMPLE_KEY
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.site import Site, site_of
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,1 +1,1 @@
-"""How calls arrive: JSON-RPC, HTTPS and the CLI, all over the one operation table."""
+"""The command line."""

@@ -13,9 +13,9 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import BaseTestServer, TestClient
 
 from rpcsvc.app import Running, running, web_app
+from rpcsvc.http.edge import Edge
+from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.settings import load_settings
-from rpcsvc.transport.edge import Edge
-from rpcsvc.transport.http_server import EdgeRunner
 
 TOKEN = "correct-horse-battery-staple"
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"

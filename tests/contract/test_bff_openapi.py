@@ -8,9 +8,9 @@ from typing import Any
 
 from openapi_spec_validator import validate
 
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled
 from tests.contract.serving import EVM, Served

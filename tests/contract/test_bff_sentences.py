@@ -17,12 +17,12 @@ import pytest
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.integrators import Integrators, parse_integrators
 from rpcsvc.domain.states import OrderStatus
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import bff_models, bridge_models, models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
 from rpcsvc.store.books import integrator_fees
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.serving import EVM, Served, serving
 

@@ -20,17 +20,17 @@ from aiohttp.test_utils import TestClient
 from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
+from rpcsvc.http.cors import Cors
+from rpcsvc.http.discovery import DiscoveryHttp
+from rpcsvc.http.documents import links, recording
+from rpcsvc.http.documents.catalogue import Sources, catalogue
+from rpcsvc.http.documents.recording import EXAMPLE_KEY
+from rpcsvc.http.edge import Edge
+from rpcsvc.http.gate import Gate
+from rpcsvc.http.messages import Refusals
+from rpcsvc.http.site import site_of
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.settings import load_settings
-from rpcsvc.transport.cors import Cors
-from rpcsvc.transport.discovery import DiscoveryHttp
-from rpcsvc.transport.documents import links, recording
-from rpcsvc.transport.documents.catalogue import Sources, catalogue
-from rpcsvc.transport.documents.recording import EXAMPLE_KEY
-from rpcsvc.transport.edge import Edge
-from rpcsvc.transport.gate import Gate
-from rpcsvc.transport.http import Refusals
-from rpcsvc.transport.site import site_of
 from tests.contract.serving import JSON, TOKEN, EdgeServer, Served
 
 PUBLIC = "https://swap.example.com"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.http.documents.advice import ERROR
 from rpcsvc.orders.ports import Holdings
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.transport.documents.advice import ERROR
 from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from rpcsvc.errors import InputErrors, InvalidDestination, InvalidInput, MissingInput, ServiceError
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.schemas import placed
+from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations.bff_table import BFF_OPERATIONS, BffOperation
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.inputs import bare_key, read_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.schemas import placed
-from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.good_addresses import with_formats
 from tests.sandbox import EVM, MONERO, Sandbox, sandbox
 

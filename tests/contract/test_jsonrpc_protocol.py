@@ -20,7 +20,7 @@ from rpcsvc.errors import (
     RateLimited,
     ServiceError,
 )
-from rpcsvc.transport.jsonrpc import (
+from rpcsvc.http.jsonrpc import (
     JsonRpcServer,
     RpcAnswer,
     RpcMethod,
@@ -404,7 +404,7 @@ async def test_a_notification_of_a_method_that_must_be_answered_does_not_run() -
 
 async def test_a_notification_that_fails_gets_no_answer_but_a_fault_is_logged() -> None:
     caller = Caller()
-    with logs_of("rpcsvc.transport.jsonrpc", "_logger") as logs:
+    with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         for method in ("limited", "crash", "unwritable"):
             body = f'{{"jsonrpc":"2.0","method":"{method}"}}'
             assert await answer(body, caller) == RpcAnswer(204, None)
@@ -440,7 +440,7 @@ async def test_a_service_error_becomes_an_error_object() -> None:
 async def test_a_fault_is_logged_with_its_cause_and_none_of_it_is_sent(
     method: str, call_id: Any
 ) -> None:
-    with logs_of("rpcsvc.transport.jsonrpc", "_logger") as logs:
+    with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         response = await reply(request(method, id=call_id))
 
     data = response["error"]["data"]
@@ -501,7 +501,7 @@ async def test_each_element_of_a_batch_is_judged_by_itself() -> None:
         None,
         request("create", id=4, params={"a": 1}),
     ]
-    with logs_of("rpcsvc.transport.jsonrpc", "_logger"):
+    with logs_of("rpcsvc.http.jsonrpc", "_logger"):
         response = await reply(mixed)
 
     assert outline(response) == [
@@ -614,7 +614,7 @@ async def test_the_caller_decides_how_an_error_looks_and_under_which_request_id(
         request_id=lambda caller, hint: f"{caller}/{hint}",
     )
     bodies: list[Any] = [[], [1, 2], [[[[]]]], request("fail", id="h"), request("nope"), [1]]
-    with logs_of("rpcsvc.transport.jsonrpc", "_logger") as logs:
+    with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         answers = [await server.answer(json.dumps(body).encode(), "me") for body in bodies]
 
     assert [status for status, _ in answers] == [200, 413, 200, 200, 200, 200]
@@ -635,8 +635,8 @@ async def test_a_failure_of_the_library_itself_is_logged_and_its_text_not_sent(
 ) -> None:
     caller = Caller()
     refusal = LibraryError(-32000, "Server error", "secret")
-    monkeypatch.setattr("rpcsvc.transport.jsonrpc.get_method", lambda *_: refusal)
-    with logs_of("rpcsvc.transport.jsonrpc", "_logger") as logs:
+    monkeypatch.setattr("rpcsvc.http.jsonrpc.get_method", lambda *_: refusal)
+    with logs_of("rpcsvc.http.jsonrpc", "_logger") as logs:
         response = await reply(request("echo", id="r-1"), caller)
 
     assert outline(response) == (-32603, "r-1")

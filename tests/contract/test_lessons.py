@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import site_of
 from rpcsvc.settlement.sandbox.controls import FaultKind
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.site import site_of
 from tests.contract import bff
 from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
 from tests.contract.serving import EVM, MONERO, SWAP, Served

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.http.documents import links
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import dispatch
-from rpcsvc.transport.documents import links
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.site import BFF_ROOT, site_of
 from tests.contract.described import Json, check, check_response, filled
 from tests.contract.serving import EVM, JSON, SWAP, Answer, Served, serving
 

@@ -13,10 +13,10 @@ import pytest
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT7
 
+from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.site import site_of
 from rpcsvc.operations import dispatch
 from rpcsvc.operations.table import operations_for
-from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.site import site_of
 from tests.contract.described import Json, check, resolved
 from tests.contract.serving import SWAP, TOKEN, Answer, Served, serving
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.site import API_ROOT, BFF_ROOT, site_of
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, site_of
 from tests.contract.described import closed_document
 from tests.contract.good_addresses import with_formats
 from tests.contract.serving import Served, serving

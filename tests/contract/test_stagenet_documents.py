@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.addresses import MoneroNetwork, parse_monero_address, subaddress_on
+from rpcsvc.http.documents import links
 from rpcsvc.operations.examples import MONERO, on_network
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.transport.documents import links
 from tests.contract.serving import Served, serving
 from tests.contract.test_sidecar import beside
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.http import strict_json
 from rpcsvc.settlement.upstream import bff, v1
 from rpcsvc.settlement.upstream.breaker import Breaker
 from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
@@ -28,7 +29,6 @@ from rpcsvc.settlement.upstream.models import (
 )
 from rpcsvc.settlement.upstream.options import ClientOptions
 from rpcsvc.settlement.upstream.timing import Timing, system_timing
-from rpcsvc.transport import strict_json
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.logs import logs_of

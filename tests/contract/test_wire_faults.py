@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.http import messages as http_transport
 from rpcsvc.operations.dispatch import Dispatcher
-from rpcsvc.transport import http as http_transport
 from tests.contract.serving import EVM, JSON, MONERO, SWAP, Served
 
 CREATE = "/api/v1/agent/swap/create"

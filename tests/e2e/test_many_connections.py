@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rpcsvc import app, serving
+from rpcsvc.http import connections
 from rpcsvc.settings import load_settings
-from rpcsvc.transport import connections
 from tests.e2e.processes import PATIENCE_SECONDS, Server, free_port, until
 
 IDLE = 1_200

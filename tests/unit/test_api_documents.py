@@ -15,15 +15,15 @@ from openapi_spec_validator import validate
 
 from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
+from rpcsvc.http import schemas
+from rpcsvc.http.documents.advice import error_classes
+from rpcsvc.http.openapi.document import openapi_document
+from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.site import BFF_ROOT, Site, site_of
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import RateLimitSettings
-from rpcsvc.transport import schemas
-from rpcsvc.transport.documents.advice import error_classes
-from rpcsvc.transport.openapi.document import openapi_document
-from rpcsvc.transport.openrpc import openrpc_document
-from rpcsvc.transport.site import BFF_ROOT, Site, site_of
 from tests.sandbox import EVM, MONERO, sandbox
 
 Json = dict[str, Any]

@@ -19,6 +19,13 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
+from rpcsvc.http.discovery import Shelf, is_current
+from rpcsvc.http.documents import advice, agent, links, llms, llms_full, quickstart, wellknown
+from rpcsvc.http.documents import recording as recordings
+from rpcsvc.http.documents.catalogue import Document, Renewal, Sources, catalogue
+from rpcsvc.http.documents.signatures import SIGNED_LINES
+from rpcsvc.http.documents.text import escape_markdown, mail_domain, table
+from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
@@ -26,13 +33,6 @@ from rpcsvc.operations.service import Service
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settlement.sandbox.controls import FaultKind
-from rpcsvc.transport.discovery import Shelf, is_current
-from rpcsvc.transport.documents import advice, agent, links, llms, llms_full, quickstart, wellknown
-from rpcsvc.transport.documents import recording as recordings
-from rpcsvc.transport.documents.catalogue import Document, Renewal, Sources, catalogue
-from rpcsvc.transport.documents.signatures import SIGNED_LINES
-from rpcsvc.transport.documents.text import escape_markdown, mail_domain, table
-from rpcsvc.transport.site import Site, site_of
 from tests.sandbox import ManualClock
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,8 +10,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from rpcsvc.errors import Unauthorized
+from rpcsvc.http.gate import SOCKET_CLIENT, Gate
 from rpcsvc.settings import Settings
-from rpcsvc.transport.gate import SOCKET_CLIENT, Gate
 
 
 def request_over(family: socket.AddressFamily, peer: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.transport.limits import (
+from rpcsvc.http.limits import (
     RateLimiter,
     Verdict,
     client_address,

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rpcsvc.errors import InvalidJson
-from rpcsvc.transport import strict_json
+from rpcsvc.http import strict_json
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 SCALARS = st.none() | st.booleans() | INT64 | st.floats(allow_nan=False, allow_infinity=False)

@@ -18,6 +18,7 @@ from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.states import OrderStatus
+from rpcsvc.http import strict_json
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream import reading
 from rpcsvc.settlement.upstream.bff import BFF
@@ -35,7 +36,6 @@ from rpcsvc.settlement.upstream.statuses import (
 )
 from rpcsvc.settlement.upstream.timing import Timing
 from rpcsvc.settlement.upstream.v1 import V1
-from rpcsvc.transport import strict_json
 from tests.contract import upstream_server as does
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"

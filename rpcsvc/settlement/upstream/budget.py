@@ -9,7 +9,7 @@ Prices are asked for by whoever likes to, as often as they like; open orders hav
 the while. So both have a budget within the upstream's one limit, which neither can use up alone.
 
 What does not live here: which calls an order needs (the engine), the limits on our own callers
-(transport/limits.py). Times are milliseconds of a clock that never goes back, passed in.
+(http/limits.py). Times are milliseconds of a clock that never goes back, passed in.
 """
 
 from __future__ import annotations

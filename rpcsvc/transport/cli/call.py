@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
+from rpcsvc.http import strict_json
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.inputs import is_session_id
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
-from rpcsvc.transport import strict_json
 from rpcsvc.transport.cli.client import (
     MAYBE_DONE,
     Unreachable,

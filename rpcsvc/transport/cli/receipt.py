@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rpcsvc.errors import InvalidJson, ServiceError
+from rpcsvc.http.strict_json import loads
 from rpcsvc.transport.cli.client import Unreachable
 from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.transport.cli.options import Once, Text
-from rpcsvc.transport.strict_json import loads
 
 Common = Callable[[argparse.ArgumentParser], None]
 

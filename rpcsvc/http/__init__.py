@@ -1,0 +1,1 @@
+"""How calls arrive over HTTP: JSON-RPC, the agent API, the BFF, documents, health."""

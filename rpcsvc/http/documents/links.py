@@ -1,0 +1,94 @@
+"""Where every document lives, and how the documents refer to each other and to the API.
+
+What does not live here: what a document says (the modules beside this one), serving it
+(http/discovery.py).
+"""
+
+from __future__ import annotations
+
+from rpcsvc.http.site import API_ROOT, Site
+from rpcsvc.operations.table import Operation
+
+HOME = "/"
+LOGO = "/logo.svg"
+QUICKSTART = API_ROOT + "/agent/quickstart"
+HEALTH = API_ROOT + "/health"
+AGENT = "/.well-known/agent.json"
+AGENT_ALIAS = "/agent.json"
+AI_PLUGIN = "/.well-known/ai-plugin.json"
+SECURITY_TXT = "/.well-known/security.txt"
+API_CATALOG = "/.well-known/api-catalog"
+JWKS = "/.well-known/jwks.json"
+OPENAPI = "/openapi.json"
+OPENAPI_WELL_KNOWN = "/.well-known/openapi.json"
+OPENRPC = "/openrpc.json"
+LLMS = "/llms.txt"
+LLMS_FULL = "/llms-full.txt"
+ROBOTS = "/robots.txt"
+SITEMAP = "/sitemap.xml"
+
+IDEMPOTENCY_HEADER = "idempotency-key"
+RPC_TOKEN_HEADER = "x-agent-rpc-token"  # noqa: S105 - a header's name (spec 5), not a token
+
+# The documents with a line on each, in the order in which a newcomer would want them.
+DESCRIPTIONS: dict[str, str] = {
+    QUICKSTART: "the first call: what this is, the flow, two requests that work as they stand",
+    LLMS_FULL: "the whole API on one page, with real requests and answers",
+    LLMS: "a short overview that links to the rest",
+    OPENAPI: "OpenAPI 3.1 description of the HTTPS API",
+    OPENRPC: "OpenRPC description of the JSON-RPC methods",
+    AGENT: "machine-readable metadata: transports, operations with schemas, signing, limits",
+    JWKS: "the public keys that responses are signed with",
+    AI_PLUGIN: "plugin manifest that points to the OpenAPI description",
+    API_CATALOG: "API catalog (RFC 9727)",
+    SECURITY_TXT: "where to report a security problem (RFC 9116)",
+    SITEMAP: "the list of these documents for crawlers",
+    ROBOTS: "what crawlers may read",
+}
+ALIASES: dict[str, str] = {AGENT_ALIAS: AGENT, OPENAPI_WELL_KNOWN: OPENAPI}
+
+
+def quickstart_links(site: Site) -> dict[str, str]:
+    """``links`` of the quickstart: all fifteen keys of spec 2.2, absolute."""
+    paths = {
+        "website": HOME,
+        "docs": LLMS_FULL,
+        "health": HEALTH,
+        "capabilities": endpoints(site)["capabilities"],
+        "openapi": OPENAPI,
+        "openapiWellKnown": OPENAPI_WELL_KNOWN,
+        "llms": LLMS,
+        "llmsFull": LLMS_FULL,
+        "jwks": JWKS,
+        "aiPlugin": AI_PLUGIN,
+        "securityTxt": SECURITY_TXT,
+        "agentDiscovery": AGENT,
+        "agentDiscoveryAlias": AGENT_ALIAS,
+        "robotsTxt": ROBOTS,
+        "sitemap": SITEMAP,
+    }
+    return {key: site.absolute(path) for key, path in paths.items()}
+
+
+def endpoints(site: Site) -> dict[str, str]:
+    """``quickstart.endpoints`` (spec 2.2): each operation's short name and its path."""
+    named = {
+        _short_name(operation): API_ROOT + operation.path
+        for operation in site.operations
+        if operation.path is not None and not operation.sandbox_only
+    }
+    return {"quickstart": QUICKSTART, **named}
+
+
+def _short_name(operation: Operation) -> str:
+    """``swap.plan`` is ``plan``, ``support.create`` is ``support``."""
+    group, _, verb = operation.name.partition(".")
+    return verb if group == "swap" else group
+
+
+def operation_named(site: Site, name: str) -> Operation:
+    """One operation of the site. Raises KeyError when the site does not offer it."""
+    for operation in site.operations:
+        if operation.name == name:
+            return operation
+    raise KeyError(name)

@@ -1,0 +1,164 @@
+"""The documents whose form others have fixed: security.txt, api-catalog, robots, sitemap; and the
+home page with its logo, so that the site's root leads somewhere.
+
+What does not live here: documents of this service's own making (quickstart.py, agent.py, llms.py).
+"""
+
+from __future__ import annotations
+
+import html
+from urllib.parse import quote
+
+from rpcsvc.clock import iso8601
+from rpcsvc.http.documents import links
+from rpcsvc.http.documents.agent import description
+from rpcsvc.http.documents.text import mail_domain
+from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
+from rpcsvc.operations.envelope import Json
+
+DAY_MS = 86_400_000
+# RFC 9116, section 2.5.5, asks for less than a year: what is old is not believed.
+SECURITY_TXT_DAYS = 180
+CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
+CATALOG_TYPE = f'application/linkset+json; profile="{CATALOG_PROFILE}"'
+_JSON = "application/json"
+
+
+def security_txt(site: Site, now: int) -> bytes:
+    """security.txt (RFC 9116). ``now`` in milliseconds; ``Expires`` moves once a day, at midnight
+    UTC, so that the document stays the same in between.
+    """
+    expires = (now // DAY_MS + SECURITY_TXT_DAYS) * DAY_MS
+    lines = [
+        f"Contact: {security_contact(site)}",
+        f"Expires: {iso8601(expires)}",
+        "Preferred-Languages: en",
+    ]
+    # A web URI in this file must be https (section 2.5): on a plain local site there is none.
+    if site.url.startswith("https://"):
+        lines.append(f"Canonical: {site.absolute(links.SECURITY_TXT)}")
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def security_contact(site: Site) -> str:
+    """The operator's contact; without one, the home page, which says how to open a ticket.
+
+    RFC 9116 requires a contact, and https for a web address. A plain HTTP site is a local one:
+    there the mailbox of RFC 2142 stands in.
+    """
+    if site.contact is not None:
+        return site.contact
+    if site.url.startswith("https://"):
+        return site.absolute(links.HOME)
+    return "mailto:security@" + quote(mail_domain(site.domain), safe="")
+
+
+def api_catalog(site: Site) -> Json:
+    """The linkset of RFC 9727: the two APIs, and for each its descriptions and status."""
+    apis = (
+        (API_ROOT, links.OPENAPI, links.HEALTH),
+        (RPC_PATH, links.OPENRPC, "/health"),
+    )
+    return {
+        "linkset": [
+            {
+                "anchor": site.absolute(links.API_CATALOG),
+                "item": [{"href": site.absolute(path)} for path, _, _ in apis],
+            },
+            *(_api(site, *api) for api in apis),
+        ]
+    }
+
+
+def _api(site: Site, path: str, described_by: str, health: str) -> Json:
+    def target(path: str, media_type: str) -> list[Json]:
+        return [{"href": site.absolute(path), "type": media_type}]
+
+    return {
+        "anchor": site.absolute(path),
+        "service-desc": target(described_by, _JSON),
+        "service-doc": target(links.LLMS_FULL, "text/plain"),
+        "service-meta": target(links.AGENT, _JSON),
+        "status": target(health, _JSON),
+    }
+
+
+def api_catalog_link(site: Site) -> str:
+    """The Link header of RFC 9727, section 2: the same relations without a body."""
+    rows = ((links.API_CATALOG, "api-catalog"), (API_ROOT, "item"), (RPC_PATH, "item"))
+    return ", ".join(f'<{site.absolute(path)}>; rel="{relation}"' for path, relation in rows)
+
+
+def robots_txt(site: Site) -> bytes:
+    """robots.txt (RFC 9309): documents yes; calls and orders no."""
+    allowed = [path for path in (*links.DESCRIPTIONS, *links.ALIASES) if path != links.ROBOTS]
+    lines = [
+        "User-agent: *",
+        *(f"Allow: {path}" for path in allowed),
+        f"Allow: {links.endpoints(site)['capabilities']}",
+        f"Disallow: {API_ROOT}/",
+        f"Disallow: {RPC_PATH}",
+        "",
+        f"Sitemap: {site.absolute(links.SITEMAP)}",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def sitemap(site: Site) -> bytes:
+    """sitemap.xml: the home page and every document once, aliases left out."""
+    paths = [links.HOME, *(p for p in links.DESCRIPTIONS if p not in (links.SITEMAP, links.ROBOTS))]
+    entries = [f"  <url><loc>{html.escape(site.absolute(path))}</loc></url>" for path in paths]
+    return "\n".join(
+        (
+            '<?xml version="1.0" encoding="UTF-8"?>',
+            '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">',
+            *entries,
+            "</urlset>",
+            "",
+        )
+    ).encode()
+
+
+def home(site: Site) -> bytes:
+    """The page at the root: what this is, and a link to every document."""
+    name, motto = html.escape(site.brand.name), html.escape(site.brand.motto)
+    items = [
+        f'<li><a href="{path}">{path}</a>: {html.escape(text)}</li>'
+        for path, text in links.DESCRIPTIONS.items()
+    ]
+    support = links.endpoints(site)["support"]
+    return "\n".join(
+        (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            f'<title>{name}</title><link rel="icon" href="{links.LOGO}">',
+            '<meta name="viewport" content="width=device-width"></head><body>',
+            f"<h1>{name}</h1>",
+            f"<p>{motto}</p>" if motto else "",
+            f"<p>{html.escape(description(site))}</p>",
+            "<ul>",
+            *items,
+            "</ul>",
+            f"<p>Questions, and security problems: {_reach(site)}POST {html.escape(support)} with"
+            " <code>{&quot;message&quot;: &quot;...&quot;}</code> opens a ticket.</p>",
+            "</body></html>",
+            "",
+        )
+    ).encode()
+
+
+def _reach(site: Site) -> str:
+    if site.contact is None:
+        return ""
+    contact = html.escape(site.contact, quote=True)
+    return f'<a href="{contact}">{contact}</a>. '
+
+
+def logo() -> bytes:
+    """Two arrows, one each way."""
+    return (
+        b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" role="img"'
+        b' aria-label="swap"><rect width="64" height="64" rx="12" fill="#1b2a41"/>'
+        b'<path d="M14 24h30m0 0-9-9m9 9-9 9M50 42H20m0 0 9-9m-9 9 9 9" fill="none"'
+        b' stroke="#f6f7f9" stroke-width="5" stroke-linecap="round" stroke-linejoin="round"/>'
+        b"</svg>\n"
+    )

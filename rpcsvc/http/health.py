@@ -1,0 +1,177 @@
+"""Health of the process: /health, /livez, /readyz, and those of the agent API and the BFF.
+
+Two questions are kept apart. /health is for the operator: is all well? The others are for those
+who send orders: can one be taken now? A payment that is stuck on one chain, or an upstream order in
+doubt, is the operator's matter and keeps nobody from asking for the status of an order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from rpcsvc import __version__
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.states import AgentState
+from rpcsvc.errors import Unavailable
+from rpcsvc.http.gate import Gate
+from rpcsvc.http.messages import OPERATION, error_headers, respond
+from rpcsvc.http.site import API_ROOT, BFF_ROOT
+from rpcsvc.operations.envelope import Answer, failure, finish, head
+from rpcsvc.operations.results import NO_SESSION, with_session
+from rpcsvc.operations.service import Service
+from rpcsvc.orders.ports import Health
+from rpcsvc.orders.worker import Worker
+from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store.sqlite import Database
+
+_AGENT_HEALTH = "health"
+
+
+class HealthRoutes:
+    """The health endpoints. Each check is a look at memory or one point read."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        service: Service,
+        worker: Worker,
+        database: Database,
+        signer: ResponseSigner | None,
+    ) -> None:
+        self._gate = gate
+        self._service = service
+        self._worker = worker
+        self._database = database
+        self._signer = signer
+
+    def routes(self) -> list[web.RouteDef]:
+        """All health routes."""
+        return [
+            web.get("/health", self.health),
+            web.get("/livez", self.livez),
+            web.get("/readyz", self.readyz),
+            web.get(f"{API_ROOT}/health", self.agent_health),
+            web.get(f"{BFF_ROOT}/health", self.bff_health),
+        ]
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """Every check by name; 503 when one is not well.
+
+        The reasons name orders and balances: they are for whoever may call /rpc.
+        """
+        checks = {**self._checks(), **self._watching(), **self._relayed(), **self._signing()}
+        is_insider = self._gate.is_insider(request, self._gate.admit(request))
+        body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
+            name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
+            for name, h in checks.items()
+        }}  # fmt: skip
+        return self._respond(request, orjson.dumps(body), checks)
+
+    async def livez(self, request: web.Request) -> web.StreamResponse:
+        """The process is up and its loop turns."""
+        return self._respond(request, b'{"status":"ok"}', {})
+
+    async def readyz(self, request: web.Request) -> web.StreamResponse:
+        """Whether orders can be taken."""
+        checks = self._readiness()
+        return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
+
+    async def agent_health(self, request: web.Request) -> web.StreamResponse:
+        """The envelope with status, version and time beside it."""
+        request[OPERATION] = _AGENT_HEALTH
+        checks = self._readiness()
+        visitor = self._gate.admit(request)
+        request_id = visitor.request_id or self._gate.new_request_id()
+        data = with_session(self._service.venue, {}, NO_SESSION)
+        error = _unwell(checks)
+        if error is None:
+            envelope = finish(head(_AGENT_HEALTH, Answer(AgentState.READY, data)), request_id)
+        else:
+            envelope = failure(_AGENT_HEALTH, error, request_id, data)
+        body = envelope[:-1] + b"," + orjson.dumps(self._summary(checks))[1:]
+        status = 200 if error is None else error.http_status
+        return respond(body, request_id, status=status, headers=error_headers(error))
+
+    async def bff_health(self, request: web.Request) -> web.StreamResponse:
+        """Status, version and time, nothing else (spec 2.4)."""
+        checks = self._readiness()
+        return self._respond(request, orjson.dumps(self._summary(checks)), checks)
+
+    def _watching(self) -> dict[str, Health]:
+        """Not needed to take orders: the engine refuses those of a network that is not seen."""
+        return {"deposits": self._worker.watching()} if self._service.engine.networks else {}
+
+    def _relayed(self) -> dict[str, Health]:
+        """Not needed to take orders: a call in doubt is the operator's, and others are made."""
+        relay = self._service.relay
+        return {} if relay is None else {"relay": relay.health()}
+
+    def _signing(self) -> dict[str, Health]:
+        """Not needed to take orders: signing goes on with the keys that were read last."""
+        if self._signer is None:
+            return {}
+        problem = self._signer.problem
+        return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
+
+    def _checks(self) -> dict[str, Health]:
+        return {
+            "store": self._database.health(),
+            "engine": self._service.engine.health(),
+            "rates": self._service.rates_health(),
+            "worker": self._worker.health(),
+        }
+
+    def _readiness(self) -> dict[str, Health]:
+        """What an order needs to be taken, and nothing else."""
+        checks = self._checks()
+        if self._service.relay is None:  # the health of an upstream is this very question
+            checks["engine"] = self._takes_orders()
+        return checks
+
+    def _takes_orders(self) -> Health:
+        try:
+            self._service.engine.require_ready()
+        except Unavailable as error:
+            return Health(False, error.message)
+        return Health(True)
+
+    def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:
+        return {
+            "status": _overall(checks),
+            "version": __version__,
+            "time": iso8601(self._service.clock.now_ms()),
+        }
+
+    def _respond(
+        self, request: web.Request, body: bytes, checks: dict[str, Health]
+    ) -> web.StreamResponse:
+        visitor = self._gate.admit(request)
+        status = 200 if all(h.ok for h in checks.values()) else 503
+        request_id = visitor.request_id or self._gate.new_request_id()
+        return respond(body, request_id, status=status)
+
+
+# The reason itself names paths; it is in the log.
+_KEYS_UNREADABLE = "The signing keys can't be read again; see signing_keys_unreadable in the log."
+
+
+def _unwell(checks: dict[str, Health]) -> Unavailable | None:
+    """What is wrong, for callers who ask whether they may order; None when all is well."""
+    names = [name for name, health in checks.items() if not health.ok]
+    if not names:
+        return None
+    return Unavailable(
+        f"Orders can't be taken now. Not well: {', '.join(names)}. Ask again later.",
+        details={"checks": names},
+    )
+
+
+def _word(health: Health) -> str:
+    return "ok" if health.ok else "degraded"
+
+
+def _overall(checks: dict[str, Health]) -> str:
+    return "ok" if all(h.ok for h in checks.values()) else "degraded"

@@ -1,0 +1,355 @@
+"""JSON-RPC 2.0 at the level of messages: the bytes of a body in, the bytes of the answer out.
+
+jsonrpcserver looks each method up and calls it; this wrapper parses, judges and writes the
+messages, splits batches and awaits the methods. The library is driven one request at a time
+through the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one
+``_Entry`` per method: an entry only notes that its method was found, and the wrapper runs it
+afterwards. So the library makes no task per call, and sees neither an exception (whose text it
+would send) nor a batch (which it would run unbounded). The step between the two, binding the
+params to the method's signature, is left out: every entry takes any params, as one argument, and
+what they must be is checked by the operation's model.
+
+What does not live here: HTTP (status lines, headers, tokens, limits on size and rate), what a
+method does, and how JSON is read (strict_json.py).
+
+Decisions where JSON-RPC 2.0 leaves room, all within its letter:
+
+- An invalid request is answered with the id null, as section 5 says, even if an id can be seen.
+- ``"id": null`` is an id, not a notification. Strings and numbers are the others.
+- ``params`` that are neither object nor list make the request invalid (-32600); a list is valid
+  JSON-RPC, but no method of this service takes one (-32602).
+- Members that the specification does not name are ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from rpcsvc.errors import (
+    InternalError,
+    InvalidJson,
+    InvalidParams,
+    InvalidRequest,
+    PayloadTooLarge,
+    ProtocolError,
+    ServiceError,
+    UnknownMethod,
+)
+from rpcsvc.http import strict_json
+
+with warnings.catch_warnings():
+    # The library reads its schema, which is not used here, by functions that 3.11 deprecates.
+    warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
+    import jsonrpcserver
+    from jsonrpcserver.dispatcher import call, get_method
+    from jsonrpcserver.request import Request
+
+C = TypeVar("C")
+
+_CONCURRENT_IN_BATCH: Final = 8
+_SHOWN_CHARS: Final = 60
+_LONGEST_GUESSED_NAME: Final = 80
+_LIKENESS: Final = 0.4
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ID_TYPES: Final = frozenset({str, int, float, type(None)})
+_KINDS: Final = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
+
+_logger: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class RpcAnswer(NamedTuple):
+    """What to send: an HTTP status, and the body, or None for nothing at all (HTTP 204)."""
+
+    status: int
+    body: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RpcMethod(Generic[C]):
+    """One callable method.
+
+    ``call`` takes the caller's context, the JSON-RPC id if it is a string (a hint for the request
+    id, not yet checked) and the params; it gives a JSON value or an orjson.Fragment, or raises
+    ProtocolError or InternalError. ``runs_as_notification`` is False where the caller must see the
+    result, such as the deposit address of an order: a notification of it does nothing.
+    """
+
+    call: Callable[[C, str | None, dict[str, Any]], Awaitable[Any]]
+    runs_as_notification: bool
+
+
+def error_object(error: ServiceError, request_id: str | None) -> dict[str, Any]:
+    """``error`` as a JSON-RPC error object (JSON-RPC 2.0, section 5.1).
+
+    An error without a JSON-RPC code of its own (an HTTP method that is not POST) is reported as
+    an invalid request.
+    """
+    data: dict[str, Any] = {
+        "code": error.code,
+        "message": error.message,
+        "retryable": error.retryable,
+    }
+    if request_id is not None:
+        data["requestId"] = request_id
+    if error.details is not None:
+        data["details"] = error.details
+    rpc_code = InvalidRequest.rpc_code if error.rpc_code is None else error.rpc_code
+    return {"code": rpc_code, "message": error.message, "data": data}
+
+
+def whole_error(error: ServiceError, request_id: str | None) -> bytes:
+    """A whole response with the id null, for a message that is refused before it is read."""
+    return _error_response(None, error_object(error, request_id))
+
+
+def request_id_from(hint: str | None) -> str:
+    """``hint`` if it may stand as a request id (1 to 128 of ``[A-Za-z0-9._:-]``), or a new one."""
+    return hint if hint is not None and _REQUEST_ID.fullmatch(hint) else uuid.uuid4().hex
+
+
+def _describe(_caller: Any, error: ServiceError, request_id: str | None) -> dict[str, Any]:
+    return error_object(error, request_id)
+
+
+def _hinted(_caller: Any, hint: str | None) -> str:
+    return request_id_from(hint)
+
+
+class JsonRpcServer(Generic[C]):
+    """Answers JSON-RPC 2.0 messages from a fixed table of methods. Safe for concurrent use.
+
+    ``max_batch`` is the most elements of a batch, ``max_depth`` the deepest nesting of a body.
+    ``request_id`` gives the request id under which a failure is reported and logged, from the
+    caller's context and the hint (see RpcMethod); ``describe_error`` makes the error object from
+    the context, the error and that request id.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, RpcMethod[C]],
+        *,
+        max_batch: int = 50,
+        max_depth: int = 32,
+        describe_error: Callable[[C, ServiceError, str | None], dict[str, Any]] = _describe,
+        request_id: Callable[[C, str | None], str] = _hinted,
+    ) -> None:
+        self._entries: dict[str, Callable[..., jsonrpcserver.Result]] = {
+            name: _Entry(method) for name, method in methods.items()
+        }
+        self._max_batch = max_batch
+        self._max_depth = max_depth
+        self._describe_error = describe_error
+        self._request_id = request_id
+
+    async def answer(self, body: bytes, caller: C) -> RpcAnswer:
+        """Answer one body: a request, a notification or a batch of them.
+
+        The status is 200, for faults too, but 413 for a batch that is too long and 204 where
+        JSON-RPC wants no answer. What a method raises never comes out, except that
+        asyncio.CancelledError does; cancelling the call cancels the methods that it runs.
+        """
+        try:
+            message = strict_json.loads(body, max_depth=self._max_depth)
+        except InvalidJson as error:
+            return self._whole_error(caller, error)
+        if type(message) is list:
+            return await self._answer_batch(message, caller)
+        answer = await self._answer_one(message, caller)
+        return RpcAnswer(204 if answer is None else 200, answer)
+
+    async def _answer_batch(self, elements: list[Any], caller: C) -> RpcAnswer:
+        if not elements:
+            empty = InvalidRequest("The batch is empty. Send at least one request in it.")
+            return self._whole_error(caller, empty)
+        if len(elements) > self._max_batch:
+            too_long = PayloadTooLarge(
+                f"The batch has {len(elements)} elements. Send at most {self._max_batch} at once.",
+                details={"received": len(elements), "allowed": self._max_batch},
+            )
+            return self._whole_error(caller, too_long, too_long.http_status)
+        answers = [answer for answer in await self._answer_all(elements, caller) if answer]
+        return RpcAnswer(200, b"[%b]" % b",".join(answers)) if answers else RpcAnswer(204, None)
+
+    async def _answer_all(self, elements: list[Any], caller: C) -> list[bytes | None]:
+        """Answer the elements concurrently, but only so many at once; answers keep their order."""
+        answers: list[bytes | None] = [None] * len(elements)
+        left = iter(enumerate(elements))
+
+        async def work() -> None:
+            for index, element in left:
+                answers[index] = await self._answer_one(element, caller)
+
+        async with asyncio.TaskGroup() as group:
+            workers = [
+                group.create_task(work()) for _ in range(min(_CONCURRENT_IN_BATCH, len(elements)))
+            ]
+        if any(worker.cancelled() for worker in workers):
+            # The group takes a task's own cancellation for a good end; here an answer is missing.
+            raise asyncio.CancelledError
+        return answers
+
+    async def _answer_one(self, element: Any, caller: C) -> bytes | None:
+        """The answer to one element; None for a notification."""
+        problem = _problem(element)
+        if problem is not None:
+            request_id = self._request_id(caller, _hint_of(element))
+            return self._refusal(caller, None, InvalidRequest(problem), request_id)
+        call_id = element.get("id", _NO_ID)
+        if not _can_be_echoed(call_id):
+            too_large = InvalidJson("The id is an integer beyond 64 bits. Send it as a string.")
+            return self._refusal(caller, None, too_large, self._request_id(caller, None))
+        is_notification = call_id is _NO_ID
+        hint = call_id if type(call_id) is str else None
+        try:
+            found = self._find(element, call_id)
+            result = await self._run(found, caller, hint, is_notification=is_notification)
+            if is_notification:
+                return None
+            return strict_json.dumps({"jsonrpc": "2.0", "result": result, "id": call_id})
+        except (ProtocolError, InternalError) as error:
+            failure: ServiceError = error
+            request_id = self._request_id(caller, hint)
+        except Exception:
+            name, request_id = _shown(element["method"]), self._request_id(caller, hint)
+            _logger.exception("rpc_method_failed", method=name, request_id=request_id)
+            failure = InternalError(request_id)
+        return None if is_notification else self._refusal(caller, call_id, failure, request_id)
+
+    def _find(self, element: dict[str, Any], call_id: Any) -> _Found[C]:
+        """The method that an element calls. Raises UnknownMethod and InvalidParams."""
+        found: _Found[C] = _Found()
+        # As one positional argument, no name in the params can meet a Python name.
+        request = Request(element["method"], [element.get("params", {})], call_id)
+        outcome = get_method(self._entries, request.method).bind(partial(call, request, found))
+        if found.method is None:
+            raise self._fault(request.method, outcome)
+        return found
+
+    async def _run(
+        self, found: _Found[C], caller: C, hint: str | None, *, is_notification: bool
+    ) -> Any:
+        method = found.method
+        if method is None or (is_notification and not method.runs_as_notification):
+            return None
+        return await method.call(caller, hint, found.params)
+
+    def _fault(self, name: str, outcome: Any) -> ServiceError:
+        """Say in words that help the caller why jsonrpcserver found no method to run."""
+        code = outcome._error.code
+        if code == UnknownMethod.rpc_code:
+            return self._unknown_method(name)
+        if code == InvalidParams.rpc_code:
+            return InvalidParams(
+                'The member "params" is a list. Send an object: params are given by name.'
+            )
+        raise RuntimeError(f"jsonrpcserver refused a call: {outcome._error!r}")
+
+    def _unknown_method(self, name: str) -> UnknownMethod:
+        guessable = name if len(name) <= _LONGEST_GUESSED_NAME else ""
+        near = get_close_matches(guessable, self._entries, n=3, cutoff=_LIKENESS)
+        if near:
+            offer = f"The nearest: {', '.join(near)}."
+            return UnknownMethod(
+                f'There is no method "{_shown(name)}". {offer}', details={"nearest": near}
+            )
+        known = sorted(self._entries)
+        return UnknownMethod(
+            f'There is no method "{_shown(name)}", nor one like it. See details for all methods.',
+            details={"methods": known},
+        )
+
+    def _refusal(self, caller: C, call_id: Any, error: ServiceError, request_id: str) -> bytes:
+        return _error_response(call_id, self._describe_error(caller, error, request_id))
+
+    def _whole_error(self, caller: C, error: ServiceError, status: int = 200) -> RpcAnswer:
+        request_id = self._request_id(caller, None)
+        return RpcAnswer(status, self._refusal(caller, None, error, request_id))
+
+
+class _Found(Generic[C]):
+    """What jsonrpcserver found for one element: it hands this to the entry as its context."""
+
+    __slots__ = ("method", "params")
+
+    def __init__(self) -> None:
+        self.method: RpcMethod[C] | None = None
+        self.params: dict[str, Any] = {}
+
+
+class _Entry(Generic[C]):
+    """A method as jsonrpcserver knows it: called with its params, it notes that it was found."""
+
+    __slots__ = ("_method",)
+
+    def __init__(self, method: RpcMethod[C]) -> None:
+        self._method = method
+
+    def __call__(self, found: _Found[C], params: Any, /) -> jsonrpcserver.Result:
+        if type(params) is not dict and params != []:
+            return jsonrpcserver.InvalidParams()
+        found.method = self._method
+        found.params = params or {}
+        return _FOUND
+
+
+# What an entry gives the library for a result; the real one comes when the wrapper has run it.
+_FOUND: Final = jsonrpcserver.Success(None)
+_NO_ID: Final = object()
+_NO_PARAMS: Final[dict[str, Any]] = {}
+
+
+def _hint_of(element: Any) -> str | None:
+    """The id of an element that is no request, if it is a string."""
+    call_id = element.get("id") if type(element) is dict else None
+    return call_id if type(call_id) is str else None
+
+
+def _problem(request: Any) -> str | None:
+    """Why ``request`` is no request (JSON-RPC 2.0, section 4), or None."""
+    if type(request) is not dict:
+        return f"A request is an object, not {_KINDS[type(request)]}."
+    if request.get("jsonrpc") != "2.0":
+        return 'The member "jsonrpc" is missing or wrong. Send "jsonrpc": "2.0", a string.'
+    if type(request.get("method")) is not str:
+        return f'The member "method" is {_kind(request, "method")}. Send a name, as a string.'
+    if type(request.get("id")) not in _ID_TYPES:
+        return f'The member "id" is {_kind(request, "id")}. Send a string, a number or null.'
+    params = request.get("params", _NO_PARAMS)
+    if type(params) is not dict and type(params) is not list:
+        return f'The member "params" is {_KINDS[type(params)]}. Send an object, or leave it out.'
+    return None
+
+
+def _can_be_echoed(call_id: Any) -> bool:
+    """Whether an id can be written as it came."""
+    return type(call_id) is not int or -(2**63) <= call_id < 2**63
+
+
+def _kind(request: dict[str, Any], member: str) -> str:
+    return _KINDS[type(request[member])] if member in request else "missing"
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+
+
+def _error_response(call_id: Any, error: dict[str, Any]) -> bytes:
+    return strict_json.dumps({"jsonrpc": "2.0", "error": error, "id": call_id})

@@ -1,0 +1,297 @@
+"""What the HTTP surfaces share: reading a JSON body, writing a response, answering for errors.
+
+What does not live here: routes (agent_http.py, rpc_http.py, health.py), the order in which all of
+it happens to a request (edge.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import structlog
+from aiohttp import HttpVersion11, web
+
+from rpcsvc.errors import (
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooLarge,
+    RequestTimeout,
+    ServiceError,
+    Unauthorized,
+    Unavailable,
+    UnknownMethod,
+    UnsupportedMediaType,
+)
+from rpcsvc.http import strict_json
+from rpcsvc.http.gate import VISITOR, Gate, Visitor, given_request_id
+from rpcsvc.http.jsonrpc import whole_error
+from rpcsvc.http.site import BFF_ROOT, RPC_PATH
+from rpcsvc.operations.dispatch import Dispatcher, FlatDispatcher
+from rpcsvc.operations.envelope import Reply
+from rpcsvc.operations.service import Call
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Which operation a request is for, where its route is that of one.
+OPERATION = web.RequestKey("operation", str)
+JSON = "application/json"
+# How long a body may take to arrive; without an end, a client that stalls holds its connection.
+BODY_SECONDS: Final = 30
+
+
+def require_json(
+    request: web.Request, limit: int, types: frozenset[str] = frozenset({JSON})
+) -> None:
+    """Judge a body by its headers. Raises UnsupportedMediaType and PayloadTooLarge."""
+    if request.content_type not in types:
+        raise UnsupportedMediaType(f"Send the body as {JSON}, not as {request.content_type[:64]}.")
+    if request.content_length is not None and request.content_length > limit:
+        raise _too_large(limit)
+
+
+def require_framing(request: web.Request) -> None:
+    """Judge by the headers whether a body can be read at all, before anything reads it.
+
+    Raises UnsupportedMediaType for an encoded body (RFC 9110, section 8.4), and InvalidRequest for
+    Transfer-Encoding in HTTP/1.0, whose framing is faulty (RFC 9112, section 6.1).
+    """
+    encodings = ",".join(request.headers.getall("content-encoding", ())).split(",")
+    if any(word.strip().lower() not in ("", "identity") for word in encodings):
+        raise UnsupportedMediaType(
+            "Encoded bodies are not read here. Send the body as it is, without content-encoding."
+        )
+    if request.version < HttpVersion11 and "transfer-encoding" in request.headers:
+        raise InvalidRequest(
+            "HTTP/1.0 has no transfer-encoding. Send the body with content-length, or use HTTP/1.1."
+        )
+
+
+# The body of a request, once all of it was read.
+BODY = web.RequestKey("body", bytes)
+
+
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge without reading more than the limit.
+
+    Raises RequestTimeout for a body that stalls, InvalidRequest for one that breaks off or is not
+    what its headers say, and Unavailable when the service stops before the body is there.
+    """
+    request[BODY] = body = await _read(request, limit)
+    return body
+
+
+async def unread_body(request: web.Request, limit: int) -> bytes:
+    """The body of a request that was answered without it: refused, or a GET. Raises as read_body.
+
+    Nothing of one that breaks off.
+    """
+    if not request.body_exists:
+        return b""
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    with suppress(InvalidRequest):
+        return await read_body(request, limit)
+    return b""
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
+    try:
+        if request.content.is_eof():  # all of it came with the head: nothing to wait for
+            return _of_size(request.content.read_nowait(), limit)
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _arrived(request)
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large(limit) from None
+    except TimeoutError:
+        raise RequestTimeout(
+            f"The body did not arrive within {BODY_SECONDS} s. Send it whole."
+        ) from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise InvalidRequest(
+            "The body can't be read: it breaks off, or is not encoded as its headers say."
+        ) from None
+
+
+# Set on a request: the event after which the service takes no more.
+STOPPING = web.RequestKey("stopping", asyncio.Event)
+# How long a body may pause that is still arriving when the service stops, and take in all.
+_PAUSE_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 6.0
+
+
+async def _arrived(request: web.Request) -> bytes:
+    """The body once it is there. Raises Unavailable when the service stops and it lingers."""
+    reading = asyncio.ensure_future(request.read())
+    stopped = asyncio.ensure_future(request[STOPPING].wait())
+    try:
+        await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        end = time.monotonic() + _STOP_SECONDS
+        while not reading.done():
+            before = request.content.total_bytes
+            await asyncio.wait({reading}, timeout=_PAUSE_SECONDS)
+            if not reading.done() and (
+                request.content.total_bytes == before or time.monotonic() > end
+            ):
+                raise Unavailable("The service is stopping. Send the same call again.")
+        return reading.result()
+    finally:
+        reading.cancel()
+        stopped.cancel()
+
+
+def _of_size(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"The body is over {limit} bytes. Send less.", details={"maximumBytes": limit}
+    )
+
+
+def require_object(value: Any) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("Send a JSON object as the body, such as {}.")
+    return value
+
+
+async def read_json_object(request: web.Request, limit: int, max_depth: int) -> dict[str, Any]:
+    """The body as a JSON object. Raises ProtocolError for any other."""
+    require_json(request, limit)
+    body = await read_body(request, limit)
+    return require_object(strict_json.loads(body, max_depth=max_depth))
+
+
+def read_query(request: web.Request) -> dict[str, Any]:
+    """Path and query as params. Raises InvalidRequest for a name that occurs twice."""
+    params: dict[str, Any] = {}
+    for name, value in request.query.items():
+        if name in params or name in request.match_info:
+            raise InvalidRequest(f"The query has {name[:64]} more than once, or names the path's.")
+        params[name] = value
+    params.update(request.match_info)
+    return params
+
+
+def with_path(request: web.Request, params: dict[str, Any]) -> dict[str, Any]:
+    """The params of a body with those of the path. Raises InvalidRequest for one in both."""
+    for name in request.match_info:
+        if name in params:
+            raise InvalidRequest(f"{name} is in the path. Leave it out of the body.")
+    return {**params, **request.match_info}
+
+
+def respond(
+    body: bytes | None,
+    request_id: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """A response with its request id, that no cache may keep. Without a body: 204."""
+    all_headers = {"x-request-id": request_id, "cache-control": "no-store", **(headers or {})}
+    if body is not None:
+        all_headers["content-type"] = JSON
+    return web.Response(body=body, status=status, headers=all_headers)
+
+
+def respond_with(reply: Reply, visitor: Visitor, request_id: str) -> web.Response:
+    """An operation's reply over HTTP."""
+    headers = visitor.headers
+    if reply.replayed:
+        headers["idempotent-replayed"] = "true"
+    headers.update(error_headers(reply.error))
+    return respond(reply.body, request_id, status=reply.http_status, headers=headers)
+
+
+def error_headers(error: ServiceError | None) -> dict[str, str]:
+    """``Retry-After`` where an error says when to come back, and the challenge that a 401 has.
+
+    RFC 9110, section 15.5.2, wants one; some clients fail at a 401 without it. No scheme that is
+    registered names a header of its own, so the scheme is a word that makes no browser ask.
+    """
+    if isinstance(error, Unauthorized):
+        return {"www-authenticate": f'ApiKey header="{error.header}"'}
+    if error is None or error.retry_after is None:
+        return {}
+    return {"retry-after": str(error.retry_after)}
+
+
+class Refusals:
+    """Whatever a handler raises becomes an envelope, a flat error on the BFF; nothing leaks."""
+
+    def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: FlatDispatcher) -> None:
+        self._gate = gate
+        self._dispatcher = dispatcher
+        self._flat_dispatcher = flat_dispatcher
+
+    def answer(self, request: web.Request, error: Exception) -> web.Response:
+        """The response that tells of an error, with its status."""
+        if isinstance(error, UnicodeEncodeError) and "expect" in request.headers:
+            error = web.HTTPExpectationFailed()  # aiohttp's words fail at a header that is no text
+        if isinstance(error, ServiceError):
+            return self._refuse(request, error)
+        if isinstance(error, web.HTTPException):
+            return self._refuse(request, _translate(error, request), _allow_header(error))
+        request_id = given_request_id(request) or self._gate.new_request_id()
+        log.error("request_failed", request_id=request_id, path=request.path[:64], exc_info=error)
+        return self._refuse(request, InternalError(request_id), request_id=request_id)
+
+    def request_id(self, request: web.Request) -> str:
+        """The caller's own request id, or a new one."""
+        return given_request_id(request) or self._gate.new_request_id()
+
+    def _refuse(
+        self,
+        request: web.Request,
+        error: ServiceError,
+        headers: Mapping[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> web.Response:
+        visitor = request.get(VISITOR)
+        chosen = request_id or self.request_id(request)
+        flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
+        dispatcher = self._flat_dispatcher if flat else self._dispatcher
+        if request.path == RPC_PATH:
+            body = whole_error(error, chosen)
+        else:
+            reply = dispatcher.refuse(request.get(OPERATION, "unknown"), error, Call(chosen))
+            body = reply.body
+        log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
+        all_headers = {
+            **(visitor.headers if visitor else {}),
+            **error_headers(error),
+            **(headers or {}),
+        }
+        return respond(body, chosen, status=error.http_status, headers=all_headers)
+
+
+def _allow_header(error: web.HTTPException) -> dict[str, str]:
+    return {"allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+
+
+def _translate(error: web.HTTPException, request: web.Request) -> ServiceError:
+    if error.status == 404:
+        return UnknownMethod(
+            f"There is nothing at {request.path[:128]}. GET /openapi.json lists every call."
+        )
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return MethodNotAllowed(f"This path answers to {allowed}.", details={"allowed": allowed})
+    if error.status == 413:
+        return PayloadTooLarge("The body is too large.")
+    if error.status == 417:
+        return InvalidRequest(
+            "The header expect asks for what is not done here. Leave it out: 100-continue is the"
+            " only expectation that is met."
+        )
+    return InvalidRequest("The request can't be read as HTTP.")

@@ -1,0 +1,243 @@
+"""The OpenRPC description of the JSON-RPC methods, made of the operation table and the settings.
+
+    openrpc_document(site)   the whole document, which rpc.discover answers as well
+
+Schemas and examples come from schemas.py. What does not live here: serving the document
+(discovery.py), JSON-RPC itself (jsonrpc.py).
+Source: OpenRPC 1.3.2, https://spec.open-rpc.org.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rpcsvc import errors
+from rpcsvc.errors import ServiceError
+from rpcsvc.http import schemas
+from rpcsvc.http.documents import links
+from rpcsvc.http.documents.advice import ERROR
+from rpcsvc.http.documents.agent import description
+from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.openapi.document import TAGS, VERSION, contact
+from rpcsvc.http.openapi.operations import effect_sentence, tag_of
+from rpcsvc.http.schemas import ref
+from rpcsvc.http.site import RPC_PATH, Site
+from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.examples import on_network
+from rpcsvc.operations.table import Example, Operation
+
+OPENRPC: Final = "1.3.2"
+DISCOVER: Final = "rpc.discover"
+_META_SCHEMA: Final = "https://meta.open-rpc.org/"
+
+# What a call that was read may be answered with; all else is a result with ok false.
+_CALL_ERRORS: Final = (
+    errors.InvalidRequest,
+    errors.InvalidParams,
+    errors.UnknownMethod,
+    errors.RateLimited,
+    errors.InternalError,
+)
+# What a message is refused with before any call in it is looked at.
+_MESSAGE_ERRORS: Final = (
+    errors.InvalidJson,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+    errors.Unauthorized,
+    errors.TlsRequired,
+    errors.MisdirectedRequest,
+)
+ErrorClass = type[ServiceError]
+
+
+def openrpc_document(site: Site) -> Json:
+    """OpenRPC of ``/rpc``. It depends on nothing but the site."""
+    methods = [_method(site, operation) for operation in site.operations]
+    document = {
+        "openrpc": OPENRPC,
+        "info": {
+            "title": f"{site.brand.name} JSON-RPC",
+            "version": VERSION,
+            "description": _introduction(site),
+            "contact": contact(site),
+        },
+        "servers": [{"name": "rpc", "url": site.absolute(RPC_PATH), "summary": _admission(site)}],
+        "externalDocs": {
+            "description": "The whole flow on one page, with real requests and answers.",
+            "url": site.absolute(links.LLMS_FULL),
+        },
+        "methods": [*methods, _discover()],
+        "components": {
+            "schemas": schemas.reachable(schemas.component_schemas(site), methods),
+            "errors": _errors(),
+        },
+    }
+    # A copy: parts of it are kept by others, the recording and the operations' schemas.
+    return on_network(document, site.network)
+
+
+def _introduction(site: Site) -> str:
+    return "\n\n".join(
+        (
+            description(site),
+            "POST JSON-RPC 2.0 as `application/json`. Params go by name. What an operation finds"
+            " out by itself, an input that is wrong or an order that is not there, is a result"
+            " whose `ok` is false; JSON-RPC errors are for messages that can't be carried out."
+            f" A batch may have {site.limits.batch} calls, a body {site.limits.body_bytes} bytes."
+            " Answers may gain fields, and states and codes may gain values, within this version:"
+            " ignore what you don't know.",
+        )
+    )
+
+
+def _admission(site: Site) -> str:
+    if site.rpc_needs_token:
+        return f"Needs the operator's token in the header {links.RPC_TOKEN_HEADER}."
+    return "No token is set: answers local clients only."
+
+
+def _method(site: Site, operation: Operation) -> Json:
+    return {
+        "name": site.rpc_method(operation),
+        "summary": operation.summary,
+        "description": _description(operation),
+        "tags": [{"name": tag_of(operation), "description": TAGS[tag_of(operation)]}],
+        "paramStructure": "by-name",
+        "params": _params(site, operation),
+        "result": {
+            "name": "answer",
+            "description": "The envelope: of the operation, or of its failure.",
+            "schema": {"oneOf": [ref(schemas.envelope_name(operation)), ref("ErrorEnvelope")]},
+        },
+        "errors": [{"$ref": f"#/components/errors/{cls.__name__}"} for cls in _CALL_ERRORS],
+        "examples": _examples(site, operation),
+    }
+
+
+def _description(operation: Operation) -> str:
+    parts = [effect_sentence(operation)]
+    if operation.idempotent:
+        parts.append(
+            f"Send `{links.IDEMPOTENCY_HEADER}` with a new value for each order, and the same"
+            " value when the call is repeated: then a retry can't make a second order."
+        )
+    if operation.creates:
+        parts.append("Not carried out as a notification: nobody would learn what was made.")
+    if operation.errors:
+        by_code = schemas.errors_by_code()
+        failures = schemas.error_lines(by_code[code] for code in operation.errors)
+        parts.append(f"Results with `ok` false have these codes:\n\n{failures}")
+    return " ".join(parts)
+
+
+def _params(site: Site, operation: Operation) -> list[Json]:
+    described = schemas.params_schema(site, operation)
+    params = [
+        _content(name, _alone(described, name), required=name in described.get("required", ()))
+        for name in described["properties"]
+    ]
+    if operation.idempotent:
+        key = {k: v for k, v in IDEMPOTENCY_KEY_SCHEMA.items() if k != "description"}
+        text = (
+            "A UUID made for this order. 16 to 255 printable ASCII characters, shared with HTTPS;"
+            " 1 to 255 where the server has a token, whose keys are apart from those of HTTPS."
+        )
+        params.append(_content(links.IDEMPOTENCY_HEADER, {**key, "description": text}))
+    return params
+
+
+def _alone(described: Json, name: str) -> Json:
+    """A param's schema by itself: what any case allows, as OpenRPC can't say what goes together."""
+    schema: Json = described["properties"][name]
+    cases = [case["properties"].get(name, {}) for case in described.get("anyOf", ())]
+    forms = [form for case in cases for form in case.get("anyOf", [case])]
+    if not all("pattern" in form and "type" not in form for form in forms):
+        return schema  # which says the same, or as much as holds in every case
+    different = [form for at, form in enumerate(forms) if form not in forms[:at]]
+    return {**schema, "anyOf": different} if different else schema
+
+
+def _content(name: str, schema: Json, *, required: bool = False) -> Json:
+    """A content descriptor; its schema's description becomes its own."""
+    described = {"description": schema["description"]} if "description" in schema else {}
+    bare = {key: value for key, value in schema.items() if key != "description"}
+    return {"name": name, **described, "required": required, "schema": bare}
+
+
+def _examples(site: Site, operation: Operation) -> list[Json]:
+    """The recorded calls with their answers, then those calls of the table that are not recorded.
+
+    Idempotency keys are left out: a key that stands in a document is used by all of its readers.
+    """
+    recorded = [
+        exchange
+        for exchange in schemas.exchanges(operation)
+        if exchange.answer.get("error", {}).get("code") != errors.IdempotencyConflict.code
+    ]
+    known = [exchange.params for exchange in recorded]
+    fitting = [(example, schemas.params_of(site, example)) for example in operation.examples]
+    pairs = [_recorded(exchange) for exchange in recorded]
+    return pairs + [_unanswered(e, params) for e, params in fitting if params not in known]
+
+
+def _recorded(exchange: Exchange) -> Json:
+    return {
+        "name": exchange.name,
+        "description": " ".join((f"{schemas.label(exchange)}.", *_note(exchange))),
+        "params": _values(exchange.params),
+        "result": {"name": "answer", "value": exchange.answer},
+    }
+
+
+def _unanswered(example: Example, params: Json) -> Json:
+    return {
+        "name": example.name,
+        "description": " ".join(("Works as it stands.",) if not _note(example) else _note(example)),
+        "params": _values(params),
+    }
+
+
+def _note(call: Example | Exchange) -> tuple[str, ...]:
+    return (schemas.OWN_ORDER,) if schemas.needs_order(call) else ()
+
+
+def _values(params: Json) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in params.items()]
+
+
+def _discover() -> Json:
+    return {
+        "name": DISCOVER,
+        "summary": "This document.",
+        "description": "The OpenRPC description of this service.",
+        "tags": [{"name": "discovery", "description": TAGS["discovery"]}],
+        "paramStructure": "by-name",
+        "params": [],
+        "result": {
+            "name": "document",
+            "description": f"An OpenRPC document, see {_META_SCHEMA}.",
+            "schema": {
+                "type": "object",
+                "required": ["openrpc", "info", "methods"],
+                "properties": {
+                    "openrpc": {"const": OPENRPC},
+                    "info": {"type": "object"},
+                    "methods": {"type": "array", "items": {"type": "object"}},
+                },
+            },
+        },
+        "errors": [{"$ref": f"#/components/errors/{cls.__name__}"} for cls in _CALL_ERRORS],
+    }
+
+
+def _errors() -> Json:
+    """The JSON-RPC errors by the names of their classes; ``data.code`` tells like ones apart."""
+    return {
+        cls.__name__: {
+            "code": cls.rpc_code,
+            "message": ERROR[cls.code],
+            "data": {"code": cls.code, "retryable": cls.retryable},
+        }
+        for cls in (*_MESSAGE_ERRORS, *_CALL_ERRORS)
+    }

@@ -1,0 +1,400 @@
+"""What the OpenAPI and OpenRPC documents share: named schemas, examples, the errors by code.
+
+The schemas are the operations' own models, lifted into ``#/components/schemas`` and put into the
+form that client generators read best. The examples are the table's own calls, and the answers of
+the recorded swaps. What does not live here: the two documents (openapi/, openrpc.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from rpcsvc.domain.states import AgentState
+from rpcsvc.errors import ServiceError
+from rpcsvc.http.documents import links, recording
+from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
+from rpcsvc.http.documents.quickstart import example_swap
+from rpcsvc.http.documents.recording import Exchange
+from rpcsvc.http.site import Site
+from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.models import Result
+from rpcsvc.operations.table import Example, Operation
+
+_ROOT: Final = "#/components/schemas/"
+ORDER_ID: Final = "orderId"
+_PLACEHOLDER: Final = "$orderId"
+OWN_ORDER: Final = "Put the orderId of an order of your own in the place of this one."
+# Notes for readers of the code, such as "(spec 2.3)", say nothing to those of the document.
+_INTERNAL_NOTE = re.compile(r"\s*\((?:spec|design)[^)]*\)")
+_KEY_PROPERTY: Final = links.IDEMPOTENCY_HEADER
+
+
+# --- names ---
+
+
+def ref(name: str) -> Json:
+    """A reference to a named schema."""
+    return {"$ref": _ROOT + name}
+
+
+def pascal(name: str) -> str:
+    """``swap.plan`` as ``SwapPlan``."""
+    return "".join(part.capitalize() for part in re.split(r"[.-]", name))
+
+
+def camel(name: str) -> str:
+    """``swap.plan`` as ``swapPlan``."""
+    whole = pascal(name)
+    return whole[0].lower() + whole[1:]
+
+
+def envelope_name(operation: Operation) -> str:
+    """The name of an operation's good answer."""
+    return f"{pascal(operation.name)}Envelope"
+
+
+def request_name(operation: Operation) -> str:
+    """The name of an operation's params (spec 2.3)."""
+    return str(operation.params.model_json_schema()["title"])
+
+
+# --- schemas ---
+
+
+def component_schemas(site: Site) -> Json:
+    """Every named schema of the operations, sorted by name."""
+    found = _envelope_parts()
+    for operation in site.operations:
+        described = schemas_of(operation, site.networks)
+        found |= lifted(described["params"], is_answer=False)
+        found[request_name(operation)] = in_body(found[request_name(operation)], operation.path)
+        found |= lifted(described["result"], is_answer=True)
+        found[envelope_name(operation)] = envelope(
+            f"The answer of {operation.name} when it did what it was asked.",
+            {"ok": {"const": True}, "operation": {"const": operation.name}},
+            ref(described["result"]["title"]),
+        )
+    return dict(sorted(found.items()))
+
+
+def in_path(name: str, path: str | None) -> bool:
+    """Whether a param is part of an operation's path."""
+    return f"{{{name}}}" in (path or "")
+
+
+def in_body(schema: Json, path: str | None) -> Json:
+    """The schema of params without those of the path."""
+    names = [name for name in schema["properties"] if not in_path(name, path)]
+    required = [name for name in schema.get("required", ()) if name in names]
+    properties = {name: schema["properties"][name] for name in names}
+    return {**schema, "properties": properties, **({"required": required} if required else {})}
+
+
+def params_schema(site: Site, operation: Operation) -> Json:
+    """An operation's params in the documents' form, without the idempotency key."""
+    parts = lifted(schemas_of(operation, site.networks)["params"], is_answer=False)
+    return dict(parts[request_name(operation)])
+
+
+def error_schema() -> Json:
+    """ErrorEnvelope (spec 2.3), which is an agent envelope as well."""
+    failed = envelope(
+        "The answer when the call failed.",
+        {"ok": {"const": False}, "operation": {"type": "string"}},
+        ref("NoData"),
+    )
+    failed["properties"]["error"] = ref("Failure")
+    failed["required"].append("error")
+    return failed
+
+
+def envelope(description: str, fixed: Json, data: Json) -> Json:
+    """The envelope (spec 2.1) around some data, its keys in the order in which they are sent."""
+    properties = {
+        **ENVELOPE_SCHEMA["properties"],
+        **fixed,
+        "state": ref("AgentState"),
+        "missingInputs": _list_of({"type": "string"}, "Names of the inputs that are missing."),
+        "validationErrors": _list_of(ref("InputProblem"), "What is wrong with the inputs."),
+        "nextActions": _list_of(ref("NextAction"), "What to do next."),
+        "data": data,
+        "requestId": {"type": "string", "description": "As in the header x-request-id."},
+    }
+    del properties["error"]
+    return {
+        "type": "object",
+        "description": description,
+        "required": list(ENVELOPE_SCHEMA["required"]),
+        "properties": properties,
+    }
+
+
+def _envelope_parts() -> Json:
+    codes = list(dict.fromkeys(cls.code for cls in error_classes()))
+    return {
+        "AgentState": {
+            "type": "string",
+            "enum": [state.value for state in AgentState],
+            "description": _meanings({state.value: STATE[state] for state in AgentState}),
+        },
+        "ErrorCode": {
+            "type": "string",
+            "enum": codes,
+            "description": _meanings({code: ERROR[code] for code in codes}),
+        },
+        "Failure": _described(
+            "What went wrong.",
+            {
+                "code": ref("ErrorCode"),
+                "message": _text("For people: what was wrong and what to send instead."),
+                "retryable": _flag("Whether the same call may succeed later."),
+                "details": {
+                    "type": "object",
+                    "additionalProperties": True,
+                    "description": "For programs: limits, allowed values, names of fields.",
+                },
+            },
+            optional=("details",),
+        ),
+        "InputProblem": _described(
+            "One input that is wrong.",
+            {
+                "field": _text("The input's name."),
+                "code": ref("ErrorCode"),
+                "message": _text("What came and what to send instead."),
+                "allowed": {"description": "What is allowed, where that can be listed."},
+                "received": {"description": "What came; long values are shortened."},
+            },
+            optional=("allowed",),
+        ),
+        "NextAction": _described(
+            "A step to take. With operation and params it is a call that can be sent as it stands.",
+            {
+                "action": _text("A short name of the step."),
+                "description": _text("The step in words."),
+                "operation": _text("The operation to call."),
+                "params": {
+                    "type": "object",
+                    "additionalProperties": True,
+                    "description": "The operation's params.",
+                },
+            },
+            optional=("operation", "params"),
+        ),
+        "NoData": {
+            **lifted(Result.model_json_schema(by_alias=True), is_answer=True)["Result"],
+            "description": "What every data has; a failed call gives no more.",
+        },
+        "ErrorEnvelope": error_schema(),
+    }
+
+
+def _described(description: str, properties: Json, optional: tuple[str, ...] = ()) -> Json:
+    return {
+        "type": "object",
+        "description": description,
+        "required": [name for name in properties if name not in optional],
+        "properties": properties,
+    }
+
+
+def _text(description: str) -> Json:
+    return {"type": "string", "description": description}
+
+
+def _flag(description: str) -> Json:
+    return {"type": "boolean", "description": description}
+
+
+def _list_of(items: Json, description: str) -> Json:
+    return {"type": "array", "items": items, "description": description}
+
+
+def _meanings(texts: dict[str, str]) -> str:
+    """A Markdown list, or a sentence where there is one only."""
+    lines = [f"`{word}`: {text}" for word, text in texts.items()]
+    return lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
+
+
+def reachable(schemas: Json, *roots: Any) -> Json:
+    """Those of the named schemas that the roots refer to, directly or through others."""
+    wanted: set[str] = set()
+    left = set(_names_in(roots))
+    while left:
+        name = left.pop()
+        wanted.add(name)
+        left |= set(_names_in(schemas[name])) - wanted
+    return {name: schema for name, schema in schemas.items() if name in wanted}
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        target = value.get("$ref")
+        if isinstance(target, str) and target.startswith(_ROOT):
+            yield target.removeprefix(_ROOT)
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _names_in(item)
+
+
+# --- pydantic's schemas in the documents' form ---
+
+
+def lifted(schema: Json, *, is_answer: bool) -> Json:
+    """A model's schema and those nested in it, by name.
+
+    Answers lose ``additionalProperties: false``: they may gain fields within a version, and a
+    client must not break on them. Params keep it, since the service refuses unknown properties.
+    """
+    parts = {**schema.get("$defs", {}), schema["title"]: schema}
+    return {name: _tidy(part, is_answer=is_answer) for name, part in parts.items()}
+
+
+def _tidy(schema: Json, *, is_answer: bool) -> Json:
+    """One schema without titles and null defaults, its choices as lists of types."""
+    tidied: Json = {}
+    for key, value in schema.items():
+        if key in _DROPPED or (key, value) == ("default", None):
+            continue
+        if is_answer and (key, value) == ("additionalProperties", False):
+            continue
+        tidied |= _tidy_keyword(key, value, is_answer=is_answer)
+    return tidied
+
+
+_DROPPED: Final = frozenset({"title", "$defs"})
+
+
+def _tidy_keyword(key: str, value: Any, *, is_answer: bool) -> Json:
+    match key, value:
+        case "$ref", _:
+            return {key: value.replace("#/$defs/", _ROOT)}
+        case "description", _:
+            return {key: _INTERNAL_NOTE.sub("", value).replace("``", "`")}
+        case "properties", _:
+            named = {n: _tidy(v, is_answer=is_answer) for n, v in value.items()}
+            return {key: {n: v for n, v in named.items() if n != _KEY_PROPERTY}}
+        case "anyOf", _:
+            return _choice([_tidy(branch, is_answer=is_answer) for branch in value])
+        case (("items" | "additionalProperties"), dict()):
+            return {key: _tidy(value, is_answer=is_answer)}
+    return {key: value}
+
+
+# What these say holds for values of one type only: they can stand beside other types.
+_OF_ONE_TYPE: Final = frozenset({"type", "minimum", "maximum"})
+
+
+def _choice(branches: list[Json]) -> Json:
+    """``anyOf`` of plain types as one schema with a list of types; nullable is one of them."""
+    null = {"type": "null"}
+    others = [branch for branch in branches if branch != null]
+    if len(others) == 1 and "type" in others[0]:
+        return _nullable(others[0]) if null in branches else others[0]
+    if all(branch.keys() <= _OF_ONE_TYPE for branch in others):
+        merged = {key: value for branch in others for key, value in branch.items()}
+        return {**merged, "type": [branch["type"] for branch in branches]}
+    return {"anyOf": branches}
+
+
+def _nullable(schema: Json) -> Json:
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    nullable = {**schema, "type": [*types, "null"]}
+    if "const" in nullable:
+        nullable["enum"] = [nullable.pop("const")]
+    if "enum" in nullable:
+        nullable["enum"] = [*nullable["enum"], None]
+    return nullable
+
+
+# --- errors ---
+
+
+def errors_by_code() -> dict[str, type[ServiceError]]:
+    """For each code the error that it stands for."""
+    found: dict[str, type[ServiceError]] = {}
+    for cls in error_classes():
+        found.setdefault(cls.code, cls)
+    return found
+
+
+def error_lines(classes: Iterable[type[ServiceError]]) -> str:
+    """What errors mean and what to do about each, as a Markdown list."""
+    return _meanings({cls.code: ERROR[cls.code] for cls in classes})
+
+
+# --- examples ---
+
+
+def exchanges(operation: Operation) -> list[Exchange]:
+    """The recorded calls of an operation, the first of each kind: state, or error code."""
+    kinds: dict[str, Exchange] = {}
+    for exchange in recording.load().values():
+        if exchange.operation == operation.name:
+            kind = exchange.answer.get("error", {}).get("code") or exchange.answer["state"]
+            kinds.setdefault(kind, exchange)
+    return list(kinds.values())
+
+
+def refused(operation: Operation | None, codes: set[str]) -> list[Exchange]:
+    """A recorded call for each of the error codes that has one: of the operation, else of any."""
+    found: dict[str, Exchange] = {}
+    for exchange in recording.load().values():
+        code = exchange.answer.get("error", {}).get("code")
+        own = operation is not None and exchange.operation == operation.name
+        if code in codes and (own or code not in found):
+            found[code] = exchange
+    return list(found.values())
+
+
+def example_order_id() -> str:
+    """The order id in the examples: of a recorded order, so that no installation knows it.
+
+    Whoever sends an example that holds it must put an order of their own in its place.
+    """
+    orders = (e.answer["data"].get("order") for e in recording.load().values())
+    return next(str(order["orderId"]) for order in orders if order)
+
+
+def placed(value: Any) -> Any:
+    """A value of an example, with a recorded order's id or session where it stands for one."""
+    if value == _PLACEHOLDER:
+        return example_order_id()
+    return _example_session() if value == "$sessionId" else value
+
+
+def _example_session() -> str:
+    """The session of a recorded order, which is no installation's either."""
+    sessions = (e.answer["data"].get("sessionId") for e in recording.load().values())
+    return next(str(session) for session in sessions if session)
+
+
+def label(exchange: Exchange) -> str:
+    """What a recorded call shows."""
+    answer = exchange.answer
+    word = answer["error"]["code"] if "error" in answer else answer["state"]
+    return f"Recorded on the sandbox: {word}"
+
+
+def params_of(site: Site, example: Example) -> Json:
+    """An example's params as they can be sent to this installation, but for the order's id."""
+    params = dict(example.params)
+    if "chain" in params and not _has_chain(site, params["chain"]):
+        fitting = example_swap(site)
+        params["chain"] = fitting["chain"]
+        if params["direction"] == fitting["direction"]:
+            params["amount"] = fitting["amount"]
+    return {name: placed(value) for name, value in params.items()}
+
+
+def needs_order(call: Example | Exchange) -> bool:
+    """Whether an example is about an order that has to be made first."""
+    return ORDER_ID in call.params
+
+
+def _has_chain(site: Site, wanted: str | int) -> bool:
+    return any(wanted in (chain.name, chain.chain_id) for chain in site.chains)
