@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from rpcsvc.transport.cli.main import run
+from rpcsvc.cli.main import run
 
 if TYPE_CHECKING:
     from rpcsvc.operations.local import LocalService

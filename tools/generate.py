@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rpcsvc.app import Running, running
+from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.states import AGENT_STATE_OF, OrderStatus
 from rpcsvc.domain.transition import TRANSITIONS
 from rpcsvc.http.documents import recording
@@ -37,7 +38,6 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
-from rpcsvc.transport.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent
 

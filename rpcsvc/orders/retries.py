@@ -4,7 +4,7 @@ Whoever may write to the data directory may ask; nothing is signed or published 
 running service looks into the directory twice a second, takes each request away, and moves the
 transfer to the front of its schedule. A refund that its agreed address refused is planned anew, to
 the same address: nothing redirects it. The schedule is in effects.py, the command in
-transport/cli/payouts.py.
+cli/operator/payouts.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Read-only, over a snapshot; the operator's word alone is written, beside a running service: what a
 transaction was for, and that a claim on an upstream order is over. Amounts are atomic units, times
 ms since the epoch, gas is in wei. What does not live here: what the chains say
-(settlement/onchain/inspection.py), words and tables (transport/cli/payouts.py,
-transport/cli/treasury.py).
+(settlement/onchain/inspection.py), words and tables (cli/operator/payouts.py,
+cli/operator/treasury.py).
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from aiohttp import ClientSession, web
 from monero.address import Address
 
 from rpcsvc.app import local_service
+from rpcsvc.cli.main import run
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError, load_settings
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
-from rpcsvc.transport.cli.main import run
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_XMR, post
 from tests.contract.serving import EVM, Served, serving

@@ -19,6 +19,10 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.agent.call import read_params
+from rpcsvc.cli.agent.state import KEPT_SERVICES, CliState, load_state, save_state
+from rpcsvc.cli.client import endpoint_of
+from rpcsvc.cli.main import build_parser, run
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.local import LocalService
@@ -27,10 +31,6 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.store.migrations import NewerDatabase
 from rpcsvc.store.sqlite import DataDirInUse
-from rpcsvc.transport.cli.call import read_params
-from rpcsvc.transport.cli.client import endpoint_of
-from rpcsvc.transport.cli.main import build_parser, run
-from rpcsvc.transport.cli.state import KEPT_SERVICES, CliState, load_state, save_state
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"

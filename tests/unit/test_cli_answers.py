@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli import client
+from rpcsvc.cli.agent import call
+from rpcsvc.cli.agent.state import CliState, load_state
+from rpcsvc.cli.client import call_rpc, endpoint_of
+from rpcsvc.cli.main import run
 from rpcsvc.errors import RateLimited
 from rpcsvc.operations.envelope import failure
-from rpcsvc.transport.cli import call, client
-from rpcsvc.transport.cli.client import call_rpc, endpoint_of
-from rpcsvc.transport.cli.main import run
-from rpcsvc.transport.cli.state import CliState, load_state
 
 SWAP = ["--direction", "x2u", "--chain", "42161", "--amount", "0.8", "--to", "0xabc"]
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"

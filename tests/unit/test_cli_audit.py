@@ -9,10 +9,10 @@ import pytest
 
 from rpcsvc.audit.records import Difference, Explained, Report
 from rpcsvc.audit.unfit import Unfit
+from rpcsvc.cli.main import run
+from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.transport.cli import audit as cli_audit
-from rpcsvc.transport.cli.main import run
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 WRONG = Report(

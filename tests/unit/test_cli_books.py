@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.main import build_parser, run
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.orders.ports import Change, RelayRecord, RelayState
-from rpcsvc.transport.cli.main import build_parser, run
 from tests.sandbox import EVM, Placed, Sandbox, sandbox
 
 ACME = Integrator("acme", 75, b"\x01" * 32)

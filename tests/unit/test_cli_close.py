@@ -15,6 +15,7 @@ import pytest
 from nacl.bindings import crypto_sign_open
 
 from rpcsvc.audit.books import read_books
+from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
@@ -34,7 +35,6 @@ from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.store.maintenance import check_database
 from rpcsvc.store.sqlite import DATABASE_NAME
-from rpcsvc.transport.cli import explain as cli_explain
 from rpcsvc.verify import unb64url
 from tests.unit.test_cli_payouts import Cli
 from tests.unit.test_journal_replay import WALLET, Books, opened, put_back, xmr_payment

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli import client
+from rpcsvc.cli import main as cli
+from rpcsvc.cli.main import build_parser, run
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings_plain import PLAIN
-from rpcsvc.transport.cli import client
-from rpcsvc.transport.cli import main as cli
-from rpcsvc.transport.cli.main import build_parser, run
 
 # Runs a command line, then writes its exit status and what it imported.
 RUN = """

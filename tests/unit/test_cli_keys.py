@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.main import run
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.operations.local import LocalService
 from rpcsvc.settings import Settings
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.transport.cli.main import run
 from rpcsvc.verify import OrderTerms, session_sha256
 
 Json = dict[str, Any]

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.main import run
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database, OwnerLock, Statement
-from rpcsvc.transport.cli.main import run
 
 NOWHERE = "http://127.0.0.1:9"
 SETTINGS = {

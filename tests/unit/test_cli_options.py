@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.transport.cli.main import build_parser, run
-from rpcsvc.transport.cli.options import Once
+from rpcsvc.cli.main import build_parser, run
+from rpcsvc.cli.options import Once
 
 BAD = "\udcff"  # what Python makes of the byte 0xff in an argument
 TREE = build_parser()

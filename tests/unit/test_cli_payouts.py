@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.app import local_service
+from rpcsvc.cli.main import run
+from rpcsvc.cli.operator import payouts as cli_payouts
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
 from rpcsvc.operations.local import LocalService
@@ -31,8 +33,6 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.transport.cli import payouts as cli_payouts
-from rpcsvc.transport.cli.main import run
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 
 Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]

@@ -14,6 +14,7 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Explanation
+from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.domain.states import TransferState
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
@@ -28,7 +29,6 @@ from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.snapshot import snapshot
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock, Statement
-from rpcsvc.transport.cli import explain as cli_explain
 from tests.unit.audit_world import X2U, World
 from tests.unit.test_cli_payouts import Cli, listening
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rpcsvc.transport.cli.main import build_parser
-from rpcsvc.transport.cli.unknown import unknown_words
+from rpcsvc.cli.main import build_parser
+from rpcsvc.cli.unknown import unknown_words
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from rpcsvc.cli.main import build_parser
 from rpcsvc.orders.effects import STOP_SECONDS
 from rpcsvc.settings import Settings
-from rpcsvc.transport.cli.main import build_parser
 
 CONFIG = Path(__file__).parents[2] / "config"
 UNIT = (CONFIG / "rpcsvc.service").read_text()

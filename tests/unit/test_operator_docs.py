@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.audit.records import ETHER, ETHER_INCOME
-from rpcsvc.transport.cli.main import build_parser
+from rpcsvc.cli.main import build_parser
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"

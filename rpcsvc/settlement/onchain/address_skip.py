@@ -4,7 +4,7 @@ Orders that were made after the copy are lost with their addresses, and what com
 somebody's money still. No chain knows which addresses were handed out and not paid yet; so as many
 as there can have been orders are put on record and never handed out: a deposit that comes to one
 is seen, and named by the auditor. What does not live here: handing out (monero/addresses.py,
-evm/addresses.py), the command (transport/cli/skip.py).
+evm/addresses.py), the command (cli/recovery/skip.py).
 """
 
 from __future__ import annotations

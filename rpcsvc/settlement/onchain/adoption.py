@@ -2,7 +2,7 @@
 
 What both networks share: why a transaction is not taken for the payment of a transfer. What does
 not live here: the proof that it is (monero/adoption.py, evm/adoption.py), the command
-(transport/cli/adopt.py).
+(cli/recovery/adopt.py).
 """
 
 from __future__ import annotations

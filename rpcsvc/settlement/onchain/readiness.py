@@ -1,7 +1,7 @@
 """What ``rpcsvc onchain init`` checks: each thing that the engine needs, with what to do about it.
 
 Pure: from what a look found (inspection.py) and the settings to a list of checks. What does not
-live here: asking nodes, making keys, printing (transport/cli/onchain.py).
+live here: asking nodes, making keys, printing (cli/operator/onchain.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A node that told of blocks without their events, for longer than is read again anyway (fork.py),
 leaves a deposit out for good. To read again is safe however often: a deposit is on record once, by
 network, transaction and place within it, and what is known of it stays. What does not live here:
-the reading (deposits.py), the command (transport/cli/reread.py).
+the reading (deposits.py), the command (cli/recovery/reread.py).
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
+from rpcsvc.cli.agent.call import FIELD, run_operation
+from rpcsvc.cli.context import Json
+from rpcsvc.cli.options import Once, Text, add_common, add_target
 from rpcsvc.operations.table import OPERATIONS, Operation, option_of
-from rpcsvc.transport.cli.call import FIELD, run_operation
-from rpcsvc.transport.cli.context import Json
-from rpcsvc.transport.cli.options import Once, Text, add_common, add_target
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
+from rpcsvc.cli.agent.answer import ForeignAnswer, read_answer
 from rpcsvc.settings_plain import without_userinfo
-from rpcsvc.transport.cli.answer import ForeignAnswer, read_answer
 
 SOCKET_NAME = "rpcsvc.sock"
 TIMEOUT_SECONDS = 30

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcsvc.cli.client import call_rpc, socket_endpoint
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError, in_process
+from rpcsvc.cli.operator.output import operator_books
+from rpcsvc.cli.options import Text
 from rpcsvc.domain.addresses import MoneroNetwork, parse_evm_address, parse_monero_address
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import REFUND_ADDRESS, Order
 from rpcsvc.errors import InputError
 from rpcsvc.ids import request_id, system_random
-from rpcsvc.transport.cli.client import call_rpc, socket_endpoint
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError, in_process
-from rpcsvc.transport.cli.operator import operator_books
-from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from rpcsvc.cli.client import Unreachable
 from rpcsvc.settings_plain import plain_data_dir
-from rpcsvc.transport.cli.client import Unreachable
 
 if TYPE_CHECKING:
     from rpcsvc.operations.local import LocalService

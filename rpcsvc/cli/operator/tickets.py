@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rpcsvc.cli.context import Context, Json, UsageError
+from rpcsvc.cli.operator.books import print_json, usable_books
+from rpcsvc.cli.options import Text
 from rpcsvc.clock import iso8601
-from rpcsvc.transport.cli.books import print_json, usable_books
-from rpcsvc.transport.cli.context import Context, Json, UsageError
-from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
     from rpcsvc.store.books import StoredTicket

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.options import Once, Text
 from rpcsvc.errors import InvalidJson, ServiceError
 from rpcsvc.http.strict_json import loads
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli.options import Once, Text
 
 Common = Callable[[argparse.ArgumentParser], None]
 

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json
-from rpcsvc.transport.cli.options import Once, Text
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.operator.output import is_running, onchain_settings, print_json
+from rpcsvc.cli.options import Once, Text
 
 if TYPE_CHECKING:
+    from rpcsvc.cli.operator.nodes import Recorded
     from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.readiness import Check
-    from rpcsvc.transport.cli.nodes import Recorded
 
 Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
@@ -95,7 +95,7 @@ def _block(text: str) -> int:
 
 
 def _reread(context: Context) -> int:
-    from rpcsvc.transport.cli.reread import reread_deposits  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.cli.recovery.reread import reread_deposits  # noqa: PLC0415 - help needs none of it
 
     return reread_deposits(context)
 
@@ -107,7 +107,7 @@ def _count(text: str) -> int:
 
 
 def _skip(context: Context) -> int:
-    from rpcsvc.transport.cli.skip import skip_addresses  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.cli.recovery.skip import skip_addresses  # noqa: PLC0415 - help needs none of it
 
     return skip_addresses(context)
 
@@ -125,10 +125,10 @@ def _init(context: Context) -> int:
 
 def _recorded(settings: Settings) -> Recorded:
     """The wallets that a service was started with here before. Raises UsageError."""
+    from rpcsvc.cli.operator.nodes import recorded_wallets  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
     from rpcsvc.store.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
     from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415
-    from rpcsvc.transport.cli.nodes import recorded_wallets  # noqa: PLC0415
 
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
@@ -232,9 +232,9 @@ async def _look(
     settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
 ) -> list[Check]:
     """Ask every node and rate source once. Raises SettingsError."""
+    from rpcsvc.cli.operator.nodes import look_at_all  # noqa: PLC0415
     from rpcsvc.domain.money import USDC, XMR  # noqa: PLC0415
     from rpcsvc.settlement.onchain import readiness, wiring  # noqa: PLC0415
-    from rpcsvc.transport.cli.nodes import look_at_all  # noqa: PLC0415
 
     found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)

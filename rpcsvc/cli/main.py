@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from rpcsvc import __version__
-from rpcsvc.settings_plain import SettingsError
-from rpcsvc.transport.cli.client import BadUrl, Unreachable, UntrustedSocket, find_endpoint
-from rpcsvc.transport.cli.context import (
+from rpcsvc.cli.agent.state import BrokenState
+from rpcsvc.cli.client import BadUrl, Unreachable, UntrustedSocket, find_endpoint
+from rpcsvc.cli.context import (
     FAILED,
     INTERRUPTED,
     OK,
@@ -37,8 +37,8 @@ from rpcsvc.transport.cli.context import (
     in_process,
     opening,
 )
-from rpcsvc.transport.cli.options import Once, add_common, add_target
-from rpcsvc.transport.cli.state import BrokenState
+from rpcsvc.cli.options import Once, add_common, add_target
+from rpcsvc.settings_plain import SettingsError
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:
@@ -76,7 +76,7 @@ def _carried_out(
     if branch in _UNCHECKED:
         sys.stdout.write(json.dumps(_UNCHECKED[branch](argv, failed), indent=2) + "\n")
     elif branch not in _BRANCHES:
-        from rpcsvc.transport.cli.call import print_failure  # noqa: PLC0415 - see build_parser
+        from rpcsvc.cli.agent.call import print_failure  # noqa: PLC0415 - see build_parser
 
         print_failure(argv, options, failed)
     return status
@@ -124,7 +124,7 @@ class _Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Name the command that is nearest to an unknown one, in place of all there are."""
         if action.choices is not None and value not in action.choices:
-            from rpcsvc.transport.cli.unknown import unknown_choice  # noqa: PLC0415 - seldom needed
+            from rpcsvc.cli.unknown import unknown_choice  # noqa: PLC0415 - seldom needed
 
             raise argparse.ArgumentError(
                 action, unknown_choice(str(value), list(action.choices), self.prog)
@@ -134,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
         """Refuse what this command does not take, and name what it takes."""
         found, left = super().parse_known_args(args, namespace)
         if left:
-            from rpcsvc.transport.cli.unknown import unknown_words  # noqa: PLC0415 - seldom needed
+            from rpcsvc.cli.unknown import unknown_words  # noqa: PLC0415 - seldom needed
 
             self.error(unknown_words(left, self.format_usage()))
         return found, left
@@ -215,73 +215,73 @@ def _add_demo(commands: Any) -> None:
 
 
 def _add_keys(commands: Any) -> None:
-    from rpcsvc.transport.cli.keys import add_keys  # noqa: PLC0415 - see build_parser
+    from rpcsvc.cli.operator.keys import add_keys  # noqa: PLC0415 - see build_parser
 
     add_keys(commands, add_common)
 
 
 def _add_verify(commands: Any) -> None:
-    from rpcsvc.transport.cli.verify import add_verify  # noqa: PLC0415
+    from rpcsvc.cli.agent.verify import add_verify  # noqa: PLC0415
 
     add_verify(commands)
 
 
 def _add_tickets(commands: Any) -> None:
-    from rpcsvc.transport.cli.tickets import add_tickets  # noqa: PLC0415
+    from rpcsvc.cli.operator.tickets import add_tickets  # noqa: PLC0415
 
     add_tickets(commands, add_common)
 
 
 def _add_books(commands: Any) -> None:
-    from rpcsvc.transport.cli.books import add_books  # noqa: PLC0415
+    from rpcsvc.cli.operator.books import add_books  # noqa: PLC0415
 
     add_books(commands, add_common)
 
 
 def _add_audit(commands: Any) -> None:
-    from rpcsvc.transport.cli.audit import add_audit  # noqa: PLC0415
+    from rpcsvc.cli.operator.audit import add_audit  # noqa: PLC0415
 
     add_audit(commands, add_common)
 
 
 def _add_onchain(commands: Any) -> None:
-    from rpcsvc.transport.cli.onchain import add_onchain  # noqa: PLC0415
+    from rpcsvc.cli.operator.onchain import add_onchain  # noqa: PLC0415
 
     add_onchain(commands, add_common)
 
 
 def _add_treasury(commands: Any) -> None:
-    from rpcsvc.transport.cli.treasury import add_treasury  # noqa: PLC0415
+    from rpcsvc.cli.operator.treasury import add_treasury  # noqa: PLC0415
 
     add_treasury(commands, add_common)
 
 
 def _add_payouts(commands: Any) -> None:
-    from rpcsvc.transport.cli.payouts import add_payouts  # noqa: PLC0415
+    from rpcsvc.cli.operator.payouts import add_payouts  # noqa: PLC0415
 
     add_payouts(commands, add_common)
 
 
 def _add_refund(commands: Any) -> None:
-    from rpcsvc.transport.cli.refund import add_refund  # noqa: PLC0415
+    from rpcsvc.cli.operator.refund import add_refund  # noqa: PLC0415
 
     add_refund(commands, add_common)
 
 
 def _add_receipt(commands: Any) -> None:
-    from rpcsvc.transport.cli.receipt import add_receipt  # noqa: PLC0415
+    from rpcsvc.cli.agent.receipt import add_receipt  # noqa: PLC0415
 
     add_receipt(commands, add_common)
 
 
 def _add_health(commands: Any) -> None:
-    from rpcsvc.transport.cli.health import add_health  # noqa: PLC0415
+    from rpcsvc.cli.operator.health import add_health  # noqa: PLC0415
 
     add_health(commands, add_common, add_target)
 
 
 def _add_operations(commands: Any) -> None:
-    from rpcsvc.transport.cli.operations import add_operations  # noqa: PLC0415
+    from rpcsvc.cli.agent.operations import add_operations  # noqa: PLC0415
 
     add_operations(commands)
 
@@ -337,7 +337,7 @@ def _serve(context: Context) -> int:
 
 
 def _config_check(context: Context) -> int:
-    from rpcsvc.transport.cli.config import check_config  # noqa: PLC0415
+    from rpcsvc.cli.operator.config import check_config  # noqa: PLC0415
 
     return check_config(context)
 
@@ -375,14 +375,14 @@ def _db_backup(context: Context) -> int:
 
 
 def _db_restore(context: Context) -> int:
-    from rpcsvc.transport.cli.restore import restore  # noqa: PLC0415
+    from rpcsvc.cli.recovery.restore import restore  # noqa: PLC0415
 
     return restore(context)
 
 
 def _demo(context: Context) -> int:
+    from rpcsvc.cli.agent import demo  # noqa: PLC0415
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.transport.cli import demo  # noqa: PLC0415
 
     settings = context.settings()
     url, data_dir = context.url(), context.options.data_dir

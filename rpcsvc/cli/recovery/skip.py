@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import sys
 
+from rpcsvc.cli.context import OK, Context, UsageError
+from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
@@ -21,9 +24,6 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.sqlite import Database
-from rpcsvc.transport.cli.context import OK, Context, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings
-from rpcsvc.transport.cli.owner import with_database
 
 
 def skip_addresses(context: Context) -> int:

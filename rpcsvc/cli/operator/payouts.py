@@ -16,20 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.order import REFUND_BLOCKED
-from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli.operator import (
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.operator.output import (
     is_running,
     onchain_settings,
     operator_books,
     print_json,
     print_table,
 )
-from rpcsvc.transport.cli.options import Text
+from rpcsvc.cli.options import Text
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.order import REFUND_BLOCKED
+from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings
@@ -286,13 +286,13 @@ def _retry(context: Context) -> int:
 
 
 def _adopt(context: Context) -> int:
-    from rpcsvc.transport.cli.adopt import adopt  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.cli.recovery.adopt import adopt  # noqa: PLC0415 - help needs none of it
 
     return adopt(context)
 
 
 def _close(context: Context) -> int:
-    from rpcsvc.transport.cli.close import close  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.cli.recovery.close import close  # noqa: PLC0415 - help needs none of it
 
     return close(context)
 

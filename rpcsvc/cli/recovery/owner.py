@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import UsageError, opening
+from rpcsvc.cli.operator.output import is_running
 from rpcsvc.errors import Unavailable
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import UsageError, opening
-from rpcsvc.transport.cli.operator import is_running
 
 T = TypeVar("T")
 

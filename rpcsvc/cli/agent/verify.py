@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli.options import Once, Text
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.options import Once, Text
 
 _STATUS_LINE: Final = re.compile(r"HTTP/[0-9.]+ ([0-9]{3})(?: .*)?")
 _FIELD_LINE: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rpcsvc.transport.cli.client import socket_endpoint
-from rpcsvc.transport.cli.context import Context, Json, UsageError
+from rpcsvc.cli.client import socket_endpoint
+from rpcsvc.cli.context import Context, Json, UsageError
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings

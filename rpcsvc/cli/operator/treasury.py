@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.operator.output import is_running, onchain_settings, print_json, print_table
+from rpcsvc.cli.options import Text
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli.operator import is_running, onchain_settings, print_json, print_table
-from rpcsvc.transport.cli.options import Text
 
 if TYPE_CHECKING:
+    from rpcsvc.cli.operator.nodes import Found
     from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
     from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
     from rpcsvc.store.operator_books import Owed, Unswept
     from rpcsvc.store.snapshot import Snapshot
-    from rpcsvc.transport.cli.nodes import Found
 
 Common = Callable[[argparse.ArgumentParser], None]
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -77,7 +77,7 @@ def _add_explain(actions: Any, common: Common) -> None:
 
 
 def _explain(context: Context) -> int:
-    from rpcsvc.transport.cli.explain import explain  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.cli.operator.explain import explain  # noqa: PLC0415 - help needs none of it
 
     return explain(context)
 
@@ -137,9 +137,9 @@ def _treasury(context: Context) -> int:
 
 def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
     """Books first, nodes after: the database is let go before anyone is waited for."""
+    from rpcsvc.cli.operator.nodes import look_at_all, recorded_wallets  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
     from rpcsvc.store.snapshot import snapshot  # noqa: PLC0415
-    from rpcsvc.transport.cli.nodes import look_at_all, recorded_wallets  # noqa: PLC0415
 
     try:
         with snapshot(settings.data_dir) as taken:

@@ -12,6 +12,9 @@ import sys
 from contextlib import AsyncExitStack
 
 from rpcsvc.chains_file import read_chains
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.states import TransferState
@@ -29,9 +32,6 @@ from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database, StoreConflict
-from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings
-from rpcsvc.transport.cli.owner import with_database
 
 
 def adopt(context: Context) -> int:

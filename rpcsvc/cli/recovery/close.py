@@ -16,6 +16,10 @@ from typing import Final
 import orjson
 
 from rpcsvc.chains_file import read_chains
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.recovery.adopt import find_transfer
+from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.events import TransferPrepared, TransferSettled
@@ -40,10 +44,6 @@ from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.sqlite import Database, Statement
-from rpcsvc.transport.cli.adopt import find_transfer
-from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings
-from rpcsvc.transport.cli.owner import with_database
 
 _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rpcsvc.transport.cli.context import OK, Context
+from rpcsvc.cli.context import OK, Context
 
 if TYPE_CHECKING:
     from rpcsvc.domain.chains import ChainRegistry

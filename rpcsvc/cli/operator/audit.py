@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings, print_json, print_table
 
 if TYPE_CHECKING:
     from rpcsvc.audit.records import Difference, Explained, Report

@@ -16,6 +16,9 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.hints import may_pay
 from rpcsvc.audit.records import TransferEntry
 from rpcsvc.chains_file import read_chains
+from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError
+from rpcsvc.cli.operator.output import onchain_settings, operator_books
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.states import LIVE_TRANSFERS, TransferState
@@ -36,9 +39,6 @@ from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from rpcsvc.store.snapshot import snapshot
-from rpcsvc.transport.cli.client import Unreachable
-from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings, operator_books
 
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.

@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 
 from rpcsvc.chains_file import read_chains
+from rpcsvc.cli.context import OK, Context, UsageError
+from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.sqlite import Database
-from rpcsvc.transport.cli.context import OK, Context, UsageError
-from rpcsvc.transport.cli.operator import onchain_settings
-from rpcsvc.transport.cli.owner import with_database
 
 
 def reread_deposits(context: Context) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rpcsvc.cli.context import OK, Context, Json, UsageError
+from rpcsvc.cli.options import Text
 from rpcsvc.clock import SystemClock, iso8601
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.ids import system_random
-from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
-from rpcsvc.transport.cli.options import Text
 
 Common = Callable[[argparse.ArgumentParser], None]
 KEY_BYTES = 24

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rpcsvc.cli.context import OK, Context, Json, UsageError
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
-from rpcsvc.transport.cli.context import OK, Context, Json, UsageError
 
 if TYPE_CHECKING:
     from rpcsvc.signing.key_ring import KeyRing

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from rpcsvc.cli.context import FAILED, OK, Context, UsageError, opening
+from rpcsvc.cli.operator.output import is_running
 from rpcsvc.clock import SystemClock
 from rpcsvc.durable_files import sync_directory
 from rpcsvc.ids import system_random
@@ -33,8 +35,6 @@ from rpcsvc.store.journal_replay import Adopted, open_journal
 from rpcsvc.store.journaled import forget_mark
 from rpcsvc.store.maintenance import damage_of
 from rpcsvc.store.sqlite import DATABASE_NAME, Database, DataDirInUse, OwnerLock
-from rpcsvc.transport.cli.context import FAILED, OK, Context, UsageError, opening
-from rpcsvc.transport.cli.operator import is_running
 
 _WITHOUT: Final = (
     "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"

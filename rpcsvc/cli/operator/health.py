@@ -11,13 +11,13 @@ import http.client
 import sys
 from typing import Any, Final
 
-from rpcsvc.transport.cli.client import (
+from rpcsvc.cli.client import (
     Unreachable,
     find_endpoint,
     printable,
     read_response,
 )
-from rpcsvc.transport.cli.context import FAILED, OK, Context
+from rpcsvc.cli.context import FAILED, OK, Context
 
 _PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
 

@@ -17,21 +17,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
-from rpcsvc.http import strict_json
-from rpcsvc.ids import request_id, system_random
-from rpcsvc.operations.envelope import failure
-from rpcsvc.operations.inputs import is_session_id
-from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.settings import Settings
-from rpcsvc.transport.cli.client import (
+from rpcsvc.cli.agent.state import HERE, BrokenState, CliState, load_state, save_state
+from rpcsvc.cli.client import (
     MAYBE_DONE,
     Unreachable,
     call_rpc,
     find_endpoint,
     service_at,
 )
-from rpcsvc.transport.cli.context import (
+from rpcsvc.cli.context import (
     FAILED,
     OK,
     AnswerUnwritten,
@@ -40,7 +34,13 @@ from rpcsvc.transport.cli.context import (
     UsageError,
     in_process,
 )
-from rpcsvc.transport.cli.state import HERE, BrokenState, CliState, load_state, save_state
+from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
+from rpcsvc.http import strict_json
+from rpcsvc.ids import request_id, system_random
+from rpcsvc.operations.envelope import failure
+from rpcsvc.operations.inputs import is_session_id
+from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.settings import Settings
 
 FIELD: Final = "field_"
 IDEMPOTENCY_KEY: Final = "idempotency-key"

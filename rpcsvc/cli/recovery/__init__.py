@@ -1,0 +1,1 @@
+"""The commands that open the database themselves, most of them while no service runs."""
