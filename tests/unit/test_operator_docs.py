@@ -162,7 +162,7 @@ def text_of(node: ast.AST) -> str | None:
 @cache
 def sentences() -> str:
     """All string literals of what health asks, docstrings left out."""
-    folders = ("settlement", "orders", "rates", "store", "transport", "operations")
+    folders = ("settlement", "orders", "rates", "store", "http", "operations")
     found = []
     for file, tree in TREES.items():
         if file.relative_to(ROOT / "rpcsvc").parts[0] in folders:
