@@ -77,10 +77,10 @@ from rpcsvc.settlement.upstream.wiring import upstream_engine
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
+from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.other_engines import claim_of_another
 from rpcsvc.store.sandbox import SqliteSandboxLedger
-from rpcsvc.store.sqlite import Database, OwnerLock
 
 log = structlog.get_logger(__name__)
 

@@ -25,6 +25,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
@@ -34,7 +35,6 @@ from rpcsvc.store.journaled import (
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database
 from rpcsvc.store.unserved_orders import UnservedOrders
 
 

@@ -9,8 +9,8 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
 from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Tables
 from tests.unit.test_transition import terms
 
 VIEW = StatusView(b"{}", None)

@@ -32,9 +32,9 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.domain.pricing import Price
 from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.migrations import other_schema
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.migrations import other_schema
-from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"

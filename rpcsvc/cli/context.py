@@ -115,8 +115,8 @@ def opening(settings: Settings) -> Iterator[None]:
     import sqlite3  # noqa: PLC0415 - asking a server needs none of these
 
     from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
-    from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
-    from rpcsvc.store.sqlite import DataDirInUse  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.database import DataDirInUse  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.migrations import NewerDatabase  # noqa: PLC0415
 
     try:
         yield

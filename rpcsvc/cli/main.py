@@ -317,8 +317,8 @@ def _serve(context: Context) -> int:
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
     from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing  # noqa: PLC0415
     from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
-    from rpcsvc.store.migrations import NewerDatabase  # noqa: PLC0415
-    from rpcsvc.store.sqlite import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.database import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.migrations import NewerDatabase  # noqa: PLC0415
 
     settings = context.settings()
     configure_logging(settings.log.format, settings.log.level)
@@ -343,7 +343,7 @@ def _config_check(context: Context) -> int:
 
 
 def _db_check(context: Context) -> int:
-    from rpcsvc.store.maintenance import check_database  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.maintenance import check_database  # noqa: PLC0415
 
     settings = context.settings()
     problems = check_database(settings.data_dir)
@@ -361,7 +361,7 @@ def _db_check(context: Context) -> int:
 
 
 def _db_backup(context: Context) -> int:
-    from rpcsvc.store.maintenance import BackupFailed, backup_database  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database  # noqa: PLC0415
 
     destination: Path = context.options.destination
     try:

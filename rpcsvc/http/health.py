@@ -25,7 +25,7 @@ from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports import Health
 from rpcsvc.orders.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.backends.sqlite.database import Database
 
 _AGENT_HEALTH = "health"
 

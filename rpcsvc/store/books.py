@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 
 # The settled payouts are the books: no fee without one, and none is counted twice.
 _INTEGRATOR_FEES: Final = """

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
 from rpcsvc.settlement.onchain.journal.files import Found, read_place
 from rpcsvc.settlement.onchain.journal.lines import Line, Position
 from rpcsvc.settlement.onchain.journal.writer import Mark
-from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 
 _RECORDED = (
     "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"

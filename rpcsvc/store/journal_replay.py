@@ -37,12 +37,13 @@ from rpcsvc.settlement.onchain.journal.entries import (
 from rpcsvc.settlement.onchain.journal.lines import Line
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.journaled import mark_of, put_mark
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
 

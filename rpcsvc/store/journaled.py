@@ -29,10 +29,10 @@ from rpcsvc.settlement.onchain.journal.entries import (
 from rpcsvc.settlement.onchain.journal.lines import Position
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Statement, Tables
 
 log = structlog.get_logger(__name__)
 

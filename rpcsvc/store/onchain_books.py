@@ -10,7 +10,7 @@ from typing import Final
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.refunds import order_of
-from rpcsvc.store.sqlite import Tables
+from rpcsvc.store.database import Tables
 
 _SENT: Final = {
     "XMR": "SELECT coalesce(sum(units), 0) FROM monero_payments WHERE purpose = 'transfer'"

@@ -16,8 +16,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmDeposit,
     EvmWallet,
 )
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_pool import SqliteEvmPoolLedger
-from rpcsvc.store.sqlite import Statement
 
 _ADD_WALLET = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
 # A trigger refuses a known index with another address.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rpcsvc.settlement.onchain.evm.opening import Opening
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.database import Statement, Tables
 
 _OPENING: Final = (
     "SELECT block_number, block_hash, nonce, wei FROM evm_openings WHERE network = ? AND sender = ?"

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.database import Statement, Tables
 
 _PAYMENT: Final = (
     "payment_id, network, sender, nonce, purpose, recipient, units, contract, data, gas,"

@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 import orjson
 
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, PoolSighting
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_has
-from rpcsvc.store.sqlite import Statement, Tables
 
 # In these an order takes a deposit at its quote. The index orders_awaiting is of just this form.
 _WAITS = "o.status IN ('awaiting_deposit', 'deposit_detected')"

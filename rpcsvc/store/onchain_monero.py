@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.database import Statement, Tables
 
 _KEPT_CURSORS: Final = 1000
 

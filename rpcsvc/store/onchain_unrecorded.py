@@ -12,8 +12,8 @@ from typing import Final
 import orjson
 
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_has
-from rpcsvc.store.sqlite import Statement, Tables
 
 _TELL_NONCE: Final = (
     "INSERT INTO evm_nonces (network, sender, told) VALUES (?, ?, ?)"

@@ -20,10 +20,10 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
 from rpcsvc.orders.ports import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
+from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME
+from rpcsvc.store.backends.sqlite.snapshot import Snapshot
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.snapshot import Snapshot
-from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME
 
 PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)
 

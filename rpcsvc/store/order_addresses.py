@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpcsvc.store.sqlite import Tables
+from rpcsvc.store.database import Tables
 
 # How much of each end of an address the index orders_by_address_ends holds.
 _END: Final = 9

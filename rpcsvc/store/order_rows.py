@@ -36,7 +36,7 @@ from rpcsvc.domain.states import (
     TransferState,
 )
 from rpcsvc.orders.ports import StoredResponse, Ticket
-from rpcsvc.store.sqlite import Insert
+from rpcsvc.store.database import Insert
 
 Row = tuple[Any, ...]
 

@@ -13,6 +13,7 @@ import orjson
 from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Order
 from rpcsvc.orders.ports import Change, HistoryEntry
+from rpcsvc.store.database import Insert, Statement
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -34,7 +35,6 @@ from rpcsvc.store.order_rows import (
     upsert,
 )
 from rpcsvc.store.relays import relay_statement, report_statement
-from rpcsvc.store.sqlite import Insert, Statement
 
 _INSERT_ORDER: Final = insert("orders", (*TERMS, *CHANGING))
 _UPDATE_ORDER: Final = (

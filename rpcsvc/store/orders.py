@@ -19,6 +19,7 @@ from rpcsvc.domain.order import Fill, Order
 from rpcsvc.domain.states import Direction, OnDeadline
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Change, PendingEffect, StoredResponse
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_given
 from rpcsvc.store.order_rows import (
     DEPOSIT,
@@ -36,7 +37,6 @@ from rpcsvc.store.order_rows import (
 from rpcsvc.store.order_writes import statements
 from rpcsvc.store.relays import SqliteRelays
 from rpcsvc.store.retention import SqliteRetention
-from rpcsvc.store.sqlite import Statement, Tables
 
 # How much of a session id its index holds (migrations/0005_sessions.sql).
 _SESSION_START: Final = 8

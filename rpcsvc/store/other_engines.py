@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpcsvc.store.sqlite import Tables
+from rpcsvc.store.database import Tables
 
 _WALLETS: Final = "SELECT EXISTS (SELECT 1 FROM evm_wallet) OR EXISTS (SELECT 1 FROM monero_wallet)"
 _ORDERS: Final = "SELECT count(*), min(order_id) FROM orders"

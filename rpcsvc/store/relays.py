@@ -12,8 +12,8 @@ import orjson
 
 from rpcsvc.domain.order import Report
 from rpcsvc.orders.ports import RelayRecord, RelayState
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_rows import Row, in_order, named, upsert
-from rpcsvc.store.sqlite import Statement, Tables
 
 _RELAY: Final = tuple(f.name for f in fields(RelayRecord))
 _COLUMNS: Final = tuple("idempotency_key" if name == "key" else name for name in _RELAY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.database import Statement, Tables
 
 # Rows are numbered as they come: only the oldest thousand are looked at.
 _OLD_TICKETS: Final = (

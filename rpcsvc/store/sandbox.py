@@ -7,7 +7,7 @@ from typing import Any
 
 from rpcsvc.settlement.sandbox.chain import Chain
 from rpcsvc.settlement.sandbox.ledger import Fault, Mined, Setting, Tx, TxKind, TxState
-from rpcsvc.store.sqlite import Statement, Tables
+from rpcsvc.store.database import Statement, Tables
 
 _TX = (
     "network, txid, kind, recipient, sender, units, fee, broadcast_at, block_height, state, watched"

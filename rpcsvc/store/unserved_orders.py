@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from rpcsvc.store.sqlite import Tables
+from rpcsvc.store.database import Tables
 
 _IS_OPEN: Final = "(deadline_at IS NOT NULL OR action_required IS NOT NULL)"
 # An order may be over and still owe a refund.

@@ -15,7 +15,7 @@ import pytest
 from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.table import OPERATIONS, Operation
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.backends.sqlite.database import Database
 from tests.contract.serving import SWAP, Served, split_path
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from rpcsvc.store.maintenance import check_database
+from rpcsvc.store.backends.sqlite.maintenance import check_database
 
 # What the chain shows of each order, next to what the order says.
 _PAYOUTS_ON_CHAIN = """

@@ -18,7 +18,7 @@ from rpcsvc.__main__ import main
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
-from rpcsvc.store.sqlite import Database, GroupConnection
+from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
 
 
 class Seam(NamedTuple):

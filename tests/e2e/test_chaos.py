@@ -25,8 +25,8 @@ import pytest
 from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.pricing import keeps_proportion
 from rpcsvc.domain.states import OrderStatus, TransferKind, TransferState
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
 from tests.e2e.processes import Gone, until

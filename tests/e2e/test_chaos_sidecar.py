@@ -21,7 +21,7 @@ import pytest
 from rpcsvc.domain.bridge import STATUS_OF
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.states import OrderStatus
-from rpcsvc.store.maintenance import check_database
+from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.bad_line import BadLine, bad_line
 from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather

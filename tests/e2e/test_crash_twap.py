@@ -19,8 +19,8 @@ import pytest
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.settlement.sandbox.prices import price_at
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
 from tests.e2e.processes import Crash, Gone, Server, call_for_data, server, until, until_over
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.sqlite import DATABASE_NAME, Statement
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.database import Statement
 from tests.logs import captured
 from tests.sandbox import Sandbox, sandbox
 

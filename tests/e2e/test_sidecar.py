@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.store.maintenance import check_database
+from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count
 from tests.e2e.bad_line import MISHAPS, bad_line
 from tests.e2e.processes import Server, server, until

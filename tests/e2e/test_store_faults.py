@@ -14,7 +14,7 @@ from typing import Protocol
 import aiohttp
 import pytest
 
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.processes import (
     Server,

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rpcsvc.orders import retention
-from rpcsvc.store.maintenance import check_database
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
 from tools.unpaid_orders import measured
 

@@ -27,8 +27,8 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, Transa
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
 

@@ -24,11 +24,12 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentStat
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Server, send, server, until
 from tests.regtest.daemons import (
     WALLET_NAME,

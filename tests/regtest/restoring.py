@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import until
 from tests.regtest.exchange import USDC, XMR, Exchange, create, reaches, swept
 

@@ -11,7 +11,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import Submission
-from rpcsvc.store.sqlite import Statement
+from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, Till
 

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.evm.gone import require_gone
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState
-from rpcsvc.store.sqlite import Statement
+from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (
     ETHER,

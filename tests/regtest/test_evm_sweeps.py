@@ -27,7 +27,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
 )
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Sweep, SweepMethod
-from rpcsvc.store.sqlite import Statement
+from rpcsvc.store.database import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,

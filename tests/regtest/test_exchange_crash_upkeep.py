@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import reaches

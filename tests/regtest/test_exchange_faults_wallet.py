@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, TransactionPla
 from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD
 from tests.regtest.exchange import Exchange, status

@@ -15,7 +15,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import until
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import GWEI

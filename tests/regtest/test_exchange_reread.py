@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import USDC, Exchange, create, reaches, status

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from rpcsvc.domain.money import USDC, XMR, parse_amount
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import STEP_SECONDS, details, reaches

@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
-from rpcsvc.store.sqlite import StoreConflict
+from rpcsvc.store.database import StoreConflict
 from tests.recording import Recorder
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, sent, settle

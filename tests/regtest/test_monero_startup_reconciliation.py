@@ -13,9 +13,9 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.startup_reconciliation import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database
 from tests.regtest.daemons import Miner
 from tests.regtest.treasury import XMR
 

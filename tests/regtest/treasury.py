@@ -27,8 +27,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.recording import sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.backends.sqlite.database import Database
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from rpcsvc.audit import books
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Books
-from rpcsvc.store.migrations import migrate
-from rpcsvc.store.sqlite import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.migrations import migrate
 
 _TOUCH = "UPDATE evm_wallet SET reserved_to = reserved_to + 1"
 

@@ -25,9 +25,9 @@ from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.migrations import migrate
-from rpcsvc.store.sqlite import DATABASE_NAME
 from tests.logs import captured
 from tests.unit.audit_world import FIRST_NONCE, HOT, SINCE, WEI, World
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store import checkpoints
-from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME, Database, Statement
+from rpcsvc.store.backends.sqlite import checkpoints
+from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, Database
+from rpcsvc.store.database import Statement
 
 MOVES = 10
 _INSERT = "INSERT INTO sandbox_settings (name, value) VALUES (?, 1)"

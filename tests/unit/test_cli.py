@@ -29,8 +29,8 @@ from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.table import OPERATIONS, Operation
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
-from rpcsvc.store.migrations import NewerDatabase
-from rpcsvc.store.sqlite import DataDirInUse
+from rpcsvc.store.backends.sqlite.database import DataDirInUse
+from rpcsvc.store.backends.sqlite.migrations import NewerDatabase
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"

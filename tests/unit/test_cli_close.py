@@ -33,8 +33,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
-from rpcsvc.store.maintenance import check_database
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.verify import unb64url
 from tests.unit.test_cli_payouts import Cli
 from tests.unit.test_journal_replay import WALLET, Books, opened, put_back, xmr_payment

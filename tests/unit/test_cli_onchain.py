@@ -17,8 +17,9 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
+from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database, OwnerLock, Statement
 
 NOWHERE = "http://127.0.0.1:9"
 SETTINGS = {

@@ -24,11 +24,12 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
+from rpcsvc.store.backends.sqlite.snapshot import snapshot
 from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
-from rpcsvc.store.snapshot import snapshot
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock, Statement
 from tests.unit.audit_world import X2U, World
 from tests.unit.test_cli_payouts import Cli, listening
 

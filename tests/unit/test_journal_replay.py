@@ -23,6 +23,8 @@ from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted, open_journal
 from rpcsvc.store.journaled import (
@@ -32,7 +34,6 @@ from rpcsvc.store.journaled import (
 )
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
-from rpcsvc.store.sqlite import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from tests.sandbox import MONERO, sandbox
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.store.migrations import migrate, scripts
+from rpcsvc.store.backends.sqlite.migrations import migrate, scripts
 
 CREATED, EXPIRES, ENDED = 1_000, 5_000, 6_000
 RATE = 165_000_000

@@ -16,9 +16,9 @@ from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.unit.test_onchain_monero_addresses import OPTIONS, Wallet, pool_of, take
 
 WORDS = "test test test test test test test test test test test junk"

@@ -38,9 +38,9 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.recording import Recorder
 from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
 from tests.unit.test_onchain_evm_raw import HOT, STRANGER, signed

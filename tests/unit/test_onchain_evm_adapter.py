@@ -16,11 +16,11 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
 

@@ -17,8 +17,8 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")

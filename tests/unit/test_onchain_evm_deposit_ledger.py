@@ -14,8 +14,9 @@ from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     EvmDeposit,
     EvmWallet,
 )
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_evm_deposits import _TO_WATCH, SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
 

@@ -12,8 +12,8 @@ from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (
     CONFIRMED,
     GENESIS_SECONDS,

@@ -13,8 +13,8 @@ from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import (
     CONFIRMED,
     HOT,

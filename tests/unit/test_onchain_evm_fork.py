@@ -8,8 +8,8 @@ import pytest
 
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.fork import ForkFinder
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 from tests.unit.evm_chain import NETWORK, Chain
 
 

@@ -20,9 +20,10 @@ from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database, Statement
 from tests.unit.test_onchain_evm_payments import HOT, NET, payment
 
 NETWORK = EvmNetwork(NET, 42161, "0xToken")

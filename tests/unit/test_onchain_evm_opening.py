@@ -13,8 +13,9 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Opening as Booked
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.settlement.onchain.evm.opening import EvmOpening, Opening
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, Link
 
 WEI = 10**20 + 1  # more than an integer of SQLite holds

@@ -34,8 +34,9 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement, StoreConflict
 
 GWEI = 10**9
 NET = "arbitrum"

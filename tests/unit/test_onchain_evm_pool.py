@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm import pool as evm_pool
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.pool import pending_payments
-from rpcsvc.store.sqlite import Database
+from rpcsvc.store.backends.sqlite.database import Database
 from tests.logs import captured
 from tests.unit.evm_chain import (
     OURS,

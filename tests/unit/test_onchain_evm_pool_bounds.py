@@ -11,8 +11,9 @@ from rpcsvc.settlement.onchain.daemon_rpc import Fields
 from rpcsvc.settlement.onchain.evm import pool as evm_pool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.pool import MOST_PER_ADDRESS, pending_payments
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_evm_pool import _AWAITING, _IS_AWAITING
-from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of
 from tests.unit.evm_pending import DAY, HOUR, MINUTE, NODE, held, mined, paying, reading, sighting
 from tests.waiting import wait_for_deposit

@@ -25,8 +25,9 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     WalletRecord,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database, StoreConflict
 
 XMR = 10**12
 

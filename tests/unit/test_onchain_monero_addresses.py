@@ -16,8 +16,8 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 
 OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
 

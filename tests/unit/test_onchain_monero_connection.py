@@ -17,8 +17,8 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 
 GAP_MS = 40 * 60_000
 OPTIONS = MoneroOptions(nettype="stagenet", wallet_file="w", wallet_password="p")

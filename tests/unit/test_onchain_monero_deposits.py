@@ -31,8 +31,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.logs import captured
 
 XMR = 10**12

@@ -20,8 +20,8 @@ from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_monero_reorg_recovery import OPTIONS, Desk, Node, Wallet
 

@@ -25,8 +25,8 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.logs import captured
 from tests.sandbox import ManualClock
 

@@ -47,8 +47,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.recording import sign
 from tests.sandbox import ManualClock
 

@@ -29,8 +29,8 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 from tests.logs import captured
 
 XMR = 10**12

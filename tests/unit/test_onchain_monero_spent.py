@@ -39,8 +39,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 
 NOW = 1_700_000_000_000
 OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5)

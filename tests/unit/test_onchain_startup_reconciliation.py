@@ -25,8 +25,9 @@ from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
     StartupReconciliation,
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database, Statement
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeAdapter, transfer

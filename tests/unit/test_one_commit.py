@@ -14,8 +14,8 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.orders.ports import PreparedTransfer, Rows
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journaled import mark_of
-from rpcsvc.store.sqlite import StoreConflict
 from tests.unit.test_journal_replay import HOT, WALLET, Books, evm_payment, opened, xmr_payment
 from tests.unit.test_transition import key
 

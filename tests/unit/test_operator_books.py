@@ -10,10 +10,11 @@ import pytest
 
 from rpcsvc.domain.states import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
 from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import Statement
 from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, Unswept, owed, reserved
-from rpcsvc.store.snapshot import empty_snapshot, snapshot
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, Statement
 from tests.sandbox import sandbox
 
 WEI = 10**18

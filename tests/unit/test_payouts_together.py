@@ -23,8 +23,8 @@ from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports import Outcome, PreparedTransfer, Record, StatusView, Verdict
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
 from tests.unit.test_transition import NOW, terms
 
 

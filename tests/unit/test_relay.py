@@ -33,10 +33,10 @@ from rpcsvc.orders.upstream_port import (
     UpstreamStatus,
     VenueResting,
 )
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
 from rpcsvc.store.operator_books import close_claim
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.reader import UNAVAILABLE
-from rpcsvc.store.sqlite import DATABASE_NAME, Database
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.test_transition import terms

@@ -16,8 +16,8 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import Reservations, reservations_of
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
 from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 
 

@@ -25,21 +25,20 @@ from rpcsvc.orders.ports import (
     StoredResponse,
     Ticket,
 )
-from rpcsvc.store.maintenance import BackupFailed, backup_database, check_database
-from rpcsvc.store.migrations import NewerDatabase
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.operator_books import explain, take_back
-from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import (
+from rpcsvc.store.backends.sqlite.database import (
     DATABASE_NAME,
     LOCK_NAME,
     SNAPSHOT_SECONDS,
     Database,
     DataDirInUse,
     OwnerLock,
-    Statement,
-    StoreConflict,
 )
+from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.backends.sqlite.migrations import NewerDatabase
+from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.operator_books import explain, take_back
+from rpcsvc.store.orders import SqliteOrderStore
 from tests.unit.test_transition import NOW, terms
 
 VIEW = StatusView(b'{"view":1}', NOW + 1000)
@@ -229,7 +228,7 @@ async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> Non
 async def test_what_the_operator_writes_beside_the_service_is_seen_without_a_commit_of_its_own(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rpcsvc.store.sqlite.SNAPSHOT_SECONDS", 0)
+    monkeypatch.setattr("rpcsvc.store.backends.sqlite.database.SNAPSHOT_SECONDS", 0)
     ledger = SqliteUnrecordedLedger(database)
     assert ledger.explained("monero") == []
     assert explain(tmp_path, "monero", "tx", "paid by hand", NOW)

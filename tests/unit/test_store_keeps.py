@@ -16,9 +16,10 @@ from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.states import DepositState, Direction, TransferState
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
-from rpcsvc.store.migrations import migrate
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.migrations import migrate
+from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database, Statement, StoreConflict
 from tests.unit.test_transition import NOW, terms
 
 KEY = DepositKey("arbitrum", "tx", 0)

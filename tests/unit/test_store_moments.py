@@ -16,8 +16,8 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.orders.ports import StatusView
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database, GroupConnection
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, terms
 

@@ -42,12 +42,12 @@ from rpcsvc.orders.ports import (
     StatusView,
     StoredResponse,
 )
-from rpcsvc.store.migrations import migrate
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.migrations import migrate
+from rpcsvc.store.backends.sqlite.snapshot import Snapshot
 from rpcsvc.store.order_addresses import order_given, order_has
 from rpcsvc.store.order_rows import named
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.snapshot import Snapshot
-from rpcsvc.store.sqlite import DATABASE_NAME, Database
 
 # No two numbers and no two texts are the same, so that none can stand for another.
 TERMS = Terms(

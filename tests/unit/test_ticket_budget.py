@@ -13,8 +13,8 @@ from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.ports import Change, Ticket, TicketCharge
 from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
 from rpcsvc.orders.unfunded import Client
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database
 from tests.contract.serving import MONERO, Served, serving
 from tests.sandbox import HOUR_MS, Placed, sandbox
 

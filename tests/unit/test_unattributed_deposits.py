@@ -13,9 +13,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
-from rpcsvc.store.migrations import migrate, scripts
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.migrations import migrate, scripts
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.sqlite import Database, Statement
 from tests.sandbox import ManualClock, sandbox
 
 _ADDRESS = "INSERT INTO evm_addresses VALUES (?, ?)"

@@ -35,10 +35,10 @@ from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletTransfer
 from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.backends.sqlite.snapshot import snapshot
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
-from rpcsvc.store.snapshot import snapshot
 
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.

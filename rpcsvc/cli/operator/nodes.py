@@ -20,9 +20,9 @@ from rpcsvc.settlement.onchain.inspection import (
 )
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.store.backends.sqlite.snapshot import Snapshot, empty_snapshot
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.snapshot import Snapshot, empty_snapshot
 
 
 @dataclass(frozen=True, slots=True)

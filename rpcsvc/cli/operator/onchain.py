@@ -126,9 +126,9 @@ def _init(context: Context) -> int:
 def _recorded(settings: Settings) -> Recorded:
     """The wallets that a service was started with here before. Raises UsageError."""
     from rpcsvc.cli.operator.nodes import recorded_wallets  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.database import DATABASE_NAME  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
-    from rpcsvc.store.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
-    from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415
 
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
@@ -141,7 +141,7 @@ def _recorded(settings: Settings) -> Recorded:
 @contextmanager
 def _owning(settings: Settings) -> Iterator[bool]:
     """Keep a service from starting meanwhile; False when one runs. Raises UsageError."""
-    from rpcsvc.store.sqlite import DataDirInUse, OwnerLock  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.database import DataDirInUse, OwnerLock  # noqa: PLC0415
 
     lock = OwnerLock(settings.data_dir)
     try:

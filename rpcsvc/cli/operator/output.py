@@ -39,9 +39,9 @@ def is_running(settings: Settings) -> bool:
 @contextmanager
 def operator_books(settings: Settings) -> Iterator[OperatorBooks]:
     """The books as they are now. Raises UsageError when they can't be read."""
+    from rpcsvc.store.backends.sqlite.snapshot import snapshot  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415 - help needs no database
     from rpcsvc.store.operator_books import OperatorBooks  # noqa: PLC0415
-    from rpcsvc.store.snapshot import snapshot  # noqa: PLC0415
 
     try:
         with snapshot(settings.data_dir) as taken:

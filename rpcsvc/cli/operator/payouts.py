@@ -375,7 +375,7 @@ def _has_service(settings: Settings) -> bool:
 
     A directory that is there by chance, such as /var where ./var is meant, has neither.
     """
-    from rpcsvc.store.sqlite import DATABASE_NAME  # noqa: PLC0415 - help needs no database
+    from rpcsvc.store.backends.sqlite.database import DATABASE_NAME  # noqa: PLC0415 - help needs no database
 
     return is_running(settings) or (settings.data_dir / DATABASE_NAME).exists()
 

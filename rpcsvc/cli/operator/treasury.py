@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
     from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+    from rpcsvc.store.backends.sqlite.snapshot import Snapshot
     from rpcsvc.store.operator_books import Owed, Unswept
-    from rpcsvc.store.snapshot import Snapshot
 
 Common = Callable[[argparse.ArgumentParser], None]
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -138,8 +138,8 @@ def _treasury(context: Context) -> int:
 def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
     """Books first, nodes after: the database is let go before anyone is waited for."""
     from rpcsvc.cli.operator.nodes import look_at_all, recorded_wallets  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.snapshot import snapshot  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
-    from rpcsvc.store.snapshot import snapshot  # noqa: PLC0415
 
     try:
         with snapshot(settings.data_dir) as taken:

@@ -27,11 +27,12 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database, StoreConflict
 
 
 def adopt(context: Context) -> int:

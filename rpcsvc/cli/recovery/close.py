@@ -40,10 +40,11 @@ from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store import operator_books as books_of
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.sqlite import Database, Statement
 
 _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"

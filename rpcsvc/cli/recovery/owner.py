@@ -19,7 +19,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.unusable import ChainUnusable
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, OwnerLock
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
 
 T = TypeVar("T")
 

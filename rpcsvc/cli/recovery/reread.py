@@ -16,8 +16,8 @@ from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.sqlite import Database
 
 
 def reread_deposits(context: Context) -> int:

@@ -31,10 +31,10 @@ from rpcsvc.settlement.onchain.journal.files import (
     read_place,
 )
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
+from rpcsvc.store.backends.sqlite.maintenance import damage_of
 from rpcsvc.store.journal_replay import Adopted, open_journal
 from rpcsvc.store.journaled import forget_mark
-from rpcsvc.store.maintenance import damage_of
-from rpcsvc.store.sqlite import DATABASE_NAME, Database, DataDirInUse, OwnerLock
 
 _WITHOUT: Final = (
     "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"

@@ -21,9 +21,9 @@ from rpcsvc.settlement.onchain.evm.keys import (
     read_mnemonic,
 )
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
+from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.sqlite import Database
 
 
 def skip_addresses(context: Context) -> int:

@@ -8,9 +8,6 @@ cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figur
 commit to the next reads share one read transaction. It lasts SNAPSHOT_SECONDS at the most, since
 the operator's explanations are written beside the service (operator_books.py): they are seen by
 then.
-
-What does not live here: reading (reader.py), what the rows mean (orders.py, sandbox.py), the way of
-committed pages into the database file (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -23,16 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import aiosqlite
 import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports import Health
-from rpcsvc.store.checkpoints import Checkpointer
-from rpcsvc.store.migrations import NEWEST, migrate
-from rpcsvc.store.reader import UNAVAILABLE, Reader, report, unavailable
+from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
+from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate
+from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
+from rpcsvc.store.database import Insert, Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
 
@@ -52,37 +50,6 @@ MAX_GROUP = 512
 MAX_ROWS = 64
 
 
-class Insert(NamedTuple):
-    """An INSERT of any number of rows: ``{rows}`` in ``sql`` stands for ``row``, repeated."""
-
-    sql: str
-    row: str
-
-
-class Statement(NamedTuple):
-    """One row's worth of a write. ``first``: others of its transaction refer to this row."""
-
-    sql: str | Insert
-    values: tuple[Any, ...]
-    first: bool = False
-
-
-class Tables(Protocol):
-    """What the stores and ledgers are made over. Everything may raise errors.Unavailable."""
-
-    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """All rows of a query over committed state."""
-        ...
-
-    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
-        """The first row, or None."""
-        ...
-
-    async def write(self, statements: Sequence[Statement]) -> None:
-        """Commit the statements, all or none; durable when this returns."""
-        ...
-
-
 RowsOf = dict[str | Insert, list[tuple[Any, ...]]]
 
 
@@ -92,10 +59,6 @@ class DataDirInUse(Exception):
 
 class DatabaseUnusable(OSError):
     """The database can't be opened: no room, no permission, or not a database."""
-
-
-class StoreConflict(Exception):
-    """A write broke a constraint: a bug or a second writer. Nothing of it was kept."""
 
 
 class OwnerLock:

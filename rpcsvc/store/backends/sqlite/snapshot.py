@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema
+from rpcsvc.store.backends.sqlite.reader import Reader
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.migrations import migrate, other_schema
-from rpcsvc.store.reader import Reader
-from rpcsvc.store.sqlite import DATABASE_NAME, Statement, open_reader
+from rpcsvc.store.database import Statement
 
 
 class Snapshot(Reader):

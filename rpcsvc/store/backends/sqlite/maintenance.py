@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from rpcsvc.store.migrations import other_schema
-from rpcsvc.store.sqlite import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
+from rpcsvc.store.backends.sqlite.migrations import other_schema
 
 
 class BackupFailed(Exception):

@@ -1,0 +1,1 @@
+"""Databases that the store can use."""

@@ -1,0 +1,1 @@
+"""SQLite: one process, one writer with group commit."""
