@@ -12,9 +12,10 @@ from typing import Any
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
-from rpcsvc.orders.ports import RateSource, SettlementEngine
+from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.ports.upstream import UpstreamVenue
+from rpcsvc.orders.ports.wallets import SettlementEngine
 from rpcsvc.orders.reservations import Reservations
-from rpcsvc.orders.upstream_port import UpstreamVenue
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
 

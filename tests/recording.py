@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports import Commit, PreparedTransfer
+from rpcsvc.orders.ports.store import Commit
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 
 
 class Recorder:

@@ -18,7 +18,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports import Holdings
+from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.orders.reservations import Reservations
 from rpcsvc.orders.unfunded import Client
 from rpcsvc.settings import load_settings

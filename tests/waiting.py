@@ -8,7 +8,7 @@ from typing import Any
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
-from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.unit.test_transition import terms

@@ -16,7 +16,7 @@ from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.orders.ports import Rate
+from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.unfunded import Client
 
 if TYPE_CHECKING:

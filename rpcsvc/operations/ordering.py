@@ -27,10 +27,10 @@ from rpcsvc.operations.quoting import Quote, agreed, make_quote, network_of, quo
 from rpcsvc.operations.results import Stored
 from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import RelayRecord, StoredResponse
+from rpcsvc.orders.ports.store import RelayRecord, StoredResponse
+from rpcsvc.orders.ports.upstream import Created, UpstreamRequest
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.unfunded import Client
-from rpcsvc.orders.upstream_port import Created, UpstreamRequest
 
 
 class OrderRequest(NamedTuple):

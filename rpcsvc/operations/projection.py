@@ -29,7 +29,7 @@ from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Venue
 from rpcsvc.operations.views import status_actions, status_data
-from rpcsvc.orders.ports import StatusView
+from rpcsvc.orders.ports.store import StatusView
 
 
 def status_answer(venue: Venue, order: Order, now: int) -> Answer:

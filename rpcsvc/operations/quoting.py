@@ -38,10 +38,11 @@ from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.reserving import require_reservable
 from rpcsvc.operations.service import SOCKET, Service
-from rpcsvc.orders.ports import Fees, Rate
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamRequest
+from rpcsvc.orders.ports.wallets import Fees
 from rpcsvc.orders.reservations import UPSTREAM
 from rpcsvc.orders.unfunded import Client
-from rpcsvc.orders.upstream_port import Created, Offer, UpstreamRequest
 
 # The same in every quote: written once.
 _DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))

@@ -18,7 +18,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.ports import Health, Holdings, OrderStore, RateSource, SettlementEngine
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.wallets import Holdings, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.reservations import UPSTREAM, Reservations

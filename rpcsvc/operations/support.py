@@ -23,7 +23,7 @@ from rpcsvc.operations.results import NO_SESSION, session_source, with_session
 from rpcsvc.operations.service import SOCKET, Call, Service
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
-from rpcsvc.orders.ports import Change, Ticket
+from rpcsvc.orders.ports.store import Change, Ticket
 
 log = structlog.get_logger(__name__)
 

@@ -28,7 +28,7 @@ from rpcsvc.operations.quoting import make_quote, quote_view, require_within_lim
 from rpcsvc.operations.results import Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.upstream_port import UpstreamRequest
+from rpcsvc.orders.ports.upstream import UpstreamRequest
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:

@@ -12,7 +12,7 @@ from typing import Final
 
 from rpcsvc.clock import day_of, ms_to_next_day
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Ticket, TicketCharge
+from rpcsvc.orders.ports.store import Ticket, TicketCharge
 
 # What a ticket takes beside its texts: numbers, ids, its row and its client's count.
 _ROW_BYTES: Final = 200

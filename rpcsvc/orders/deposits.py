@@ -19,7 +19,9 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import DepositSighting, OrderStore, RateSource, SettlementEngine
+from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.wallets import DepositSighting, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scan_progress import ScanProgress

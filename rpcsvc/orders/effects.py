@@ -25,7 +25,8 @@ from rpcsvc.domain.order import Order, Transfer
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports import OrderStore, PendingEffect, RateSource
+from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.ports.store import OrderStore, PendingEffect
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.wallet_queue import WalletQueue
 

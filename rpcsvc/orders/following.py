@@ -19,9 +19,10 @@ from rpcsvc.domain.events import UpstreamReported
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports import Health, OrderStore
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.upstream import UpstreamStatus, UpstreamVenue, VenueResting
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.upstream_port import UpstreamStatus, UpstreamVenue, VenueResting
 
 log = structlog.get_logger(__name__)
 

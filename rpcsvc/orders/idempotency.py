@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rpcsvc.errors import IdempotencyConflict
-from rpcsvc.orders.ports import OrderStore
+from rpcsvc.orders.ports.store import OrderStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,8 @@ from rpcsvc.domain.states import DepositState, OnDeadline, TransferKind, Transfe
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.locks import KeyedLocks
-from rpcsvc.orders.ports import (
-    Commit,
-    OrderStore,
+from rpcsvc.orders.ports.store import Commit, OrderStore
+from rpcsvc.orders.ports.wallets import (
     Outcome,
     PreparedTransfer,
     SettlementEngine,

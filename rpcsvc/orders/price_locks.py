@@ -12,7 +12,8 @@ from rpcsvc.domain.price_lock import breaking_rate
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import OrderStore, RateSource
+from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 

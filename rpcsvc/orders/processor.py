@@ -23,18 +23,18 @@ from rpcsvc.domain.states import AWAITS_DEPOSIT
 from rpcsvc.domain.transition import ImpossibleTransition, transition
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.store import (
     Change,
     Commit,
     HistoryEntry,
     OrderStore,
     PendingEffect,
-    PreparedTransfer,
     Projection,
     RelayRecord,
     StatusView,
     StoredResponse,
 )
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.reservations import Reservations
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import structlog
 
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 
 log = structlog.get_logger(__name__)
 

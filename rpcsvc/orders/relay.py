@@ -7,7 +7,7 @@ sent again unless the upstream honours our key, which then names the very same o
 nobody should pay for, since it is over or brings less than was quoted, is not taken. What became of
 a call is remembered until it can be written; a stop before that is found by the next start.
 What does not live here: following an order that was made (following.py), the upstream in our words
-(upstream_port.py), its own words and wire (settlement/upstream/).
+(ports/upstream.py), its own words and wire (settlement/upstream/).
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from rpcsvc.domain.order import Order
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports import Change, Health, OrderStore, RelayRecord, RelayState, Ticket
-from rpcsvc.orders.upstream_port import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState, Ticket
+from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     Offer,

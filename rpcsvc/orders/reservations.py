@@ -16,7 +16,8 @@ from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Deposit, Order, Transfer
 from rpcsvc.domain.price_lock import units_by_rate
 from rpcsvc.domain.states import AWAITS_DEPOSIT, Direction, OrderStatus, TransferState
-from rpcsvc.orders.ports import OrderStore, SettlementEngine
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.wallets import SettlementEngine
 from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders
 
 Claims = dict[str, int]

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.orders.ports import OrderStore
+from rpcsvc.orders.ports.store import OrderStore
 
 log = structlog.get_logger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final
 from rpcsvc.clock import Clock
 from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Order
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 
 # A scan takes milliseconds; of a network that catches up, some minutes.
 _LAGGING_AFTER_MS: Final = 10 * 60_000

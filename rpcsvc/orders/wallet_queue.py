@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from rpcsvc.domain.states import TransferKind
-from rpcsvc.orders.ports import PendingEffect
+from rpcsvc.orders.ports.store import PendingEffect
 
 
 class WalletQueue:

@@ -18,7 +18,8 @@ from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.effects import EffectRunner
-from rpcsvc.orders.ports import Health, OrderStore
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)

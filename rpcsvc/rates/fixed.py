@@ -6,11 +6,11 @@ What does not live here: prices from elsewhere (http.py), agreeing on one (media
 from __future__ import annotations
 
 from rpcsvc.clock import Clock
-from rpcsvc.orders.ports import Rate
+from rpcsvc.orders.ports.rates import Rate
 
 
 class FixedRate:
-    """Implements RateSource (orders/ports.py). ``usdc_per_xmr``: USDC units per whole XMR."""
+    """Implements RateSource (orders/ports/). ``usdc_per_xmr``: USDC units per whole XMR."""
 
     def __init__(self, usdc_per_xmr: int, clock: Clock) -> None:
         if usdc_per_xmr <= 0:

@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Rate
+from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.rates.http import RateUnreadable
 
 log = structlog.get_logger(__name__)
@@ -93,7 +93,7 @@ _RETRY_SECONDS = 10
 
 
 class MedianRate:
-    """Implements RateSource (orders/ports.py); ``run`` keeps it fresh.
+    """Implements RateSource (orders/ports/); ``run`` keeps it fresh.
 
     ``steady`` gives ms of a clock that only runs forward.
     """

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import USDC, parse_amount
-from rpcsvc.orders.ports import RateSource
+from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.rates.fixed import FixedRate
 from rpcsvc.rates.median import Agreement, MedianRate
 from rpcsvc.rates.tickers import ticker

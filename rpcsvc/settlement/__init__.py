@@ -1,1 +1,1 @@
-"""Settlement engines: what moves money. Each implements orders/ports.py."""
+"""Settlement engines: what moves money. Each implements orders/ports/."""

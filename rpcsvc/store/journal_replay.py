@@ -17,7 +17,8 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import TransferState
-from rpcsvc.orders.ports import PreparedTransfer, Rows
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress

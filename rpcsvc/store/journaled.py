@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Rows
+from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.journal.entries import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rpcsvc.orders.ports import Rows
+from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Attempt,
     BlockPoint,

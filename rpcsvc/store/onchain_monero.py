@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rpcsvc.domain.states import DepositState
-from rpcsvc.orders.ports import Rows
+from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
     DepositRecord,

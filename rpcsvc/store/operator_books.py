@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
-from rpcsvc.orders.ports import RelayState
+from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME
 from rpcsvc.store.backends.sqlite.snapshot import Snapshot

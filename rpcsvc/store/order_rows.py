@@ -35,7 +35,7 @@ from rpcsvc.domain.states import (
     TransferKind,
     TransferState,
 )
-from rpcsvc.orders.ports import StoredResponse, Ticket
+from rpcsvc.orders.ports.store import StoredResponse, Ticket
 from rpcsvc.store.database import Insert
 
 Row = tuple[Any, ...]

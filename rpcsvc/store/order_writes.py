@@ -12,7 +12,7 @@ import orjson
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Order
-from rpcsvc.orders.ports import Change, HistoryEntry
+from rpcsvc.orders.ports.store import Change, HistoryEntry
 from rpcsvc.store.database import Insert, Statement
 from rpcsvc.store.order_rows import (
     CHANGING,

@@ -18,7 +18,7 @@ from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Fill, Order
 from rpcsvc.domain.states import Direction, OnDeadline
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Change, PendingEffect, StoredResponse
+from rpcsvc.orders.ports.store import Change, PendingEffect, StoredResponse
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_given
 from rpcsvc.store.order_rows import (
@@ -89,7 +89,7 @@ _SELECT_RESPONSE: Final = (
 
 
 class SqliteOrderStore(SqliteRelays, SqliteRetention):
-    """The OrderStore port (orders/ports.py) over a Database."""
+    """The OrderStore port (orders/ports/) over a Database."""
 
     def __init__(self, database: Tables, view_key: Callable[[], str]) -> None:
         super().__init__(database)

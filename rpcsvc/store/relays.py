@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from rpcsvc.domain.order import Report
-from rpcsvc.orders.ports import RelayRecord, RelayState
+from rpcsvc.orders.ports.store import RelayRecord, RelayState
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_rows import Row, in_order, named, upsert
 

@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents.advice import ERROR
-from rpcsvc.orders.ports import Holdings
+from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import SWAP, Served, serving
 

@@ -18,7 +18,7 @@ from rpcsvc.app import local_service
 from rpcsvc.cli.main import run
 from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError, load_settings
 from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from tests.contract import upstream_server as does

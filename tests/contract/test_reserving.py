@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.orders.ports import Holdings
+from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.orders.reservations import Reservations
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from rpcsvc import app, serving
-from rpcsvc.orders.ports import Change
+from rpcsvc.orders.ports.store import Change
 from rpcsvc.settings import load_settings
 from tests.contract.serving import SWAP
 from tests.contract.test_gate import free_port, logged, process

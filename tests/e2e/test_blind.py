@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.orders.ports import Observation
+from rpcsvc.orders.ports.wallets import Observation
 from tests.sandbox import HOUR_MS, Sandbox, sandbox
 
 NETWORK = {"x2u": "monero", "u2x": "arbitrum"}

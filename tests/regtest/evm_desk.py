@@ -17,7 +17,7 @@ from aiohttp import ClientSession, web
 
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool

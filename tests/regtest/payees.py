@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, TransferKind
 from tests.regtest.daemons import SPENDABLE_AGE, Miner, WalletRpc

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient

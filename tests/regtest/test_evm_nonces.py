@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.store.database import Statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.node_types import FeeData, Submission, SubmissionResult
 from tests.regtest.evm_till import (
     GWEI,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from tests.regtest.daemons import mined

@@ -11,7 +11,7 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Observation
+from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.ledger import Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from tests.regtest.daemons import (

@@ -17,7 +17,7 @@ from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, TransferRejected
+from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient

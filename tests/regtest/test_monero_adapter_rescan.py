@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Observation
+from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from tests.e2e.processes import until

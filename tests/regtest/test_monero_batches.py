@@ -11,7 +11,7 @@ from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.order import Transfer
 from rpcsvc.domain.states import TransferState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
 from tests.regtest.daemons import Miner
 from tests.regtest.payees import Payee, pay, sent

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, PoolTransaction
 from tests.e2e.processes import until
 from tests.regtest.daemons import COINBASE_LOCK, Monerod, WalletRpc, new_wallet

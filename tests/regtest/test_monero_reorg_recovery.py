@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.domain.order import Transfer
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.order import DepositKey, Fill, Order, Terms, Transfer
 from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferKind, TransferState
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 
 XMR_UNIT = 10**12
 ON_CHAIN = (DepositState.SEEN, DepositState.CONFIRMED)

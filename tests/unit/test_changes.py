@@ -11,7 +11,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.order import Fill, Report
 from rpcsvc.domain.transition import open_order, transition
-from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from tests.unit.test_transition import NOW, key, terms
 
 NEW = open_order(terms())

@@ -15,7 +15,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import FlatDispatcher
 from rpcsvc.operations.service import Call
-from rpcsvc.orders.ports import Change, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from tests.sandbox import EVM, Placed, Sandbox, sandbox
 
 ACME = Integrator("acme", 75, b"\x01" * 32)

@@ -13,7 +13,8 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import DepositState
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
 from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
-from rpcsvc.orders.ports import DepositSighting, Observation, Rate
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import HOUR, NOW, key, terms

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.orders.ports import DepositSighting, Observation
+from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner

@@ -21,7 +21,7 @@ from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports import StatusView
+from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable

@@ -15,9 +15,9 @@ from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.domain.states import DepositState, TransferKind
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Health,
     Holdings,
     Observation,
     Outcome,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.node_types import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,

@@ -13,7 +13,8 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import ImpossibleTransition
-from rpcsvc.orders.ports import PreparedTransfer, Rows
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journaled import mark_of
 from tests.unit.test_journal_replay import HOT, WALLET, Books, evm_payment, opened, xmr_payment

@@ -20,7 +20,7 @@ from rpcsvc.domain.order import Terms, Transfer
 from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferState
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.deposits import events_of
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 from tests.unit.order_lives import (
     ON_CHAIN,
     Accountant,

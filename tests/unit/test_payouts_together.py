@@ -20,7 +20,8 @@ from rpcsvc.domain.states import Direction, TransferState
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports import Outcome, PreparedTransfer, Record, StatusView, Verdict
+from rpcsvc.orders.ports.store import StatusView
+from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.store.backends.sqlite.database import Database

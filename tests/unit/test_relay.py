@@ -23,16 +23,17 @@ from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.following import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports import Change, Health, RelayRecord, RelayState
-from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.relay import Relay
-from rpcsvc.orders.upstream_port import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamRequest,
     UpstreamStatus,
     VenueResting,
 )
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.relay import Relay
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
 from rpcsvc.store.operator_books import close_claim

@@ -14,7 +14,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import Order, TwapPlan
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
-from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import Reservations, reservations_of
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore

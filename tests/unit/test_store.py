@@ -17,7 +17,7 @@ from rpcsvc.domain.effects import AdvanceTransfer, PriceLateDeposit
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order, transition
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,

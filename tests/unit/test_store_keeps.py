@@ -15,7 +15,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.states import DepositState, Direction, TransferState
 from rpcsvc.domain.transition import open_order, transition
-from rpcsvc.orders.ports import Change, HistoryEntry, StatusView
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import Statement, StoreConflict

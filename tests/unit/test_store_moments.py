@@ -14,7 +14,7 @@ from rpcsvc.domain import events as ev
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order
-from rpcsvc.orders.ports import StatusView
+from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
 from rpcsvc.store.orders import SqliteOrderStore

@@ -33,7 +33,7 @@ from rpcsvc.domain.states import (
     TransferKind,
     TransferState,
 )
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,

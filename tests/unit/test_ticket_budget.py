@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.ticket_budget import TicketBudget
-from rpcsvc.orders.ports import Change, Ticket, TicketCharge
+from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge
 from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
 from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.backends.sqlite.database import Database

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Health,
     Holdings,
     NetworkNames,
     Observation,
@@ -25,7 +25,7 @@ from rpcsvc.orders.ports import (
 class ChainAdapter(Protocol):
     """One asset on the networks that carry it. Units are atomic ones of that asset.
 
-    The promises of orders/ports.SettlementEngine hold here too: any exception other than
+    The promises of orders/ports/wallets.SettlementEngine hold here too: any exception other than
     TransferRejected means that the outcome is not known.
     """
 

@@ -13,7 +13,8 @@ from typing import Final
 
 import structlog
 
-from rpcsvc.orders.ports import Health, Observation
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.adapter import ChainAdapter
 
 log = structlog.get_logger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from rpcsvc.orders.ports import Observation
+from rpcsvc.orders.ports.wallets import Observation
 
 
 async def each_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:

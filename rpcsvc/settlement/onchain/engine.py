@@ -15,10 +15,10 @@ import structlog
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Health,
     Holdings,
     NetworkNames,
     Observation,

@@ -23,16 +23,16 @@ from rpcsvc.domain.refunds import order_of
 from rpcsvc.domain.states import DepositState, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Health,
     Holdings,
     NetworkNames,
     Observation,
     Outcome,
     PreparedTransfer,
-    Rate,
     Record,
     TransferRejected,
     Verdict,
@@ -75,7 +75,7 @@ class SandboxOptions:
 
 
 class SandboxEngine:
-    """Implements SettlementEngine and RateSource (orders/ports.py)."""
+    """Implements SettlementEngine and RateSource (orders/ports/)."""
 
     name = "sandbox"
     poll_ms = 200

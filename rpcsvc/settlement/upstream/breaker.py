@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.upstream.models import BreakerOpen
 
 

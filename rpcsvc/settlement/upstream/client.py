@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.upstream.breaker import Breaker, Permit
 from rpcsvc.settlement.upstream.budget import Budget, Demand, Slot
 from rpcsvc.settlement.upstream.exchange import (

@@ -1,7 +1,7 @@
 """The upstream as settlement engine: it settles nothing here, and passes orders on.
 
-    UpstreamVenue (orders/upstream_port.py)   quote, create and status, in the order layer's words
-    SettlementEngine (orders/ports.py)        names and health; no deposits, no transfers
+    UpstreamVenue (orders/ports/upstream.py)   quote, create and status, in the order layer's words
+    SettlementEngine (orders/ports/)        names and health; no deposits, no transfers
 
 What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
 is committed when (orders/relay.py).
@@ -31,26 +31,26 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
-from rpcsvc.orders.ports import (
-    DepositSighting,
-    Fees,
-    Health,
-    Holdings,
-    NetworkNames,
-    Observation,
-    Rate,
-    Record,
-    Ticket,
-    TransferRejected,
-    Verdict,
-)
-from rpcsvc.orders.upstream_port import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     Offer,
     UpstreamRequest,
     UpstreamStatus,
     VenueResting,
+)
+from rpcsvc.orders.ports.wallets import (
+    DepositSighting,
+    Fees,
+    Holdings,
+    NetworkNames,
+    Observation,
+    Record,
+    TransferRejected,
+    Verdict,
 )
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency

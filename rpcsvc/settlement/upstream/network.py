@@ -13,7 +13,7 @@ import structlog
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import UpstreamError

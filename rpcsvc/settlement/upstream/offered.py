@@ -21,7 +21,7 @@ import structlog
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
 from rpcsvc.errors import Unavailable, UnsupportedChain
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.models import UpstreamChain, UpstreamError

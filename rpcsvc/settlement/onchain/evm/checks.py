@@ -12,7 +12,7 @@ import structlog
 from rpcsvc.domain.addresses import parse_evm_address
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports import TransferRejected
+from rpcsvc.orders.ports.wallets import TransferRejected
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas

@@ -23,7 +23,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey
 from rpcsvc.domain.states import DepositState
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import DepositSighting
+from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.deposit_events import EventReader, Paid
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (

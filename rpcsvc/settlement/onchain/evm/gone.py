@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rpcsvc.orders.ports import Outcome
+from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from rpcsvc.orders.ports import Rows
+from rpcsvc.orders.ports.store import Rows
 
 LARGEST_STORED: Final = 2**63 - 1
 

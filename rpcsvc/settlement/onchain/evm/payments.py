@@ -22,14 +22,8 @@ import structlog
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import (
-    Outcome,
-    PreparedTransfer,
-    Record,
-    Rows,
-    TransferRejected,
-    Verdict,
-)
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.evm.checks import EvmChecks
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

@@ -9,7 +9,7 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.evm.conditions import Conditions
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.gas import EvmGas

@@ -20,7 +20,7 @@ import structlog
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     Found,

@@ -16,9 +16,9 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import (
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import (
     DepositSighting,
-    Health,
     Holdings,
     NetworkNames,
     Observation,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rpcsvc.orders.ports import PreparedTransfer, Record, Rows
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.adoption import (
     Adopted,
     NotAdopted,

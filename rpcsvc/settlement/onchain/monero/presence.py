@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rpcsvc.clock import Clock
-from rpcsvc.orders.ports import Outcome, Verdict
+from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,

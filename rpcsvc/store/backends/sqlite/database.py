@@ -26,7 +26,7 @@ import aiosqlite
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports import Health
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable

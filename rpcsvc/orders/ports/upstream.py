@@ -13,7 +13,7 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Report, Terms, TwapPlan
 from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.orders.ports import Ticket
+from rpcsvc.orders.ports.store import Ticket
 
 
 class UpstreamRequest(NamedTuple):

@@ -1,0 +1,1 @@
+"""Protocols that ``orders`` declares and others implement: store, engines, rate sources."""

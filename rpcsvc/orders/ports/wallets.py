@@ -1,0 +1,224 @@
+"""The wallets port: deposit addresses, deposits, transfers, fees.
+
+Any exception other than TransferRejected means that the outcome is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from rpcsvc.domain.money import Asset
+from rpcsvc.domain.order import DepositKey, Transfer
+from rpcsvc.domain.states import DepositState
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class DepositSighting:
+    """A deposit as the chain shows it at this moment. ``state`` REMOVED: it is gone."""
+
+    key: DepositKey
+    address: str
+    units: int
+    sender: str | None
+    first_seen_at: int
+    state: DepositState
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one look at the deposits has found.
+
+    ``complete_until``: when (ms) the scan of each network began that was scanned completely. Every
+    deposit until then is in ``sightings``, or was acknowledged as it is.
+    """
+
+    sightings: Sequence[DepositSighting] = ()
+    complete_until: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransfer:
+    """A signed transaction: its id, its bytes (hex), and the ids of the transfers that it pays."""
+
+    txid: str
+    raw: str
+    transfer_ids: tuple[str, ...]
+
+
+class Record(Protocol):
+    """Puts a signed transaction on record, with its orders and with its wallet, in one commit."""
+
+    async def __call__(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+        """Commit the events of the orders; ``commit`` writes them with the wallet's rows.
+
+        Raises ImpossibleTransition when an order no longer waits for its transfer, and
+        errors.Unavailable: nothing is on record then, and nothing may be published.
+        """
+        ...
+
+
+class Outcome(StrEnum):
+    """What the network says of a transfer.
+
+    ABSENT: it does not know it now, which proves nothing about later. FAILED is said only when
+    the transfer can never be carried out. An exception is UNKNOWN.
+    """
+
+    SETTLED = "settled"
+    PENDING = "pending"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome with the reason, in words for the operator.
+
+    ``receipt`` (JSON) comes with SETTLED, where there is something that proves it.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    receipt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fees:
+    """Network fees in atomic units of the asset that is sent."""
+
+    payout: int
+    refund: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkNames:
+    """How the deposit side of an order is named to the one who funds it.
+
+    ``chain_id`` and ``token`` are those that a wallet must use: in the sandbox, a test network's.
+    """
+
+    network: str
+    chain_id: int
+    token: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the operator's own wallet can pay out, in atomic units.
+
+    ``free`` can be paid now, fee included; ``locked`` comes back within ``seconds_to_unlock``.
+    """
+
+    free: int
+    locked: int
+    seconds_to_unlock: int
+
+
+class TransferRejected(Exception):
+    """The engine can never prepare this transfer: the network refuses it for good."""
+
+
+class SettlementEngine(Protocol):
+    """Moves money: makes deposit addresses, sees deposits, sends transfers.
+
+    Any exception other than TransferRejected means that the outcome is not known.
+    """
+
+    name: str
+    poll_ms: int
+    # The exchanges that it can pay to and take from, by the name of their network.
+    bridges: frozenset[str]
+    # The networks whose deposits it watches.
+    networks: frozenset[str]
+
+    async def start(self) -> None:
+        """Connect, load, catch up."""
+        ...
+
+    def is_paused(self) -> bool:
+        """Whether the operator has stopped all outgoing money."""
+        ...
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable when orders can't be taken now."""
+        ...
+
+    def deposit_address(self, asset: Asset) -> str:
+        """A fresh deposit address that no other order has or will have."""
+        ...
+
+    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:
+        """Network fees: of the payout in payout units, of a refund in deposit units.
+
+        ``chain`` is the USDC side. Raises errors.Unavailable while they are not known.
+        """
+        ...
+
+    def holdings(self, network: str) -> Holdings | None:
+        """What can be paid out on a network; None where the engine has no wallet of its own.
+
+        Raises errors.Unavailable while it is not known.
+        """
+        ...
+
+    async def require_payable(self, network: str, address: str, *, field: str) -> None:
+        """Raise errors.InvalidDestination for an address that is known not to be payable on a
+        network; ``field`` is the input that named it. Takes no more than a second.
+        """
+        ...
+
+    def names(self, asset: Asset, chain: str) -> NetworkNames:
+        """What to call the network that a deposit of ``asset`` is made on."""
+        ...
+
+    def estimated_seconds(self, deposit: Asset, chain: str) -> int:
+        """How long a swap takes from deposit to settled payout, typically, in seconds."""
+        ...
+
+    async def observe(self) -> Observation:
+        """Deposits that may have changed since they were last acknowledged, recomputed."""
+        ...
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        """These are committed: final ones need not be shown again."""
+        ...
+
+    def transfers_per_payment(self, network: str) -> int:
+        """How many transfers one transaction of a network may carry out."""
+        ...
+
+    async def prepare(
+        self, transfer: Transfer, companions: Sequence[Transfer], record: Record
+    ) -> None:
+        """Sign without publishing, and ``record`` it. ``companions`` are due on the same network
+        and may be paid by the same transaction.
+
+        Raises TransferRejected; after anything else nothing is on record, and it may be retried.
+        """
+        ...
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        """Hand the transfer's own bytes to the network; the same bytes may be handed over again."""
+        ...
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        """What the network says of the transfer's transaction id."""
+        ...
+
+    def confirmations(self, key: DepositKey) -> int:
+        """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
+        ...
+
+    def required_confirmations(self, network: str) -> int:
+        """How many confirmations make a deposit on this network final."""
+        ...
+
+    def health(self) -> Health:
+        """Whether the engine can settle now."""
+        ...
