@@ -57,19 +57,19 @@ from rpcsvc.operations.service import Policy, Service, Venue
 from rpcsvc.operations.table import operations_for
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.deposits import DepositWatcher
-from rpcsvc.orders.effects import EffectRunner
-from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.price_locks import PriceLocks
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.reservations import Reservations, payable_for
-from rpcsvc.orders.retention import Kept, Retention
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
+from rpcsvc.orders.scheduler.effects import EffectRunner
+from rpcsvc.orders.scheduler.price_locks import PriceLocks
+from rpcsvc.orders.scheduler.retention import Kept, Retention
+from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
-from rpcsvc.orders.worker import Worker
+from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_integrators
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions

@@ -129,8 +129,8 @@ class OrderSettings(Group):
 
     ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
-    what an address may leave behind. ``unpaid_*``: how many days the
-    answers of orders that ended unpaid are kept, and how many bytes of them (orders/retention.py).
+    what an address may leave behind. ``unpaid_*``: how many days the answers of orders that ended
+    unpaid are kept, and how many bytes of them (orders/scheduler/retention.py).
     """
 
     deposit_window_seconds: Seconds = HOUR

@@ -18,7 +18,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.retention import STEP
+from rpcsvc.orders.scheduler.retention import STEP
 from rpcsvc.settings import load_settings
 
 _EXECUTE: Final = next(row for row in OPERATIONS if row.name == "swap.execute")

@@ -2,7 +2,7 @@
 
 Nothing is signed until the last chunk is swapped, or until no fair rate has come for too long.
 What does not live here: how an order is cut, what a chunk brings and when it is due (twap.py), who
-fetches the rate (orders/effects.py), how the filling begins (decision.py).
+fetches the rate (orders/scheduler/effects.py), how the filling begins (decision.py).
 """
 
 from __future__ import annotations

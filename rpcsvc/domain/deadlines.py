@@ -35,7 +35,7 @@ def confirmation_deadline(order: Order) -> int:
 
 
 def _ask_at(order: Order, now: int) -> int:
-    """When the upstream will have been asked again, at the latest: orders/following.py asks anyway.
+    """When the upstream will have been asked again, at the latest; the follower asks anyway.
 
     The deadline moves nothing, so it is put off for as long as the status has lasted. One that
     never ends costs a line of history each time that this doubles, and not one every ten minutes.

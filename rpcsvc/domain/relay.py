@@ -2,7 +2,7 @@
 
 Such an order has the terms of any other, and none of its money passes through here: no deposit is
 watched, nothing is paid. Its status is what the upstream last said of it, within what can follow.
-What does not live here: asking the upstream (orders/following.py), its words
+What does not live here: asking the upstream (orders/upstream/follower.py), its words
 (settlement/upstream/).
 """
 

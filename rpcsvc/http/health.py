@@ -23,7 +23,7 @@ from rpcsvc.operations.envelope import Answer, failure, finish, head
 from rpcsvc.operations.results import NO_SESSION, with_session
 from rpcsvc.operations.service import Service
 from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.worker import Worker
+from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database
 

@@ -9,9 +9,9 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.inputs import bare_key
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import Operation
-from rpcsvc.orders.effects import EffectRunner
-from rpcsvc.orders.following import Follower
-from rpcsvc.orders.worker import Worker
+from rpcsvc.orders.scheduler.effects import EffectRunner
+from rpcsvc.orders.scheduler.worker import Worker
+from rpcsvc.orders.upstream.follower import Follower
 
 ROUNDS = 4
 

@@ -29,8 +29,8 @@ from rpcsvc.operations.service import SOCKET, Service
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import RelayRecord, StoredResponse
 from rpcsvc.orders.ports.upstream import Created, UpstreamRequest
-from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.upstream.relay import Relay
 
 
 class OrderRequest(NamedTuple):

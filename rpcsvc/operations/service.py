@@ -23,9 +23,9 @@ from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import Holdings, SettlementEngine
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.relay import Relay
 from rpcsvc.orders.reservations import UPSTREAM, Reservations
 from rpcsvc.orders.unfunded import Client, UnfundedLimits
+from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.settlement.sandbox.controls import SandboxControls
 
 # The user that the service runs as: through the UNIX socket, or in one process with it.

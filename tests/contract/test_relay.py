@@ -220,7 +220,7 @@ async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_i
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
         api.change = change
-        with logs_of("rpcsvc.orders.relay") as lines:
+        with logs_of("rpcsvc.orders.upstream.relay") as lines:
             answer = await create(served, "mine-0123456789a")
         assert (answer["error"]["code"], answer["error"]["retryable"]) == ("unavailable", True)
         assert "depositAddress" not in str(answer)

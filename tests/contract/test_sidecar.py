@@ -16,7 +16,7 @@ from rpcsvc.domain.order import Report
 from rpcsvc.domain.states import OrderStatus
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
-from rpcsvc.orders.following import Follower
+from rpcsvc.orders.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
 from tests.sandbox import attested

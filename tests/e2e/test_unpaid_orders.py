@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.orders import retention
+from rpcsvc.orders.scheduler import retention
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox

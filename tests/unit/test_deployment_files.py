@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from rpcsvc.cli.main import build_parser
-from rpcsvc.orders.effects import STOP_SECONDS
+from rpcsvc.orders.scheduler.effects import STOP_SECONDS
 from rpcsvc.settings import Settings
 
 CONFIG = Path(__file__).parents[2] / "config"

@@ -16,9 +16,9 @@ from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.states import Direction
 from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.effects import MAX_AT_ONCE, EffectRunner
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 

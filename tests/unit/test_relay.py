@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-import rpcsvc.orders.relay as relay_module
+import rpcsvc.orders.upstream.relay as relay_module
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import XMR, Money
@@ -21,7 +21,6 @@ from rpcsvc.domain.order import Report, Terms
 from rpcsvc.domain.states import Direction, OrderStatus
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
-from rpcsvc.orders.following import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
@@ -33,7 +32,8 @@ from rpcsvc.orders.ports.upstream import (
     VenueResting,
 )
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.relay import Relay
+from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
+from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
 from rpcsvc.store.operator_books import close_claim

@@ -9,9 +9,9 @@ import pytest
 
 from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests, follow_requests
+from rpcsvc.orders.scheduler.effects import EffectRunner
 from tests.sandbox import ManualClock, Sandbox, sandbox
 
 TRANSFER = "ord_1/payout/1"

@@ -15,10 +15,10 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import open_order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders import worker as worker_module
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scan_progress import ScanProgress
-from rpcsvc.orders.worker import LONG_BEAT_MS, Worker
+from rpcsvc.orders.scheduler import worker as worker_module
+from rpcsvc.orders.scheduler.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import terms
@@ -79,7 +79,7 @@ def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     """What the worker logs."""
-    return captured(monkeypatch, "rpcsvc.orders.worker")
+    return captured(monkeypatch, "rpcsvc.orders.scheduler.worker")
 
 
 ALL = ["reconcile", "overdue", "start_due"]

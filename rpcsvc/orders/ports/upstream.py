@@ -1,7 +1,7 @@
 """The upstream in the order layer's words: what is asked of it, what it tells, how it fails.
 
 ``UpstreamVenue`` is the port that the engine upstream implements. What does not live here: making
-an order there (relay.py), following it (following.py), the upstream's words and wire
+an order there (relay.py), following it (follower.py), the upstream's words and wire
 (settlement/upstream/).
 """
 

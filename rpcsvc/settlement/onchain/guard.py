@@ -29,8 +29,8 @@ log = structlog.get_logger(__name__)
 PAUSE_FILE: Final = "payouts.paused"
 _FILE_MODE: Final = 0o644
 _DAY_MS: Final = 24 * 3600 * 1000
-# Who waits for a cap asks again at least once a minute (orders/effects.py): what has not asked for
-# so long was cancelled, or waits for something else.
+# A transfer that waits for a cap is tried at least once a minute (orders/scheduler/effects.py): one
+# that was not tried for this long was cancelled, or waits for something else.
 _ASKS_AGAIN_MS: Final = 5 * 60 * 1000
 _LONGEST_REASON: Final = 200
 _IN_MEMORY: Final = "in memory only, since the switch can't be written: do not restart the service"

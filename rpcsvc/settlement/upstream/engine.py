@@ -4,7 +4,7 @@
     SettlementEngine (orders/ports/)        names and health; no deposits, no transfers
 
 What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
-is committed when (orders/relay.py).
+is committed when (orders/upstream/relay.py).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from rpcsvc.domain.states import OnDeadline
 from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.deposits import DepositWatcher
-from rpcsvc.orders.effects import EffectRunner
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.scheduler.effects import EffectRunner
 
 log = structlog.get_logger(__name__)
 

@@ -28,7 +28,7 @@ from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore, PendingEffect
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.wallet_queue import WalletQueue
+from rpcsvc.orders.scheduler.wallet_queue import WalletQueue
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ claim stays for the operator as ``reconciling``: the caller hears ``unavailable`
 sent again unless the upstream honours our key, which then names the very same order. An order that
 nobody should pay for, since it is over or brings less than was quoted, is not taken. What became of
 a call is remembered until it can be written; a stop before that is found by the next start.
-What does not live here: following an order that was made (following.py), the upstream in our words
+What does not live here: following an order that was made (follower.py), the upstream in our words
 (ports/upstream.py), its own words and wire (settlement/upstream/).
 """
 
@@ -23,7 +23,6 @@ import structlog
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
-from rpcsvc.orders.following import Follower
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState, Ticket
@@ -34,6 +33,7 @@ from rpcsvc.orders.ports.upstream import (
     UpstreamRequest,
     UpstreamVenue,
 )
+from rpcsvc.orders.upstream.follower import Follower
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""What moves orders on by itself: the worker loop and the work it starts."""

@@ -1,0 +1,1 @@
+"""Orders that an upstream settles: made there once, followed to their end."""
