@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import Order, OrderStatus
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqliteOrderStore

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import DepositKey, Order, Terms, Timeouts
-from rpcsvc.domain.price_lock import breaking_rate
-from rpcsvc.domain.pricing import BPS, Price, convert_floor
-from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.deposit_rules import breaking_rate
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import DepositKey, Order, OrderStatus, Terms, Timeouts
+from rpcsvc.domain.pricing import BPS, Direction, Price, convert_floor
 
 RATE: Final = 165_000_000
 XMR: Final = 10**12

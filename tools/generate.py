@@ -25,8 +25,8 @@ from tempfile import TemporaryDirectory
 
 from rpcsvc.app import Running, running
 from rpcsvc.cli.main import build_parser
-from rpcsvc.domain.states import AGENT_STATE_OF, OrderStatus
-from rpcsvc.domain.transition import TRANSITIONS
+from rpcsvc.domain.machine import TRANSITIONS
+from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
 from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.catalogue import Sources, catalogue
 from rpcsvc.http.documents.recording import EXAMPLE_KEY

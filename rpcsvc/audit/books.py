@@ -30,8 +30,8 @@ from rpcsvc.audit.records import (
     TransferEntry,
     Watched,
 )
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.domain.order import DepositState, TransferKind, TransferState
+from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
 from rpcsvc.store.books import BooksUnreadable

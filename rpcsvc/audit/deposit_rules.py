@@ -22,8 +22,8 @@ from rpcsvc.audit.records import (
     OrderEntry,
     Watched,
 )
+from rpcsvc.domain.order import LIVE_TRANSFERS, DepositState, TransferState
 from rpcsvc.domain.pricing import deposit_asset
-from rpcsvc.domain.states import LIVE_TRANSFERS, DepositState, TransferState
 
 # States of a transfer that has, or may have, spent the deposits it was planned for.
 _SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from rpcsvc.audit.records import Books, OrderEntry, TransferEntry
 from rpcsvc.audit.subset_sum import TooMany, parts_of
 from rpcsvc.domain.addresses import same_address
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import TransferKind, TransferState
 
 Paid = Sequence[tuple[str, int]]
 

@@ -22,8 +22,8 @@ from rpcsvc.audit.records import (
     TransferEntry,
 )
 from rpcsvc.domain.addresses import same_address
-from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.domain.order import DepositState, TransferKind, TransferState
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 
 # A payment that was mined and is not for so many blocks is lost until the opposite is shown.
 _LONG_BLOCKS: Final = 30

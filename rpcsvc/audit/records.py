@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.domain.order import DepositState, TransferKind, TransferState
+from rpcsvc.domain.pricing import Direction, Price
 
 MONERO: Final = "monero"
 # The differences of a hot wallet's ether: less than there should be, and more.

@@ -1,19 +1,18 @@
-"""Addresses: checking those that callers send, comparing them, and making those of the sandbox.
+"""Addresses: validation, comparison, JSON Schema patterns, and those that the sandbox makes.
 
-EVM addresses follow EIP-55. Monero addresses are read by the ``monero`` package; two checks are
-added that it leaves out: that the text is the one canonical spelling of its bytes, and that both
-public keys are points of the curve's main subgroup, which a wallet would insist on when paying.
-What does not live here: which addresses a caller may not use (operations/inputs.py).
+EVM addresses follow EIP-55. Monero addresses are read by the ``monero`` package, with two checks
+that it leaves out: the text is the canonical spelling of its bytes, and both public keys are points
+of the curve's main subgroup. A pattern has no checksum: what matches may still be refused.
 """
 
 from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from functools import lru_cache
-from itertools import starmap
+from itertools import groupby, starmap
 from typing import Any, Final, NamedTuple
 
 from Cryptodome.Hash import keccak
@@ -29,20 +28,42 @@ from rpcsvc.errors import InvalidDestination
 
 ZERO_ADDRESS: Final = "0x" + "0" * 40
 
+
 _HEX = re.compile(r"[0-9a-fA-F]{40}", re.ASCII)
+
+
 _NOT_HEX = re.compile(r"[^0-9a-fA-F]", re.ASCII)
+
+
 BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+
 _IN_BASE58 = frozenset(BASE58)
+
+
 STANDARD_LENGTH: Final = 95
+
+
 INTEGRATED_LENGTH: Final = 106
+
+
 _MONERO_LENGTHS = (STANDARD_LENGTH, INTEGRATED_LENGTH)
+
+
 _EVM_SEED_BYTES = 32
+
+
 _MONERO_SEED_BYTES = 64
+
+
 _LONGEST_RECEIVED = 128
+
 
 # Monero's base58 spells 8 bytes as 11 characters; this is 2**64 - 1. The alphabet is in ASCII
 # order, so that texts of one length compare as their numbers do.
 BLOCK_CHARS: Final = 11
+
+
 _LARGEST_BLOCK = "jpXCZedGfVQ"
 
 
@@ -63,9 +84,13 @@ class NetworkBytes(NamedTuple):
 
 
 _IN_PACKAGE = (MoneroNetwork.MAINNET, MoneroNetwork.TESTNET, MoneroNetwork.STAGENET)
+
+
 _BYTES = zip(
     const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
 )
+
+
 NETWORK_BYTES: Final = dict(zip(_IN_PACKAGE, starmap(NetworkBytes, _BYTES), strict=True))
 
 
@@ -239,6 +264,8 @@ _NETWORK_NAMES = {
     "test": MoneroNetwork.TESTNET,
     "testnet": MoneroNetwork.TESTNET,
 }
+
+
 _KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
 
 
@@ -324,4 +351,44 @@ def _base58(data: bytes) -> str:
 _VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
     crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
 )
+
+
 _VIEW_BLOCKS = _base58(_VIEW_KEY[7:31])
+
+
+EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
+
+
+_PREFIX: Final = 2
+
+
+def monero_pattern(networks: Collection[MoneroNetwork]) -> str:
+    """Standard, sub- and integrated addresses of the networks: length, alphabet, first characters.
+
+    The first characters follow from the network byte, which is the highest of the first block.
+    """
+    served = [NETWORK_BYTES[network] for network in sorted(networks)]
+    short = [byte for found in served for byte in (found.standard, found.subaddress)]
+    long = [found.integrated for found in served]
+    return f"^({_form(short, STANDARD_LENGTH)}|{_form(long, INTEGRATED_LENGTH)})$"
+
+
+def _form(network_bytes: Iterable[int], length: int) -> str:
+    prefixes = "|".join(prefix for byte in network_bytes for prefix in _prefixes(byte))
+    return f"({prefixes}){_one_of(BASE58)}{{{length - _PREFIX}}}"
+
+
+def _prefixes(network_byte: int) -> Iterable[str]:
+    """The first two characters of addresses with that byte: one expression per first character."""
+    unit = len(BASE58) ** (BLOCK_CHARS - _PREFIX)
+    low, high = (network_byte << 56) // unit, ((network_byte + 1 << 56) - 1) // unit
+    pairs = (divmod(pair, len(BASE58)) for pair in range(low, high + 1))
+    for first, group in groupby(pairs, key=lambda pair: pair[0]):
+        yield BASE58[first] + _one_of("".join(BASE58[second] for _, second in group))
+
+
+def _one_of(characters: str) -> str:
+    """A character class: runs of neighbours as ranges."""
+    runs = groupby(enumerate(characters), key=lambda item: ord(item[1]) - item[0])
+    spans = ["".join(character for _, character in run) for _, run in runs]
+    return f"[{''.join(s if len(s) < 3 else f'{s[0]}-{s[-1]}' for s in spans)}]"

@@ -3,7 +3,7 @@
 A bridge order is an order of the one order machine, on a chain of its own: ``deposit`` swaps XMR
 into USDC on an account of the exchange (an address in EVM form), ``withdraw`` the reverse. It
 takes any amount from its minimum to its maximum.
-What does not live here: how it becomes what it is (transition.py).
+What does not live here: how it becomes what it is (machine.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC
-from rpcsvc.domain.order import PERPS, Order
-from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.order import PERPS, Order, OrderStatus
+from rpcsvc.domain.pricing import Direction
 
 
 class BridgeKind(StrEnum):

@@ -1,34 +1,209 @@
-"""What the chain shows of a deposit: it is seen, confirmed, removed, or nothing comes in time.
+"""Deposits: the rate of each, the rules of deposit events, and the decision to swap or refund.
 
-What does not live here: what is decided about the deposits (decision.py), what happens to the
-chunks that a removed deposit was cut into (chunk_rules.py), who watches the chain
-(orders/deposits.py).
+The decision, in this order (design part 3):
+  1. Confirmed deposits reach ``deposit_amount``: all of them are swapped, each at its own rate, or
+     refunded if they are over ``max_deposit``.
+  2. Until ``expires_at``, and while a deposit is still confirming, the order waits.
+  3. After that a sum of at least ``min_deposit`` is swapped, a smaller one refunded.
+  4. Deposits without a rate, such as those first seen after ``expires_at``, are priced before the
+     sum is swapped; all of it is refunded if it brings less than ``min_received`` in proportion.
+  5. A deposit that is confirmed after the decision is refunded by itself.
+
+The rate of a deposit is fixed when it is first recorded: inside the price lock it is the quote's.
+Rates are USDC units per XMR; times are ms since the epoch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.deadlines import confirmation_deadline
-from rpcsvc.domain.decision import decide, undecided
-from rpcsvc.domain.order import Deposit, Order
-from rpcsvc.domain.price_lock import rate_of_deposit
-from rpcsvc.domain.refund_rules import refund_extra
-from rpcsvc.domain.refunds import leftover_in
-from rpcsvc.domain.states import DepositState, OrderStatus, TransferState
-from rpcsvc.domain.steps import (
+from rpcsvc.domain.events import (
+    AdvanceTransfer,
+    FillChunk,
     ImpossibleTransition,
+    PriceLateDeposit,
     Transition,
     cancel,
     known_deposit,
+    leftover_in,
+    next_transfer_id,
     planned_payout,
     set_deposit,
     withdraw,
 )
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositState,
+    Order,
+    OrderStatus,
+    Terms,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.domain.pricing import BPS, Direction, keeps_proportion
+from rpcsvc.domain.refunds import refund, refund_extra
+
+
+def rate_of_deposit(order: Order, first_seen_at: int, current: int | None) -> int | None:
+    """The rate of a deposit first seen at ``first_seen_at``; None if it is priced when decided.
+
+    ``current`` is the rate at which it is recorded, None when there is no fresh one.
+    """
+    if first_seen_at <= order.price_locked_until:
+        return order.terms.price.rate
+    if first_seen_at <= order.terms.expires_at and current is not None:
+        return current if brings_min_received(order.terms, current) else None
+    return None
+
+
+def brings_min_received(terms: Terms, rate: int) -> bool:
+    """Whether the whole order would bring at least ``min_received`` at this rate."""
+    output = terms.price.at(rate).output(terms.direction, terms.deposit_amount)
+    return output > 0 and output >= terms.min_received
+
+
+def units_by_rate(deposits: Iterable[Deposit], fallback: int) -> dict[int, int]:
+    """Deposit units by the rate they are swapped at; ``fallback`` for those without a rate."""
+    found: Counter[int] = Counter()
+    for deposit in deposits:
+        found[fallback if deposit.rate is None else deposit.rate] += deposit.units
+    return dict(found)
+
+
+def breaking_rate(direction: Direction, current: int, break_bps: int) -> int:
+    """The locked rate from which on a lock breaks at the ``current`` rate.
+
+    An x2u lock breaks when its rate is above the result, a u2x lock when it is below: then the
+    rate has moved against the service by more than ``break_bps`` of the locked one.
+    """
+    if direction is Direction.XMR_TO_USDC:
+        return current * BPS // (BPS - break_bps)
+    return -(-current * BPS // (BPS + break_bps))
+
+
+def lock_broken(order: Order, _event: ev.LockBroken, now: int) -> Transition:
+    """End the lock now. Deposits that were seen before keep their rate."""
+    if now >= order.price_locked_until:
+        raise ImpossibleTransition(f"the price lock of {order.order_id} is over")
+    return Transition(replace(order, lock_broken_at=now))
+
+
+_UNCONFIRMED = "The deposit was never confirmed by its network."
+
+
+_ABOVE_MAXIMUM = "The deposits are above the maximum."
+
+
+def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition:
+    """Swap, refund, wait or expire: the rules of the module's docstring, top to bottom."""
+    if not any(d.is_active for d in order.deposits):
+        return Transition(replace(order, status=OrderStatus.AWAITING_DEPOSIT))
+    total = sum(d.units for d in order.unspent)
+    if total >= order.terms.deposit_amount:
+        return _swap(order, total)
+    confirming = any(d.state is DepositState.SEEN for d in order.deposits)
+    # With nothing to decide about, an order has stepped back: what was counted may come again.
+    waiting = now < order.terms.expires_at or confirming or total == 0
+    if waiting and not waited_enough:
+        return Transition(replace(order, status=OrderStatus.DEPOSIT_DETECTED))
+    if total >= order.terms.min_deposit:
+        return _swap(order, total)
+    if total == 0:
+        return Transition(replace(order, status=OrderStatus.EXPIRED, error_message=_UNCONFIRMED))
+    return refund(order, "The deposits stayed below the minimum until the order expired.")
+
+
+def undecided(order: Order) -> Order:
+    """Take back whatever is not signed: a deposit beside the payout counts towards it again."""
+    for transfer in order.transfers:
+        if transfer.state is TransferState.PLANNED:
+            order = cancel(order, transfer)
+    return replace(order, action_required=None)
+
+
+def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
+    """Pay deposits that have no rate at the fresh one, or refund all if that moved too far."""
+    if planned_payout(order) is not None:
+        raise ImpossibleTransition("the payout is planned already")
+    terms = order.terms
+    total = sum(d.units for d in order.unspent)
+    if total > terms.max_deposit:
+        return refund(order, _ABOVE_MAXIMUM)  # more came while the price was awaited
+    output, _fee = _output(order, event.rate)
+    fair = keeps_proportion(
+        output=output,
+        deposited=total,
+        min_received=terms.min_received,
+        deposit_amount=terms.deposit_amount,
+    )
+    if not fair:
+        return refund(order, "The deposit came late and the rate has moved too far since.")
+    if event.payable is not None and output + terms.price.payout_fee > event.payable:
+        return refund(order, "The deposit came late, when the service could not pay for it.")
+    return _plan_payout(order, event.rate)
+
+
+def pay(order: Order, units: int, integrator_fee: int) -> Transition:
+    """Plan the payout that the deposits were taken up for, in payout units."""
+    terms = order.terms
+    payout = Transfer(
+        transfer_id=next_transfer_id(order, TransferKind.PAYOUT),
+        kind=TransferKind.PAYOUT,
+        network=terms.payout_network,
+        asset=terms.payout_asset,
+        address=terms.to_address,
+        units=units,
+        fee=terms.price.payout_fee,
+        integrator_fee=integrator_fee,
+    )
+    planned = replace(order, transfers=(*order.transfers, payout))
+    return Transition(planned, (AdvanceTransfer(payout.transfer_id),))
+
+
+def _swap(order: Order, total: int) -> Transition:
+    if total > order.terms.max_deposit:
+        return refund(order, _ABOVE_MAXIMUM)
+    if twap.is_cut(order, total):
+        filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
+        return Transition(filling, (FillChunk(0),))
+    confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
+    if any(d.rate is None for d in order.unspent):
+        return Transition(confirmed, (PriceLateDeposit(),))
+    output, _fee = _output(order, order.terms.price.rate)
+    if output == 0:
+        return refund(order, "The deposits are worth no more than the fees of paying them out.")
+    return _plan_payout(confirmed, order.terms.price.rate)
+
+
+def _output(order: Order, fresh: int) -> tuple[int, int]:
+    """What all unspent deposits bring, and the integrator's fee; ``fresh`` for those without rate.
+
+    In payout units.
+    """
+    terms = order.terms
+    return terms.price.payout(terms.direction, units_by_rate(order.unspent, fresh))
+
+
+def _plan_payout(order: Order, fresh: int) -> Transition:
+    """Pay out what all unspent deposits bring; those without a rate at ``fresh``."""
+    output, integrator_fee = _output(order, fresh)
+    return pay(twap.take_up(order), output, integrator_fee)
+
+
+def confirmation_deadline(order: Order) -> int:
+    """Until when the order waits for its deposits to be confirmed."""
+    last_seen = max((d.first_seen_at for d in order.deposits if d.is_active), default=0)
+    return last_seen + order.terms.timeouts.confirm
+
 
 _NO_DEPOSIT = "No deposit came before the order expired."
+
+
 _CANCELLED = "The order was cancelled before a deposit came."
 
 
@@ -127,9 +302,9 @@ def removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transiti
 
 def _withhold_leftover(order: Order) -> Order:
     """What is left of deposits that were paid out can't go back once these are gone."""
-    for refund in order.refunds:
-        if refund.state is TransferState.PLANNED and leftover_in(order, refund.transfer_id):
-            order = cancel(order, refund)
+    for transfer in order.refunds:
+        if transfer.state is TransferState.PLANNED and leftover_in(order, transfer.transfer_id):
+            order = cancel(order, transfer)
     return twap.count_leftover(order)
 
 

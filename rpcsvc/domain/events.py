@@ -1,14 +1,26 @@
-"""What can happen to an order. Facts in the past tense, found by the engine, the clock or a caller.
+"""Events and effects of the order machine, and the small changes that its rules are made of.
 
-What does not live here: what follows from them (transition.py).
+An event is a fact, found by the engine, the clock or a caller. An effect is work that is committed
+with the transition, done after it, and found again after a crash.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rpcsvc.domain.order import DepositKey, Report
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositKey,
+    DepositState,
+    Order,
+    OrderStatus,
+    Report,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +173,166 @@ Event = (
     | TransferSettled
     | TransferFailed
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceTransfer:
+    """Bring a transfer to its end: prepare, publish, confirm, whatever is next."""
+
+    transfer_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PriceLateDeposit:
+    """Fetch a fresh rate for an order with deposits that have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillChunk:
+    """Swap the next chunk of a TWAP order when its time has come. ``index`` counts from 0."""
+
+    index: int
+
+
+Effect = AdvanceTransfer | PriceLateDeposit | FillChunk
+
+
+def next_transfer_id(order: Order, kind: TransferKind) -> str:
+    """The id of the next transfer of that kind: ``<order id>/<kind>/<n>``."""
+    count = sum(1 for t in order.transfers if t.kind is kind)
+    return f"{order.order_id}/{kind}/{count + 1}"
+
+
+def order_of(transfer_id: str) -> str:
+    """The id of the order that a transfer belongs to."""
+    return transfer_id.partition("/")[0]
+
+
+def release(order: Order, transfer_id: str) -> Order:
+    """Free what a transfer had taken up, because it will never be carried out."""
+    taken = [d for d in order.deposits if d.transfer_id == transfer_id]
+    leftover = order.leftover + leftover_in(order, transfer_id)
+    return replace(mark(order, taken, transfer_id=None), leftover=leftover)
+
+
+def leftover_in(order: Order, transfer_id: str) -> int:
+    """How much of a refund is a part of a swapped deposit, in deposit units.
+
+    A refund sends back whole deposits and the leftover, less its fee.
+    """
+    transfer = order.transfer(transfer_id)
+    if transfer is None or transfer.kind is not TransferKind.REFUND:
+        return 0
+    whole = sum(d.units for d in order.deposits if d.transfer_id == transfer_id)
+    return transfer.units + transfer.fee - whole
+
+
+def mark(
+    order: Order,
+    deposits: Iterable[Deposit],
+    *,
+    transfer_id: str | None = None,
+    is_dust: bool = False,
+) -> Order:
+    """The order with these deposits spent on that transfer, or free, or dust."""
+    keys = {d.key for d in deposits}
+    return replace(
+        order,
+        deposits=tuple(
+            replace(d, transfer_id=transfer_id, is_dust=is_dust) if d.key in keys else d
+            for d in order.deposits
+        ),
+    )
+
+
+class ImpossibleTransition(Exception):
+    """The event can't happen to the order as it stands; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an event makes of an order, and the work that follows."""
+
+    order: Order
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an event is decided in a status, and every status that this may lead to."""
+
+    decide: Callable[[Order, Any, int], Transition]
+    targets: tuple[OrderStatus, ...]
+
+
+# --- transfers -------------------------------------------------------------------------------
+
+
+def transfer_in(order: Order, transfer_id: str, *allowed: TransferState) -> Transfer:
+    """The order's transfer of that id. Raises ImpossibleTransition unless its state is allowed."""
+    transfer = order.transfer(transfer_id)
+    if transfer is None or transfer.state not in allowed:
+        state = transfer.state if transfer else "absent"
+        raise ImpossibleTransition(f"transfer {transfer_id} is {state}")
+    return transfer
+
+
+def put(order: Order, transfer: Transfer) -> Order:
+    """The order with ``transfer`` in the place of the one that has its id."""
+    same = transfer.transfer_id
+    return replace(
+        order,
+        transfers=tuple(transfer if t.transfer_id == same else t for t in order.transfers),
+    )
+
+
+def cancel(order: Order, transfer: Transfer) -> Order:
+    """Take back a transfer that was not signed, and free what it had taken up."""
+    cancelled = replace(transfer, state=TransferState.CANCELLED)
+    return release(put(order, cancelled), transfer.transfer_id)
+
+
+def planned_payout(order: Order) -> Transfer | None:
+    """The payout while it is not signed; None before it is planned and after it is signed."""
+    payout = order.payout
+    return payout if payout and payout.state is TransferState.PLANNED else None
+
+
+def open_transfers(order: Order) -> tuple[Transfer, ...]:
+    """The transfers that are not at their end yet."""
+    return tuple(t for t in order.transfers if not t.state.is_final)
+
+
+# --- deposits --------------------------------------------------------------------------------
+
+
+def known_deposit(order: Order, key: DepositKey) -> Deposit:
+    """The order's deposit under ``key``. Raises ImpossibleTransition when there is none."""
+    deposit = order.deposit(key)
+    if deposit is None:
+        raise ImpossibleTransition(f"deposit {key.txid} is not known")
+    return deposit
+
+
+def set_deposit(order: Order, key: DepositKey, state: DepositState) -> Order:
+    """Give a deposit another state. Raises ImpossibleTransition if it is unknown or has it."""
+    known = order.deposit(key)
+    if known is None or known.state is state:
+        raise ImpossibleTransition(f"deposit {key.txid} can't become {state}")
+    return replace(
+        order,
+        deposits=tuple(replace(d, state=state) if d.key == key else d for d in order.deposits),
+    )
+
+
+def withdraw(order: Order, event: DepositRemoved) -> Order:
+    """Mark the deposit removed, and take back a refund of it that was not signed yet.
+
+    Other deposits that were to go back with it are free again: the caller plans anew.
+    """
+    deposit = known_deposit(order, event.key)
+    order = set_deposit(order, event.key, DepositState.REMOVED)
+    refund = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+    if refund and refund.kind is TransferKind.REFUND and refund.state is TransferState.PLANNED:
+        return cancel(order, refund)
+    return order

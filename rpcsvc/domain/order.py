@@ -1,28 +1,149 @@
-"""The order: what was agreed, what arrived, what was sent. Immutable values; no rules, no I/O.
+"""The order, its deposits and transfers, and their states. Immutable values, no rules, no I/O.
 
-What does not live here: how an order changes (transition.py), how it is stored (store/).
 Amounts are integers of atomic units of the asset named beside them; times are ms since the epoch.
+Sources: spec 3.1 (agent states), spec 3.2 (order statuses).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.domain.pricing import Price, deposit_asset, payout_asset
-from rpcsvc.domain.states import (
-    DepositState,
-    Direction,
-    OnDeadline,
-    OrderStatus,
-    TransferKind,
-    TransferState,
+from rpcsvc.domain.pricing import Direction, Price, deposit_asset, payout_asset
+
+
+class OrderStatus(StrEnum):
+    """The status of an order (spec 3.2)."""
+
+    AWAITING_DEPOSIT = "awaiting_deposit"
+    DEPOSIT_DETECTED = "deposit_detected"
+    DEPOSIT_CONFIRMED = "deposit_confirmed"
+    EXECUTING_SWAP = "executing_swap"
+    COMPLETED = "completed"
+    REFUNDING = "refunding"
+    REFUNDED = "refunded"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when the order's status never changes again."""
+        return self in TERMINAL
+
+
+TERMINAL = frozenset(
+    {OrderStatus.COMPLETED, OrderStatus.REFUNDED, OrderStatus.FAILED, OrderStatus.EXPIRED}
 )
 
+
+# Money may still be sent to such an order.
+AWAITS_DEPOSIT = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
+
+
+class DepositState(StrEnum):
+    """What the chain says of a deposit at the last look."""
+
+    SEEN = "seen"
+    CONFIRMED = "confirmed"
+    REMOVED = "removed"
+
+
+class TransferKind(StrEnum):
+    """Why the service sends money."""
+
+    PAYOUT = "payout"
+    REFUND = "refund"
+
+
+class TransferState(StrEnum):
+    """How far an outgoing transfer has come (design part 4, write-ahead payouts).
+
+    PLANNED: decided, nothing signed. PREPARED: signed bytes and transaction id are committed.
+    PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are what the
+    network says for good. CANCELLED: taken back before anything was signed.
+    """
+
+    PLANNED = "planned"
+    PREPARED = "prepared"
+    PUBLISHED = "published"
+    UNKNOWN = "unknown"
+    SETTLED = "settled"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """True when there is no more to do for the transfer."""
+        return self in FINAL_TRANSFERS
+
+    @property
+    def may_be_live(self) -> bool:
+        """True when signed bytes exist that the network may yet carry out."""
+        return self in LIVE_TRANSFERS
+
+
+FINAL_TRANSFERS = frozenset({TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED})
+
+
+LIVE_TRANSFERS = frozenset({TransferState.PREPARED, TransferState.PUBLISHED, TransferState.UNKNOWN})
+
+
+class AgentState(StrEnum):
+    """The ``state`` of the agent envelope (spec 3.1, design part 3 "States")."""
+
+    NEEDS_INPUT = "needs_input"
+    NEEDS_DESTINATION = "needs_destination"
+    READY = "ready"
+    QUOTED = "quoted"
+    WAITING_FOR_FUNDING = "waiting_for_funding"
+    DEPOSIT_DETECTED = "deposit_detected"
+    SWAP_PROCESSING = "swap_processing"
+    REFUNDING = "refunding"
+    COMPLETED = "completed"
+    TERMINAL_FAILURE = "terminal_failure"
+    TICKET_CREATED = "ticket_created"
+    INVALID_INPUT = "invalid_input"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    NOT_FOUND = "not_found"
+    VERIFICATION_FAILED = "verification_failed"
+    RATE_LIMITED = "rate_limited"
+    UNAVAILABLE = "unavailable"
+    INTERNAL_ERROR = "internal_error"
+
+
+AGENT_STATE_OF: dict[OrderStatus, AgentState] = {
+    OrderStatus.AWAITING_DEPOSIT: AgentState.WAITING_FOR_FUNDING,
+    OrderStatus.DEPOSIT_DETECTED: AgentState.DEPOSIT_DETECTED,
+    OrderStatus.DEPOSIT_CONFIRMED: AgentState.DEPOSIT_DETECTED,
+    OrderStatus.EXECUTING_SWAP: AgentState.SWAP_PROCESSING,
+    OrderStatus.REFUNDING: AgentState.REFUNDING,
+    OrderStatus.COMPLETED: AgentState.COMPLETED,
+    OrderStatus.REFUNDED: AgentState.TERMINAL_FAILURE,
+    OrderStatus.FAILED: AgentState.TERMINAL_FAILURE,
+    OrderStatus.EXPIRED: AgentState.TERMINAL_FAILURE,
+}
+
+
+class OnDeadline(StrEnum):
+    """What the service does by itself when an order's deadline passes."""
+
+    EXPIRE = "expire"
+    SWAP_OR_REFUND = "swap_or_refund"
+    REFUND = "refund"
+    REPUBLISH = "republish_and_alert"
+    REMIND = "remind_operator"
+    ASK_UPSTREAM = "ask_upstream"
+
+
 REFUND_ADDRESS = "refund_address"
+
+
 # The network refuses the agreed refund address: only the operator can have the refund tried again.
 REFUND_BLOCKED = "refund_blocked"
+
+
 # The chain of bridge orders: the perpetuals exchange (bridge.py).
 PERPS = "perps"
 
@@ -42,7 +163,7 @@ class Deposit:
     ``transfer_id`` names the payout or refund that this deposit was spent on; None while it is
     undecided. ``is_dust``: not worth the fee of sending it back; held for the operator.
     ``rate`` in USDC units per XMR is what it is swapped at, None if that is found when the order
-    is decided (price_lock.py).
+    is decided (deposit_rules.py).
     """
 
     key: DepositKey

@@ -1,20 +1,23 @@
-"""What a deposit is worth: rates, fees, limits. Integer arithmetic only, rounded for the books.
+"""What a deposit is worth: direction, rates, fees, limits. Integers only, rounded for the service.
 
-A rate is an integer of USDC units (10^-6 USDC) per whole XMR. Outputs are rounded down and fees
-up, so that no more is ever paid out than was quoted. One USDC is taken as one USD.
-What does not live here: where a rate comes from (rates/), which deposits count (decision.py).
+A rate is USDC units (10^-6 USDC) per whole XMR. Outputs are rounded down and fees up, so that no
+more is ever paid out than was quoted. One USDC is taken as one USD.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, mul_div_ceil, mul_div_floor
-from rpcsvc.domain.states import Direction
 
 ONE_XMR: int = 10**XMR.decimals
+
+
 ONE_USDC: int = 10**USDC.decimals
+
+
 BPS = 10_000
 
 
@@ -123,3 +126,15 @@ def keeps_proportion(
     Compared as output / deposited >= min_received / deposit_amount, without division.
     """
     return output > 0 and output * deposit_amount >= min_received * deposited
+
+
+class Direction(StrEnum):
+    """Which way an order swaps."""
+
+    XMR_TO_USDC = "x2u"
+    USDC_TO_XMR = "u2x"
+
+    @property
+    def reverse(self) -> Direction:
+        """The other way."""
+        return Direction.USDC_TO_XMR if self is Direction.XMR_TO_USDC else Direction.XMR_TO_USDC

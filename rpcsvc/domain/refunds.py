@@ -1,31 +1,38 @@
-"""Which deposits go back, to whom, and how much arrives. Pure parts of the order machine.
+"""Refunds: which deposits go back, to whom, how much arrives, and when an order is refunded.
 
 A refund takes whole deposits: those of one recipient share one transfer and its fee. What is left
 of the deposits of a TWAP order that was swapped in part goes with them. A deposit that is worth no
-more than the fee is held as dust and shown. What does not live here: when an
-order is refunded (refund_rules.py).
+more than the fee is held as dust and shown.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from rpcsvc.domain.effects import AdvanceTransfer, Effect
-from rpcsvc.domain.order import REFUND_ADDRESS, REFUND_BLOCKED, Deposit, Order, Transfer
-from rpcsvc.domain.states import DepositState, OrderStatus, TransferKind, TransferState
-
-
-def next_transfer_id(order: Order, kind: TransferKind) -> str:
-    """The id of the next transfer of that kind: ``<order id>/<kind>/<n>``."""
-    count = sum(1 for t in order.transfers if t.kind is kind)
-    return f"{order.order_id}/{kind}/{count + 1}"
-
-
-def order_of(transfer_id: str) -> str:
-    """The id of the order that a transfer belongs to."""
-    return transfer_id.partition("/")[0]
+from rpcsvc.domain import events as ev
+from rpcsvc.domain.events import (
+    AdvanceTransfer,
+    Effect,
+    ImpossibleTransition,
+    Transition,
+    leftover_in,
+    mark,
+    next_transfer_id,
+    open_transfers,
+)
+from rpcsvc.domain.order import (
+    REFUND_ADDRESS,
+    REFUND_BLOCKED,
+    Deposit,
+    DepositState,
+    Order,
+    OrderStatus,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
 
 
 def plan_refunds(order: Order, *, again: bool = False) -> tuple[Order, tuple[Effect, ...]]:
@@ -39,12 +46,12 @@ def plan_refunds(order: Order, *, again: bool = False) -> tuple[Order, tuple[Eff
     for recipient, share in _by_recipient(order, again=again).items():
         units = share.units - order.terms.refund_fee
         if units <= 0:
-            order = _mark(order, share.deposits, is_dust=True)
+            order = mark(order, share.deposits, is_dust=True)
             continue
         if recipient is None:
             continue  # worth sending back, but to whom has to be said first
         transfer = _refund(order, recipient, units)
-        order = _mark(order, share.deposits, transfer_id=transfer.transfer_id)
+        order = mark(order, share.deposits, transfer_id=transfer.transfer_id)
         order = replace(
             order,
             transfers=(*order.transfers, transfer),
@@ -58,25 +65,6 @@ def plan_refunds(order: Order, *, again: bool = False) -> tuple[Order, tuple[Eff
 def _needed(order: Order) -> str:
     """What a refund without a recipient waits for."""
     return REFUND_ADDRESS if order.terms.refund_address is None else REFUND_BLOCKED
-
-
-def release(order: Order, transfer_id: str) -> Order:
-    """Free what a transfer had taken up, because it will never be carried out."""
-    taken = [d for d in order.deposits if d.transfer_id == transfer_id]
-    leftover = order.leftover + leftover_in(order, transfer_id)
-    return replace(_mark(order, taken, transfer_id=None), leftover=leftover)
-
-
-def leftover_in(order: Order, transfer_id: str) -> int:
-    """How much of a refund is a part of a swapped deposit, in deposit units.
-
-    A refund sends back whole deposits and the leftover, less its fee.
-    """
-    transfer = order.transfer(transfer_id)
-    if transfer is None or transfer.kind is not TransferKind.REFUND:
-        return 0
-    whole = sum(d.units for d in order.deposits if d.transfer_id == transfer_id)
-    return transfer.units + transfer.fee - whole
 
 
 @dataclass(slots=True)
@@ -181,18 +169,43 @@ def _refund(order: Order, recipient: str, units: int) -> Transfer:
     )
 
 
-def _mark(
-    order: Order,
-    deposits: Iterable[Deposit],
-    *,
-    transfer_id: str | None = None,
-    is_dust: bool = False,
-) -> Order:
-    keys = {d.key for d in deposits}
-    return replace(
-        order,
-        deposits=tuple(
-            replace(d, transfer_id=transfer_id, is_dust=is_dust) if d.key in keys else d
-            for d in order.deposits
-        ),
-    )
+_DUST: Final = "They are worth no more than the fee of sending them back, and are held."
+
+
+def refund(order: Order, reason: str) -> Transition:
+    """Send everything unspent back and end the order when that is done."""
+    order = replace(order, status=OrderStatus.REFUNDING, error_message=reason)
+    order, effects = plan_refunds(order)
+    return Transition(finish_refunding(order), effects)
+
+
+def refund_extra(order: Order) -> Transition:
+    """Send back what the decision does not cover, whatever the order's status is."""
+    order, effects = plan_refunds(order)
+    return Transition(finish_refunding(order), effects)
+
+
+def finish_refunding(order: Order) -> Order:
+    """Leave ``refunding`` when nothing is left to send: refunded, or failed if all was dust."""
+    if order.status is not OrderStatus.REFUNDING or order.unspent or open_transfers(order):
+        return order
+    if any(t.state is TransferState.SETTLED for t in order.refunds):
+        return replace(order, status=OrderStatus.REFUNDED)
+    if any(d.is_dust for d in order.deposits):
+        order = replace(order, error_message=f"{order.error_message or ''} {_DUST}".lstrip())
+    return replace(order, status=OrderStatus.FAILED)
+
+
+def refund_address_given(order: Order, event: ev.RefundAddressGiven, _now: int) -> Transition:
+    """Refund what has waited for an address. Raises ImpossibleTransition if nothing has."""
+    if order.action_required != REFUND_ADDRESS:
+        raise ImpossibleTransition("the order does not wait for a refund address")
+    return refund_extra(replace(order, refund_address=event.address))
+
+
+def refund_retried(order: Order, _event: ev.RefundRetried, _now: int) -> Transition:
+    """Try the agreed refund address again. Raises ImpossibleTransition if none has failed."""
+    if order.action_required != REFUND_BLOCKED:
+        raise ImpossibleTransition("no refund to an agreed address has failed")
+    order, effects = plan_refunds(order, again=True)
+    return Transition(finish_refunding(order), effects)

@@ -3,7 +3,7 @@
 Pure arithmetic on an order's deposits. The chunks are cut by their worth at the quoted rate and
 swapped each at the rate of its moment; the payout is their sum. A chunk is swapped only at a rate
 at which the user gets no less than the order's ``min_received`` in proportion.
-What does not live here: what becomes of the order (chunk_rules.py), who fetches the rate
+What does not live here: what becomes of the order (transfer_rules.py), who fetches the rate
 (orders/scheduler/effects.py).
 Sources: spec 2.4 (twapConfig, twap), spec 3.4.
 """
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rpcsvc.domain.order import Deposit, Fill, Order, TwapPlan
-from rpcsvc.domain.pricing import ONE_XMR, keeps_proportion, usdc_to_deposit_floor
-from rpcsvc.domain.refunds import leftover_in, next_transfer_id
-from rpcsvc.domain.states import Direction, TransferKind, TransferState
+from rpcsvc.domain.events import leftover_in, next_transfer_id
+from rpcsvc.domain.order import Deposit, Fill, Order, TransferKind, TransferState, TwapPlan
+from rpcsvc.domain.pricing import ONE_XMR, Direction, keeps_proportion, usdc_to_deposit_floor
 
 LEAST_CHUNK_USD = 250
 LEAST_INTERVAL_MS = 1_000

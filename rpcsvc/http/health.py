@@ -14,7 +14,7 @@ from aiohttp import web
 
 from rpcsvc import __version__
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.states import AgentState
+from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from rpcsvc.domain.states import AgentState
+from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.advice import ERROR, STATE, error_classes

@@ -28,8 +28,7 @@ from rpcsvc.domain.money import (
     limits_told,
 )
 from rpcsvc.domain.order import Order, TwapPlan
-from rpcsvc.domain.pricing import convert_floor, deposit_asset, payout_asset
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.pricing import Direction, convert_floor, deposit_asset, payout_asset
 from rpcsvc.errors import (
     AmountAboveMaximum,
     AmountBelowMinimum,

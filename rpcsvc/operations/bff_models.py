@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from rpcsvc.domain import twap
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR
-from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.order import OrderStatus
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import Time, TwapProgress, Units, View

@@ -12,8 +12,7 @@ from rpcsvc.domain.bridge import DIRECTION_OF, STATUS_OF, BridgeKind, kind_of, p
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import USDC, Money, format_units
 from rpcsvc.domain.order import PERPS, Deposit, Order, Report
-from rpcsvc.domain.pricing import ONE_XMR, Price, deposit_asset, usd_to_deposit_ceil
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.pricing import ONE_XMR, Direction, Price, deposit_asset, usd_to_deposit_ceil
 from rpcsvc.errors import OrderNotFound, Unavailable
 from rpcsvc.operations.bff_models import Nothing
 from rpcsvc.operations.bridge_models import BridgeOrderIdParams, BridgeParams

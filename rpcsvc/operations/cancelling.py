@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hmac
 
-from rpcsvc.domain.events import Cancelled
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import OrderStatus
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import Cancelled, ImpossibleTransition
+from rpcsvc.domain.order import Order, OrderStatus
 from rpcsvc.errors import OrderNotCancellable, VerificationFailed
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_session

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import AgentState, Direction
+from rpcsvc.domain.order import AgentState
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rpcsvc.domain.states import AgentState
+from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import InputError, InputErrors, MissingInput, ServiceError
 
 Json = dict[str, Any]

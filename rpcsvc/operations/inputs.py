@@ -19,8 +19,7 @@ from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, sam
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_any_amount
 from rpcsvc.domain.order import PERPS
-from rpcsvc.domain.pricing import deposit_asset
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.pricing import Direction, deposit_asset
 from rpcsvc.errors import (
     InputError,
     InputErrors,

@@ -13,8 +13,7 @@ from typing import Any, Final, get_args
 from pydantic import ValidationError
 
 from rpcsvc.domain.money import parse_amount
-from rpcsvc.domain.pricing import deposit_asset
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.pricing import Direction, deposit_asset
 from rpcsvc.errors import InputError, InputErrors, InvalidInput, MissingInput, UnsupportedDirection
 from rpcsvc.operations.params import Params, whole
 from rpcsvc.settlement.sandbox.controls import FaultKind

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rpcsvc.domain.order import REFUND_ADDRESS, REFUND_BLOCKED
-from rpcsvc.domain.states import (
+from rpcsvc.domain.order import (
+    REFUND_ADDRESS,
+    REFUND_BLOCKED,
     DepositState,
     OnDeadline,
     OrderStatus,

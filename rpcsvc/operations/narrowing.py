@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from rpcsvc.domain.address_patterns import EVM_PATTERN, monero_pattern
-from rpcsvc.domain.addresses import ZERO_ADDRESS, MoneroNetwork
+from rpcsvc.domain.addresses import EVM_PATTERN, ZERO_ADDRESS, MoneroNetwork, monero_pattern
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
 from rpcsvc.operations.envelope import Json

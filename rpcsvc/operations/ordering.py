@@ -15,11 +15,10 @@ from rpcsvc import ids
 from rpcsvc.domain import twap
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.integrators import Integrator
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import Order, Terms, TwapPlan
-from rpcsvc.domain.pricing import payout_asset
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.pricing import Direction, payout_asset
 from rpcsvc.errors import ServiceError
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.projection import as_view, status_answer

@@ -13,8 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from rpcsvc.domain.money import LONGEST_AMOUNT, USDC, XMR
+from rpcsvc.domain.pricing import Direction as DirectionKind
 from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import Direction as DirectionKind
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import Networks

@@ -1,6 +1,6 @@
 """The deposit policy in words, as every quote states it (design part 3).
 
-What does not live here: the rules themselves (domain/decision.py).
+What does not live here: the rules themselves (domain/deposit_rules.py).
 """
 
 from __future__ import annotations

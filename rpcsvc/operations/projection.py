@@ -13,17 +13,21 @@ from dataclasses import replace
 
 from rpcsvc import __version__
 from rpcsvc.domain.addresses import ZERO_ADDRESS
-from rpcsvc.domain.order import Deposit, DepositKey, Order, Terms, Timeouts, TwapPlan
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.refunds import plan_refunds
-from rpcsvc.domain.states import (
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import (
     AGENT_STATE_OF,
     AWAITS_DEPOSIT,
+    Deposit,
+    DepositKey,
     DepositState,
-    Direction,
+    Order,
     OrderStatus,
+    Terms,
+    Timeouts,
+    TwapPlan,
 )
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.results import NO_SESSION, with_session

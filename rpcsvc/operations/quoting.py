@@ -25,6 +25,7 @@ from rpcsvc.domain.money import (
 from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.pricing import (
     BPS,
+    Direction,
     Price,
     convert_floor,
     deposit_asset,
@@ -32,7 +33,6 @@ from rpcsvc.domain.pricing import (
     usd_to_deposit_ceil,
     usd_to_deposit_floor,
 )
-from rpcsvc.domain.states import Direction
 from rpcsvc.errors import AmountAboveMaximum, AmountBelowMinimum, Unavailable
 from rpcsvc.operations.inputs import require_offered
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY

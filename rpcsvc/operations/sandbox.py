@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units, parse_any_amount
-from rpcsvc.domain.states import AgentState
+from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_order_id

@@ -9,11 +9,9 @@ import structlog
 
 from rpcsvc import ids
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.events import RefundAddressGiven
-from rpcsvc.domain.order import REFUND_ADDRESS, Order
+from rpcsvc.domain.events import ImpossibleTransition, RefundAddressGiven
+from rpcsvc.domain.order import REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
-from rpcsvc.domain.states import AgentState
-from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session

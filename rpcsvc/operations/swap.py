@@ -7,9 +7,8 @@ from functools import partial
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, require_storable
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import AgentState, Direction
+from rpcsvc.domain.order import AgentState, Order
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (

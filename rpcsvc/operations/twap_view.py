@@ -8,8 +8,7 @@ import orjson
 
 from rpcsvc.domain import twap
 from rpcsvc.domain.money import USDC, Asset, format_units
-from rpcsvc.domain.order import Order, TwapPlan
-from rpcsvc.domain.states import OrderStatus, TransferState
+from rpcsvc.domain.order import Order, OrderStatus, TransferState, TwapPlan
 
 
 def twap_view(order: Order, now: int) -> dict[str, Any] | None:

@@ -10,12 +10,16 @@ import orjson
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.order import REFUND_ADDRESS, Deposit, Order, Report, Transfer
-from rpcsvc.domain.states import (
+from rpcsvc.domain.order import (
     AGENT_STATE_OF,
     AWAITS_DEPOSIT,
+    REFUND_ADDRESS,
     AgentState,
+    Deposit,
+    Order,
     OrderStatus,
+    Report,
+    Transfer,
     TransferState,
 )
 from rpcsvc.operations.envelope import Json, action

@@ -14,10 +14,8 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import DepositState
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen, ImpossibleTransition
+from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore

@@ -15,18 +15,24 @@ from functools import partial
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.effects import AdvanceTransfer
 from rpcsvc.domain.events import (
+    AdvanceTransfer,
     Event,
+    ImpossibleTransition,
     TransferFailed,
     TransferPublished,
     TransferSettled,
     TransferUnknown,
+    order_of,
 )
-from rpcsvc.domain.order import Order, Transfer
-from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import DepositState, OnDeadline, TransferKind, TransferState
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.order import (
+    DepositState,
+    OnDeadline,
+    Order,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports.store import Commit, OrderStore

@@ -2,7 +2,7 @@
 
 ``OrderProcessor.apply`` loads the order, asks the pure machine what the event makes of it,
 commits order, history and effects in one transaction, and only then hands the effects over to
-be carried out. What does not live here: the decisions (domain/transition.py), the carrying out
+be carried out. What does not live here: the decisions (domain/machine.py), the carrying out
 (effects.py, payouts.py), the finding of events (deposits.py, worker.py).
 """
 
@@ -15,12 +15,9 @@ from dataclasses import asdict, dataclass, replace
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.effects import Effect
-from rpcsvc.domain.events import Event, TransferPrepared
-from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import AWAITS_DEPOSIT
-from rpcsvc.domain.transition import ImpossibleTransition, transition
+from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
+from rpcsvc.domain.machine import transition
+from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositKey, Order
 from rpcsvc.errors import OrderNotFound
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports.store import (

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from rpcsvc.clock import day_of
-from rpcsvc.domain.order import Deposit, Order, Transfer
-from rpcsvc.domain.price_lock import units_by_rate
-from rpcsvc.domain.states import AWAITS_DEPOSIT, Direction, OrderStatus, TransferState
+from rpcsvc.domain.deposit_rules import units_by_rate
+from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import SettlementEngine
 from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders

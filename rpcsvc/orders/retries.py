@@ -17,9 +17,7 @@ from urllib.parse import quote, unquote
 
 import structlog
 
-from rpcsvc.domain.events import RefundRetried
-from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import ImpossibleTransition, RefundRetried, order_of
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.processor import OrderProcessor
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
+from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Order
 from rpcsvc.orders.ports.health import Health
 

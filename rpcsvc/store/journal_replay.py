@@ -14,9 +14,8 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.events import order_of
+from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import XMR, Asset
 from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.refunds import order_of
 from rpcsvc.store.database import Tables
 
 _SENT: Final = {

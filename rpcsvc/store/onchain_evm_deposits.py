@@ -7,8 +7,7 @@ from typing import Any
 
 import orjson
 
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.settlement.onchain.evm.deposit_ledger import (
     CursorMove,
     EvmAddress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import FINAL_TRANSFERS, OnDeadline, OrderStatus, TransferState
+from rpcsvc.domain.order import FINAL_TRANSFERS, OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME

@@ -14,27 +14,24 @@ from typing import Any, Final
 
 import orjson
 
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import (
     Deposit,
     DepositKey,
+    DepositState,
     Fill,
+    OnDeadline,
     Order,
+    OrderStatus,
     Terms,
     Timeouts,
     Transfer,
-    TwapPlan,
-)
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.states import (
-    DepositState,
-    Direction,
-    OnDeadline,
-    OrderStatus,
     TransferKind,
     TransferState,
+    TwapPlan,
 )
+from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.orders.ports.store import StoredResponse, Ticket
 from rpcsvc.store.database import Insert
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import orjson
 
-from rpcsvc.domain.deadlines import DECIDED_BY_DEPOSITS
-from rpcsvc.domain.order import Fill, Order
-from rpcsvc.domain.states import Direction, OnDeadline
+from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
+from rpcsvc.domain.order import Fill, OnDeadline, Order
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, PendingEffect, StoredResponse
 from rpcsvc.store.database import Statement, Tables
@@ -163,7 +163,7 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         return [order_id for (order_id,) in found]
 
     def locked_beyond(self, direction: Direction, rate: int, now: int, limit: int) -> list[str]:
-        """Ids of unpaid orders whose price lock the rate breaks (domain/price_lock.py)."""
+        """Ids of unpaid orders whose price lock the rate breaks (domain/deposit_rules.py)."""
         found = self._db.read(_SELECT_LOCKED_BEYOND[direction], (direction.value, rate, now, limit))
         return [order_id for (order_id,) in found]
 

@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 from monero import base58
 from nacl.bindings import crypto_core_ed25519_scalar_reduce, crypto_scalarmult_ed25519_base_noclamp
 
-from rpcsvc.domain.address_patterns import EVM_PATTERN, monero_pattern
-from rpcsvc.domain.addresses import NETWORK_BYTES, ZERO_ADDRESS, MoneroNetwork, evm_checksum
+from rpcsvc.domain.addresses import (
+    EVM_PATTERN,
+    NETWORK_BYTES,
+    ZERO_ADDRESS,
+    MoneroNetwork,
+    evm_checksum,
+    monero_pattern,
+)
 
 _EVM: Final = "evm-address"
 _MONERO: Final = "monero-address"

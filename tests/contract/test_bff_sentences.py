@@ -16,7 +16,7 @@ import pytest
 
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.integrators import Integrators, parse_integrators
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import bff_models, bridge_models, models

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rpcsvc.domain.states import AGENT_STATE_OF
+from rpcsvc.domain.order import AGENT_STATE_OF
 from rpcsvc.errors import InputError, InputErrors, ServiceError
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA

@@ -12,8 +12,7 @@ from typing import Any, Final
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.domain.order import Report
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.orders.upstream.follower import Follower

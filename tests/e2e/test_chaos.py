@@ -22,9 +22,8 @@ from typing import Any, Final
 
 import pytest
 
-from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.order import Order, OrderStatus, Transfer, TransferKind, TransferState
 from rpcsvc.domain.pricing import keeps_proportion
-from rpcsvc.domain.states import OrderStatus, TransferKind, TransferState
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.e2e.audit import audit, count, orders_of

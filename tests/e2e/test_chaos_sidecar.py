@@ -19,8 +19,7 @@ from typing import Any, Final
 import pytest
 
 from rpcsvc.domain.bridge import STATUS_OF
-from rpcsvc.domain.order import PERPS
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import PERPS, OrderStatus
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.bad_line import BadLine, bad_line

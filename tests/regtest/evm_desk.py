@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 from aiohttp import ClientSession, web
 
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm import usdc

@@ -10,8 +10,7 @@ from pathlib import Path
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.money import USDC as USDC_ASSET
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

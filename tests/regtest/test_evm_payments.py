@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Observation
 from rpcsvc.settlement.onchain.monero.ledger import Threshold

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositState
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
+from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.money import format_units
 from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import OutcomeUnknown

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rpcsvc.domain.money import XMR as XMR_ASSET
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import DepositSighting, PreparedTransfer
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter

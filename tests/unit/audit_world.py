@@ -26,8 +26,8 @@ from rpcsvc.audit.records import (
     TransferEntry,
     Watched,
 )
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.states import DepositState, Direction, TransferKind, TransferState
+from rpcsvc.domain.order import DepositState, TransferKind, TransferState
+from rpcsvc.domain.pricing import Direction, Price
 
 ARBITRUM: Final = "arbitrum"
 HOT: Final = "0x" + "ab" * 20

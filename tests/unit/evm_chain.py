@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc

@@ -32,9 +32,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
-from rpcsvc.domain.order import DepositKey, Fill, Order, Terms, Transfer
-from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferKind, TransferState
+from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.order import (
+    DepositKey,
+    DepositState,
+    Fill,
+    Order,
+    OrderStatus,
+    Terms,
+    Transfer,
+    TransferKind,
+    TransferState,
+)
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.wallets import DepositSighting
 
 XMR_UNIT = 10**12

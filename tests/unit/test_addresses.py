@@ -15,12 +15,12 @@ from monero.address import address as decode
 from monero.keccak import keccak_256
 from nacl.bindings import crypto_core_ed25519_add
 
-from rpcsvc.domain.address_patterns import monero_pattern
 from rpcsvc.domain.addresses import (
     NETWORK_BYTES,
     MoneroNetwork,
     evm_address_from_seed,
     evm_checksum,
+    monero_pattern,
     parse_evm_address,
     parse_monero_address,
     same_address,

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction, OrderStatus, TransferState
-from rpcsvc.domain.transition import ImpossibleTransition, open_order
+from rpcsvc.domain.events import ImpossibleTransition
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import Order, OrderStatus, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import _is_agreed
 from tests.unit.test_stepping_back import LATER, after, seen
 from tests.unit.test_transition import HOUR, XMR_UNIT, key, terms

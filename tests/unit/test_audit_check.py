@@ -24,7 +24,7 @@ from rpcsvc.audit.records import (
     SweepEntry,
     Watched,
 )
-from rpcsvc.domain.states import DepositState, TransferKind, TransferState
+from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from tests.unit.audit_world import (
     ARBITRUM,
     DEEP,

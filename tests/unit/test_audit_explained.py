@@ -20,7 +20,7 @@ from rpcsvc.audit.records import (
     PaymentEntry,
     Report,
 )
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import TransferState
 from tests.unit.audit_world import ARBITRUM, DEEP, HOT, SINCE, TOP, U2X, X2U, World, evm_address
 
 XMR, USDC = 10**12, 10**6

@@ -8,7 +8,8 @@ import pytest
 
 from rpcsvc.audit.check import check
 from rpcsvc.audit.records import MONERO, Arrival, Difference, Explanation, OrderEntry, Report
-from rpcsvc.domain.states import DepositState, Direction
+from rpcsvc.domain.order import DepositState
+from rpcsvc.domain.pricing import Direction
 from tests.unit.audit_world import ARBITRUM, U2X, X2U, World
 
 XMR, USDC = 10**12, 10**6

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.events import AdvanceTransfer
+from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Fill, Report
-from rpcsvc.domain.transition import open_order, transition
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from tests.unit.test_transition import NOW, key, terms
 

@@ -18,9 +18,9 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adoption import NotAdopted

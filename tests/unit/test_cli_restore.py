@@ -15,7 +15,7 @@ import pytest
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Explanation
 from rpcsvc.cli.operator import explain as cli_explain
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet_types import (

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.domain.events import DepositConfirmed, DepositSeen
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import DepositState
-from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
+from rpcsvc.domain.events import DepositConfirmed, DepositSeen, ImpossibleTransition
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
 from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation

@@ -17,7 +17,7 @@ from rpcsvc import verify
 from rpcsvc.app import running
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
-from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, OnDeadline
+from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
 from rpcsvc.http.discovery import Shelf, is_current
 from rpcsvc.http.documents import advice, agent, links, llms, llms_full, quickstart, wellknown

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.states import Direction, OrderStatus, TransferState
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.events import AdvanceTransfer
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import OrderStatus, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import _is_agreed
 from tests.unit.test_stepping_back import ENOUGH, LATER, OPEN_REFUND, after, funded, seen
 from tests.unit.test_transition import HOUR, XMR_UNIT, key, terms

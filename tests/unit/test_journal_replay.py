@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction, TransferState
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import Order, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import payment_ledger as evm
 from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress

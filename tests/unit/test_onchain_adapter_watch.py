@@ -6,8 +6,7 @@ import asyncio
 from typing import cast
 
 from rpcsvc.domain.money import XMR
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.settlement.onchain.adapter import ChainAdapter
 from rpcsvc.settlement.onchain.adapter_watch import HANGS_SECONDS, AdapterWatch

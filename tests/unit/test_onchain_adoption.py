@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.adoption import (
     Adopted,
     NotAdopted,

@@ -16,9 +16,9 @@ import pytest
 from rpcsvc.app import Running, running
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.events import DeadlinePassed
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Terms
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports.store import StatusView

@@ -12,8 +12,7 @@ import orjson
 import pytest
 
 from rpcsvc.domain.money import USDC, XMR, Asset
-from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.domain.states import DepositState, TransferKind
+from rpcsvc.domain.order import DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.wallets import (

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.store.backends.sqlite.database import Database

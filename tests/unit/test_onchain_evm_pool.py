@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     Fields,

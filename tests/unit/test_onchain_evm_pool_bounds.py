@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import Fields
 from rpcsvc.settlement.onchain.evm import pool as evm_pool
 from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain.money import USDC, XMR, Asset
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind
+from rpcsvc.domain.order import Transfer, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.guard import PAUSE_FILE, Caps, PauseSwitch, PayoutGuard
 

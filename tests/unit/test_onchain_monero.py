@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositState
 from rpcsvc.settlement.onchain.adapter import ChainAdapter
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.deposits import is_timelocked

@@ -15,8 +15,7 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.domain.money import XMR as XMR_ASSET
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction, TransferState
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import ImpossibleTransition
+from rpcsvc.domain.order import Order, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.store.database import StoreConflict

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.states import Direction
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot

@@ -15,10 +15,10 @@ import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
-from rpcsvc.domain.order import Terms, Transfer
-from rpcsvc.domain.states import DepositState, Direction, OrderStatus, TransferState
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import DepositState, OrderStatus, Terms, Transfer, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.deposits import events_of
 from rpcsvc.orders.ports.wallets import DepositSighting
 from tests.unit.order_lives import (

@@ -10,9 +10,8 @@ import pytest
 
 from rpcsvc.app import running
 from rpcsvc.domain.events import DeadlinePassed, UpstreamReported
-from rpcsvc.domain.order import Report
-from rpcsvc.domain.states import OrderStatus
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.settings import Settings, SettingsError, load_settings
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.onchain_service import unreachable

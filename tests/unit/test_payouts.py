@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.events import AdvanceTransfer
+from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock

@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import DepositKey, Order, Transfer
-from rpcsvc.domain.states import Direction, TransferState
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.events import AdvanceTransfer
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import DepositKey, Order, Transfer, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.store import StatusView

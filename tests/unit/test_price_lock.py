@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import PriceLateDeposit
-from rpcsvc.domain.order import Order, Terms
-from rpcsvc.domain.price_lock import breaking_rate
-from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.domain.transition import ImpossibleTransition, Transition, open_order, transition
+from rpcsvc.domain.deposit_rules import breaking_rate
+from rpcsvc.domain.events import ImpossibleTransition, PriceLateDeposit, Transition
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import Order, OrderStatus, Terms
+from rpcsvc.domain.pricing import Direction
 from tests.unit.test_transition import HOUR, NOW, XMR_UNIT, key, terms
 
 LOCK_END = NOW + HOUR // 4

@@ -16,10 +16,10 @@ import pytest
 import rpcsvc.orders.upstream.relay as relay_module
 from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
-from rpcsvc.domain.order import Report, Terms
-from rpcsvc.domain.states import Direction, OrderStatus
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.order import OrderStatus, Report, Terms
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.health import Health

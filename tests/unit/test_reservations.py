@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
+from rpcsvc.domain.events import ImpossibleTransition
+from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order, TwapPlan
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import Reservations, reservations_of
 from rpcsvc.store.backends.sqlite.database import Database

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain.effects import AdvanceTransfer
+from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests, follow_requests

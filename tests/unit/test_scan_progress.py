@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import OnDeadline
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.orders.scan_progress import ScanProgress
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import terms

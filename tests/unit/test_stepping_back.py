@@ -10,9 +10,10 @@ import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.order import Order, Terms, TwapPlan
-from rpcsvc.domain.states import Direction, OrderStatus, TransferState
-from rpcsvc.domain.transition import ImpossibleTransition, open_order, transition
+from rpcsvc.domain.events import ImpossibleTransition
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import Order, OrderStatus, Terms, TransferState, TwapPlan
+from rpcsvc.domain.pricing import Direction
 from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, XMR_UNIT, key, terms
 
 LATER = NOW + 2 * HOUR  # the deposit window is over

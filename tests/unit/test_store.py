@@ -13,10 +13,9 @@ import aiosqlite
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.effects import AdvanceTransfer, PriceLateDeposit
-from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.states import OnDeadline
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import DepositKey, OnDeadline, Order
 from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.order import DepositKey, Order
-from rpcsvc.domain.states import DepositState, Direction, TransferState
-from rpcsvc.domain.transition import open_order, transition
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import DepositKey, DepositState, Order, TransferState
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.backends.sqlite.migrations import migrate

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain import events as ev
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.backends.sqlite.database import Database, GroupConnection

@@ -11,28 +11,25 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
+from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC
 from rpcsvc.domain.order import (
     Deposit,
     DepositKey,
+    DepositState,
     Fill,
+    OnDeadline,
     Order,
+    OrderStatus,
     Report,
     Terms,
     Timeouts,
     Transfer,
-    TwapPlan,
-)
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.states import (
-    DepositState,
-    Direction,
-    OnDeadline,
-    OrderStatus,
     TransferKind,
     TransferState,
+    TwapPlan,
 )
+from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,

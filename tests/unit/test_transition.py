@@ -12,26 +12,23 @@ from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.order import Deposit, DepositKey, Order, Report, Terms, Timeouts, TwapPlan
-from rpcsvc.domain.pricing import Price
-from rpcsvc.domain.refunds import leftover_in
-from rpcsvc.domain.states import (
+from rpcsvc.domain.events import AdvanceTransfer, ImpossibleTransition, Rule, leftover_in
+from rpcsvc.domain.machine import RELAYED, TRANSITIONS, open_order, transition
+from rpcsvc.domain.order import (
+    Deposit,
+    DepositKey,
     DepositState,
-    Direction,
     OnDeadline,
+    Order,
     OrderStatus,
+    Report,
+    Terms,
+    Timeouts,
     TransferKind,
     TransferState,
+    TwapPlan,
 )
-from rpcsvc.domain.transition import (
-    RELAYED,
-    TRANSITIONS,
-    ImpossibleTransition,
-    Rule,
-    open_order,
-    transition,
-)
+from rpcsvc.domain.pricing import Direction, Price
 
 NOW = 1_000_000
 HOUR = 3_600_000

@@ -9,10 +9,10 @@ import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.effects import AdvanceTransfer, FillChunk
-from rpcsvc.domain.order import Order, TwapPlan
-from rpcsvc.domain.states import Direction, OnDeadline, OrderStatus, TransferState
-from rpcsvc.domain.transition import ImpossibleTransition, Transition, open_order, transition
+from rpcsvc.domain.events import AdvanceTransfer, FillChunk, ImpossibleTransition, Transition
+from rpcsvc.domain.machine import open_order, transition
+from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState, TwapPlan
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.twap_view import twap_view
 from tests.unit.test_transition import IN_CHUNKS, NOW, XMR_UNIT, key, terms
 

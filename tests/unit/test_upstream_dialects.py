@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rpcsvc import errors
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus
 from rpcsvc.http import strict_json
 from rpcsvc.settlement.upstream import models as m
 from rpcsvc.settlement.upstream import reading

@@ -11,9 +11,8 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.events import DeadlinePassed
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import OnDeadline
-from rpcsvc.domain.transition import open_order
+from rpcsvc.domain.machine import open_order
+from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scan_progress import ScanProgress

@@ -21,7 +21,7 @@ from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.operator.output import onchain_settings, operator_books
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.states import LIVE_TRANSFERS, TransferState
+from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring

@@ -28,8 +28,7 @@ from rpcsvc.cli.operator.output import (
 from rpcsvc.cli.options import Text
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.order import REFUND_BLOCKED
-from rpcsvc.domain.states import OnDeadline, TransferKind, TransferState
+from rpcsvc.domain.order import REFUND_BLOCKED, OnDeadline, TransferKind, TransferState
 
 if TYPE_CHECKING:
     from rpcsvc.settings import Settings

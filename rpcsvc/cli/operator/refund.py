@@ -2,7 +2,7 @@
 
 It is the event that the order's owner causes by a support request with the order's session; the
 operator has the session from the database. Only an order that waits for an address takes one. What
-does not live here: the rules (domain/refunds.py, domain/refund_rules.py).
+does not live here: the rules (domain/refunds.py, domain/refunds.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from rpcsvc.cli.operator.output import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import TransferState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring

@@ -21,10 +21,9 @@ from rpcsvc.cli.operator.output import onchain_settings
 from rpcsvc.cli.recovery.adopt import find_transfer
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
-from rpcsvc.domain.effects import AdvanceTransfer
-from rpcsvc.domain.events import TransferPrepared, TransferSettled
+from rpcsvc.domain.events import AdvanceTransfer, TransferPrepared, TransferSettled
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import TransferState
 from rpcsvc.ids import system_random
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings

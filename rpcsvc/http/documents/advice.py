@@ -2,14 +2,14 @@
 
 One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one
 that is missing, so nothing new can go without advice. What does not live here: the lists themselves
-(domain/states.py, errors.py).
+(domain/order.py, errors.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rpcsvc.domain.states import AgentState, OnDeadline
+from rpcsvc.domain.order import AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
 
 STATE: dict[AgentState, str] = {

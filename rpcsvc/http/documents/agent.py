@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from rpcsvc.domain.money import USDC, XMR
-from rpcsvc.domain.pricing import deposit_asset, payout_asset
-from rpcsvc.domain.states import AgentState, Direction
+from rpcsvc.domain.order import AgentState
+from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.http.documents import links, signatures
 from rpcsvc.http.documents.quickstart import flow
 from rpcsvc.http.documents.text import mail_domain

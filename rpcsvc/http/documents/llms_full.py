@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from rpcsvc.domain.states import AGENT_STATE_OF, AgentState, OnDeadline
+from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ProtocolError, ServiceError
 from rpcsvc.http.documents import advice, links
 from rpcsvc.http.documents.agent import description, limits

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 
-from rpcsvc.domain.states import AgentState
+from rpcsvc.domain.order import AgentState
 from rpcsvc.operations import examples
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.local import LocalService

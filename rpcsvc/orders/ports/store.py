@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from rpcsvc.domain.effects import Effect
-from rpcsvc.domain.order import Order
-from rpcsvc.domain.states import Direction, OnDeadline
+from rpcsvc.domain.events import Effect
+from rpcsvc.domain.order import OnDeadline, Order
+from rpcsvc.domain.pricing import Direction
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
-from rpcsvc.domain.order import Report, Terms, TwapPlan
-from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Ticket
 
 

@@ -11,8 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from rpcsvc.domain.money import Asset
-from rpcsvc.domain.order import DepositKey, Transfer
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState, Transfer
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import Commit
 

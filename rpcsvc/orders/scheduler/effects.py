@@ -19,10 +19,18 @@ import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain import twap
-from rpcsvc.domain.effects import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
-from rpcsvc.domain.events import ChunkFilled, Event, FillingStopped, Repriced
+from rpcsvc.domain.events import (
+    AdvanceTransfer,
+    ChunkFilled,
+    Effect,
+    Event,
+    FillChunk,
+    FillingStopped,
+    ImpossibleTransition,
+    PriceLateDeposit,
+    Repriced,
+)
 from rpcsvc.domain.order import Order, Transfer
-from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.rates import RateSource

@@ -7,10 +7,9 @@ import asyncio
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.events import LockBroken
-from rpcsvc.domain.price_lock import breaking_rate
-from rpcsvc.domain.states import Direction
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.deposit_rules import breaking_rate
+from rpcsvc.domain.events import ImpossibleTransition, LockBroken
+from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore

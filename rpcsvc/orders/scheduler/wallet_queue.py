@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from rpcsvc.domain.states import TransferKind
+from rpcsvc.domain.order import TransferKind
 from rpcsvc.orders.ports.store import PendingEffect
 
 

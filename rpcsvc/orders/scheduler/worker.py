@@ -12,9 +12,8 @@ from typing import Any
 import structlog
 
 from rpcsvc.clock import Clock, steady_ms
-from rpcsvc.domain.events import DeadlinePassed
-from rpcsvc.domain.states import OnDeadline
-from rpcsvc.domain.transition import ImpossibleTransition
+from rpcsvc.domain.events import DeadlinePassed, ImpossibleTransition
+from rpcsvc.domain.order import OnDeadline
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.ports.health import Health

@@ -3,7 +3,7 @@
 An order that can't be read waits by itself, and longer each time; what the upstream's limits or its
 breaker say makes all of them wait. Those that somebody polls come first, in three calls of four.
 What does not live here: making the orders (relay.py), how often the upstream may be called
-(settlement/upstream/budget.py), what a report makes of an order (domain/relay.py).
+(settlement/upstream/budget.py), what a report makes of an order (domain/machine.py).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.events import UpstreamReported
+from rpcsvc.domain.events import ImpossibleTransition, UpstreamReported
 from rpcsvc.domain.order import Order
-from rpcsvc.domain.transition import ImpossibleTransition
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import OrderStore

@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferKind, TransferState
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 

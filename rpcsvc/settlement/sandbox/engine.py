@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
-from rpcsvc.domain.order import PERPS, DepositKey, Transfer
-from rpcsvc.domain.refunds import order_of
-from rpcsvc.domain.states import DepositState, TransferKind
+from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.health import Health

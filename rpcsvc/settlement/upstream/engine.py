@@ -21,9 +21,8 @@ from rpcsvc.domain.addresses import MoneroNetwork, same_address
 from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
-from rpcsvc.domain.order import PERPS, DepositKey, Report, Terms, Transfer, TwapPlan
-from rpcsvc.domain.pricing import ONE_XMR
-from rpcsvc.domain.states import Direction, OrderStatus
+from rpcsvc.domain.order import PERPS, DepositKey, OrderStatus, Report, Terms, Transfer, TwapPlan
+from rpcsvc.domain.pricing import ONE_XMR, Direction
 from rpcsvc.errors import (
     OrderNotCancellable,
     ServiceError,

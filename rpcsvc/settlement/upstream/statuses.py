@@ -2,7 +2,7 @@
 
 A status that is not known here is UNKNOWN: the order keeps the state it has. It is never guessed
 from its likeness to a known one, because a wrong guess would tell a user that money has arrived.
-What does not live here: what an order does with a status (domain/transition.py).
+What does not live here: what an order does with a status (domain/machine.py).
 Sources: spec 3.2 and 3.3 (the names), and the spellings that the public API is known to use.
 """
 
@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final, Literal
 
 from rpcsvc.domain.bridge import BridgeStatus
-from rpcsvc.domain.states import OrderStatus
+from rpcsvc.domain.order import OrderStatus
 
 
 class Unknown(Enum):

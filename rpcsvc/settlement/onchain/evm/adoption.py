@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.domain.order import Transfer
-from rpcsvc.domain.states import TransferState
+from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.adoption import (

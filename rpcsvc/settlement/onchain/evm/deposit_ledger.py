@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 
 # What a column of the database holds. All the USDC there is has 17 digits.
 LARGEST_DEPOSIT: Final = 2**63 - 1

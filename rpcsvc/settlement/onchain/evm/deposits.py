@@ -20,8 +20,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

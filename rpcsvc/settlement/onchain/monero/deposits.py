@@ -21,8 +21,7 @@ from typing import Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.order import DepositKey
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposit_proofs import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
-from rpcsvc.domain.states import DepositState
+from rpcsvc.domain.order import DepositState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.settlement.onchain.monero.wallet import MOST_ADDRESSES_PER_CALL
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress

@@ -1,49 +1,104 @@
-"""The order machine: which event may happen in which status of an order, and what follows from it.
+"""The order machine: (order, event) -> (order, effects), deadlines included. Pure.
 
-``transition(order, event, now)`` gives the next order and the effects that follow. It is pure:
-no I/O, no clock, no randomness. ``TRANSITIONS`` is the one table of what may happen in which
-status; a pair that is not in it raises ``ImpossibleTransition`` and changes nothing. The
-diagram in docs/lifecycle.md is generated from the table.
-
-What does not live here is what the rules of the table do:
-  - decision.py: swap, refund, wait or expire, with the rules about deposits in their order.
-  - deposit_rules.py: deposits that are seen, confirmed and removed, or that do not come.
-  - transfer_rules.py: payouts and refunds that are signed, published, settled or failed.
-  - chunk_rules.py: TWAP orders, which are swapped chunk by chunk.
-  - price_lock.py: which rate a deposit gets, and when the lock of an order ends early.
-  - refund_rules.py: when an order is refunded; refunds.py: what goes back to whom.
-  - deadlines.py: how long an order stays in each status.
+``TRANSITIONS`` names every status that an event may lead to; no order waits for ever. An order that
+an upstream settles changes only by its reports (``RELAYED``). Times are ms since the epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
-from rpcsvc.domain import (
-    chunk_rules,
-    decision,
-    deposit_rules,
-    price_lock,
-    refund_rules,
-    relay,
-    transfer_rules,
-)
+from rpcsvc.domain import deposit_rules, refunds, transfer_rules
 from rpcsvc.domain import events as ev
-from rpcsvc.domain.deadlines import with_deadline
-from rpcsvc.domain.order import Order, Terms
-from rpcsvc.domain.states import OrderStatus
-from rpcsvc.domain.steps import ImpossibleTransition, Rule, Transition
+from rpcsvc.domain.deposit_rules import confirmation_deadline
+from rpcsvc.domain.events import (
+    ImpossibleTransition,
+    Rule,
+    Transition,
+    open_transfers,
+    planned_payout,
+)
+from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, Terms
 
-__all__ = [
-    "RELAYED",
-    "TRANSITIONS",
-    "ImpossibleTransition",
-    "Rule",
-    "Transition",
-    "open_order",
-    "transition",
-]
+_S = OrderStatus
+
+
+_ANY = frozenset(OrderStatus)
+
+
+# Once money is going back, it is not swapped. Whatever is before that may be long ago by the next
+# report: a reorganisation can have taken the deposit away, and the order have expired without it.
+_MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
+    _S.AWAITING_DEPOSIT: _ANY,
+    _S.DEPOSIT_DETECTED: _ANY,
+    _S.DEPOSIT_CONFIRMED: _ANY,
+    _S.EXECUTING_SWAP: _ANY,
+    _S.REFUNDING: frozenset({_S.REFUNDING, _S.REFUNDED, _S.FAILED}),
+}
+
+
+# What is done then depends on which deposits came until then.
+DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
+
+
+def with_deadline(order: Order, now: int) -> Order:
+    """The order with the deadline that its status has at ``now``; none on a terminal one."""
+    if order.terms.upstream_id is not None and not order.status.is_terminal:
+        return replace(order, deadline_at=_ask_at(order, now), on_deadline=OnDeadline.ASK_UPSTREAM)
+    deadline = _DEADLINES.get(order.status)
+    at, action = deadline(order, now) if deadline else (None, None)
+    return replace(order, deadline_at=at, on_deadline=action)
+
+
+def _ask_at(order: Order, now: int) -> int:
+    """When the upstream will have been asked again, at the latest; the follower asks anyway.
+
+    The deadline moves nothing, so it is put off for as long as the status has lasted. One that
+    never ends costs a line of history each time that this doubles, and not one every ten minutes.
+    """
+    return now + max(order.terms.timeouts.payout_check, now - order.status_at)
+
+
+def _awaiting_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    late_window = order.terms.timeouts.late_window
+    return max(order.terms.expires_at, now) + late_window, OnDeadline.EXPIRE
+
+
+def _detected_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if now < order.terms.expires_at and order.due_units > 0:
+        return order.terms.expires_at, OnDeadline.SWAP_OR_REFUND
+    return confirmation_deadline(order), OnDeadline.SWAP_OR_REFUND
+
+
+def _confirmed_deadline(order: Order, _now: int) -> tuple[int, OnDeadline]:
+    return order.status_at + order.terms.timeouts.prepare, OnDeadline.REFUND
+
+
+def _executing_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if planned_payout(order) is not None:  # the chunks are swapped, and nothing is signed yet
+        if order.on_deadline is OnDeadline.REFUND:
+            return order.deadline_at or now, OnDeadline.REFUND
+        return now + order.terms.timeouts.prepare, OnDeadline.REFUND
+    if order.on_deadline is OnDeadline.REPUBLISH and (order.deadline_at or 0) > now:
+        return order.deadline_at or now, OnDeadline.REPUBLISH
+    return now + order.terms.timeouts.payout_check, OnDeadline.REPUBLISH
+
+
+def _refunding_deadline(order: Order, now: int) -> tuple[int, OnDeadline]:
+    if open_transfers(order):
+        return _executing_deadline(order, now)
+    return now + order.terms.timeouts.refund_reminder, OnDeadline.REMIND
+
+
+_DEADLINES: dict[OrderStatus, Callable[[Order, int], tuple[int, OnDeadline]]] = {
+    OrderStatus.AWAITING_DEPOSIT: _awaiting_deadline,
+    OrderStatus.DEPOSIT_DETECTED: _detected_deadline,
+    OrderStatus.DEPOSIT_CONFIRMED: _confirmed_deadline,
+    OrderStatus.EXECUTING_SWAP: _executing_deadline,
+    OrderStatus.REFUNDING: _refunding_deadline,
+}
 
 
 def open_order(terms: Terms) -> Order:
@@ -90,15 +145,19 @@ def _stamp(before: Order, after: Order, now: int) -> Order:
 
 
 def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition:
-    after = relay.reported(order, event.status, event.report)
-    if after is None:
-        raise ImpossibleTransition(f"{event.status} says nothing new, or can't follow")
-    return Transition(after)
+    if event.status not in _MAY_BECOME.get(order.status, ()):
+        raise ImpossibleTransition(f"{event.status} can't follow {order.status}")
+    if event.status is order.status and event.report == order.report:
+        raise ImpossibleTransition(f"{event.status} says nothing new")
+    return Transition(
+        replace(order, status=event.status, report=event.report, error_message=event.report.error)
+    )
 
 
-_S = OrderStatus
 # Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
 _ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
+
+
 _FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
 
 
@@ -113,8 +172,8 @@ def _stays(status: OrderStatus) -> dict[type, Rule]:
         ev.TransferUnknown: Rule(transfer_rules.outcome_unknown, (status,)),
         ev.TransferSettled: Rule(transfer_rules.settled, (status,)),
         ev.TransferFailed: Rule(transfer_rules.failed, (status,)),
-        ev.RefundAddressGiven: Rule(refund_rules.refund_address_given, (status,)),
-        ev.RefundRetried: Rule(refund_rules.refund_retried, (status,)),
+        ev.RefundAddressGiven: Rule(refunds.refund_address_given, (status,)),
+        ev.RefundRetried: Rule(refunds.refund_retried, (status,)),
     }
 
 
@@ -132,14 +191,14 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.AWAITING_DEPOSIT: {
         **_undecided_rules(_S.AWAITING_DEPOSIT),
         ev.DepositSeen: Rule(deposit_rules.seen_first, (_S.DEPOSIT_DETECTED,)),
-        ev.LockBroken: Rule(price_lock.lock_broken, (_S.AWAITING_DEPOSIT,)),
+        ev.LockBroken: Rule(deposit_rules.lock_broken, (_S.AWAITING_DEPOSIT,)),
         ev.DeadlinePassed: Rule(deposit_rules.expire, (_S.EXPIRED,)),
         ev.Cancelled: Rule(deposit_rules.cancel_unfunded, (_S.EXPIRED,)),
     },
     _S.DEPOSIT_DETECTED: {
         **_undecided_rules(_S.DEPOSIT_DETECTED, *_FUNDED),
         ev.DepositSeen: Rule(deposit_rules.seen_more, (_S.DEPOSIT_DETECTED,)),
-        ev.LockBroken: Rule(price_lock.lock_broken, (_S.DEPOSIT_DETECTED,)),
+        ev.LockBroken: Rule(deposit_rules.lock_broken, (_S.DEPOSIT_DETECTED,)),
         ev.DepositConfirmed: Rule(
             deposit_rules.confirmed_in_detected, (_S.DEPOSIT_DETECTED, *_FUNDED)
         ),
@@ -157,7 +216,7 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
             deposit_rules.removed_before_payout,
             (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED),
         ),
-        ev.Repriced: Rule(decision.repriced, _FUNDED),
+        ev.Repriced: Rule(deposit_rules.repriced, _FUNDED),
         ev.TransferPrepared: Rule(
             transfer_rules.prepared, (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP)
         ),
@@ -168,10 +227,11 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         **_stays(_S.EXECUTING_SWAP),
         ev.TransferSettled: Rule(transfer_rules.settled, (_S.EXECUTING_SWAP, _S.COMPLETED)),
         ev.DepositRemoved: Rule(
-            chunk_rules.removed_in_executing, (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED)
+            transfer_rules.removed_in_executing,
+            (_S.AWAITING_DEPOSIT, _S.DEPOSIT_DETECTED, *_FUNDED),
         ),
-        ev.ChunkFilled: Rule(chunk_rules.chunk_filled, (_S.EXECUTING_SWAP,)),
-        ev.FillingStopped: Rule(chunk_rules.filling_stopped, (_S.EXECUTING_SWAP, *_ENDED)),
+        ev.ChunkFilled: Rule(transfer_rules.chunk_filled, (_S.EXECUTING_SWAP,)),
+        ev.FillingStopped: Rule(transfer_rules.filling_stopped, (_S.EXECUTING_SWAP, *_ENDED)),
         ev.TransferFailed: Rule(transfer_rules.failed, (_S.EXECUTING_SWAP, *_ENDED)),
         ev.DeadlinePassed: Rule(transfer_rules.deadline_in_executing, (_S.EXECUTING_SWAP, *_ENDED)),
     },
@@ -181,8 +241,8 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
         ev.DepositRemoved: Rule(deposit_rules.removed_in_refunding, _ENDED),
         ev.TransferSettled: Rule(transfer_rules.settled, (_S.REFUNDING, _S.REFUNDED)),
         ev.TransferFailed: Rule(transfer_rules.failed, _ENDED),
-        ev.RefundAddressGiven: Rule(refund_rules.refund_address_given, _ENDED),
-        ev.RefundRetried: Rule(refund_rules.refund_retried, _ENDED),
+        ev.RefundAddressGiven: Rule(refunds.refund_address_given, _ENDED),
+        ev.RefundRetried: Rule(refunds.refund_retried, _ENDED),
         ev.DeadlinePassed: Rule(transfer_rules.look_again, (_S.REFUNDING,)),
     },
     _S.COMPLETED: _stays(_S.COMPLETED),
@@ -191,10 +251,11 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.EXPIRED: _stays(_S.EXPIRED),
 }
 
+
 # Orders that an upstream settles: nothing happens to them but what it reports.
 RELAYED: Mapping[OrderStatus, Mapping[type, Rule]] = {
     status: {
-        ev.UpstreamReported: Rule(_reported, tuple(relay.MAY_BECOME.get(status, ()))),
+        ev.UpstreamReported: Rule(_reported, tuple(_MAY_BECOME.get(status, ()))),
         ev.DeadlinePassed: Rule(transfer_rules.look_again, (status,)),
     }
     for status in OrderStatus
