@@ -32,8 +32,6 @@ from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.http import strict_json
-from rpcsvc.http.agent_http import AgentHttp
-from rpcsvc.http.bff_http import BffHttp
 from rpcsvc.http.cors import Cors
 from rpcsvc.http.discovery import DiscoveryHttp
 from rpcsvc.http.documents import recording
@@ -45,16 +43,17 @@ from rpcsvc.http.hosts import Hosts
 from rpcsvc.http.messages import Refusals, require_framing
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
+from rpcsvc.http.operation_routes import OperationRoutes, by_integrator
 from rpcsvc.http.rpc_http import RpcHttp
-from rpcsvc.http.site import Site, site_of
+from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.dispatch import Dispatcher, FlatDispatcher
+from rpcsvc.operations.dispatch import Dispatcher, agent_dispatcher, flat_dispatcher
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Policy, Service, Venue
-from rpcsvc.operations.table import operations_for
+from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.deposits import DepositWatcher
 from rpcsvc.orders.idempotency import Idempotency
@@ -261,6 +260,7 @@ async def _compose(
         support.tickets_per_client, support.bytes_per_day, now, store.tickets_taken(day_of(now))
     )
     service = Service(
+        operations=AGENT_OPERATIONS if backend.sandbox is None else OPERATIONS,
         ticket_budget=budget,
         venue=venue,
         store=store,
@@ -279,7 +279,7 @@ async def _compose(
         reservations=reservations,
         client_secret=client_secret(settings.data_dir, random),
     )
-    return Running(settings, service, Dispatcher(service), worker, effects, database, signer)
+    return Running(settings, service, agent_dispatcher(service), worker, effects, database, signer)
 
 
 def _kept(settings: Settings) -> Kept:
@@ -363,7 +363,7 @@ def web_app(up: Running) -> Edge:
     settings = up.settings
     gate = Gate(settings, up.service.random, time.monotonic)
     limits = settings.limits
-    operations = operations_for(up.service)
+    operations = up.service.operations
     site = site_of(settings, up.service)
     sources = _sources(site, up.signer, up.service.random)
     rpc = RpcHttp(
@@ -376,16 +376,11 @@ def web_app(up: Running) -> Edge:
         max_batch=limits.batch,
         max_depth=limits.depth,
     )
-    agent = AgentHttp(gate, up.dispatcher, body_bytes=limits.body_bytes, max_depth=limits.depth)
     discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
-    flat = FlatDispatcher(up.service)
-    bff = BffHttp(
-        gate,
-        flat,
-        Integrators(settings.integrators),
-        body_bytes=limits.body_bytes,
-        max_depth=limits.depth,
-    )
+    flat = flat_dispatcher(up.service)
+    surface = partial(OperationRoutes, gate, body_bytes=limits.body_bytes, max_depth=limits.depth)
+    agent = surface(up.dispatcher, API_ROOT)
+    bff = surface(flat, BFF_ROOT, identify=by_integrator(Integrators(settings.integrators)))
     routes = web.Application(client_max_size=limits.body_bytes)
     routes.add_routes([web.post("/rpc", rpc.handle)])
     routes.add_routes(agent.routes(operations))

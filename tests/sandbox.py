@@ -15,7 +15,7 @@ from rpcsvc import app
 from rpcsvc.app import Running, running
 from rpcsvc.backend import Backend
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import SOCKET, Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports.wallets import Holdings
@@ -71,7 +71,7 @@ class Sandbox:
     async def bff(self, name: str, **params: Any) -> dict[str, Any]:
         """A call of the BFF by the name of its row."""
         row = next(row for row in BFF_OPERATIONS if row.name == f"bff.{name}")
-        reply = await FlatDispatcher(self.up.service).run(row, params, Call("test"))
+        reply = await flat_dispatcher(self.up.service).run(row, params, Call("test"))
         answer: dict[str, Any] = orjson.loads(reply.body)
         assert reply.error is None, answer
         return answer

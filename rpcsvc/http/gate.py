@@ -3,7 +3,7 @@
     Gate.admit     TLS rule of proxies, client address, request id, rate limit
     Gate.require_token   the RPC token, compared in constant time
 
-What does not live here: the counting (limits.py), the answers (agent_http.py, rpc_http.py).
+What does not live here: the counting (limits.py), the answers (operation_routes.py, rpc_http.py).
 """
 
 from __future__ import annotations

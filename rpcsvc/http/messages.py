@@ -1,7 +1,6 @@
 """What the HTTP surfaces share: reading a JSON body, writing a response, answering for errors.
 
-What does not live here: routes (agent_http.py, rpc_http.py, health.py), the order in which all of
-it happens to a request (edge.py).
+The order in which all of it happens to a request is in edge.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from rpcsvc.http import strict_json
 from rpcsvc.http.gate import VISITOR, Gate, Visitor, given_request_id
 from rpcsvc.http.jsonrpc import whole_error
 from rpcsvc.http.site import BFF_ROOT, RPC_PATH
-from rpcsvc.operations.dispatch import Dispatcher, FlatDispatcher
+from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 
@@ -229,7 +228,7 @@ def error_headers(error: ServiceError | None) -> dict[str, str]:
 class Refusals:
     """Whatever a handler raises becomes an envelope, a flat error on the BFF; nothing leaks."""
 
-    def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: FlatDispatcher) -> None:
+    def __init__(self, gate: Gate, dispatcher: Dispatcher, flat_dispatcher: Dispatcher) -> None:
         self._gate = gate
         self._dispatcher = dispatcher
         self._flat_dispatcher = flat_dispatcher

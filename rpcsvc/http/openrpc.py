@@ -25,7 +25,7 @@ from rpcsvc.http.site import RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import on_network
-from rpcsvc.operations.table import Example, Operation
+from rpcsvc.operations.operation import Example, Operation
 
 OPENRPC: Final = "1.3.2"
 DISCOVER: Final = "rpc.discover"

@@ -38,8 +38,8 @@ from rpcsvc.http.misplaced import (
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import bare_key, read_key
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
-from rpcsvc.operations.table import Operation
 from rpcsvc.orders.unfunded import Client
 
 # "JSON-RPC 2.0 Transport: HTTP" names all three.
@@ -93,7 +93,7 @@ class RpcHttp:
         self,
         gate: Gate,
         dispatcher: Dispatcher,
-        operations: list[Operation],
+        operations: tuple[Operation, ...],
         describe: Callable[[], Json],
         *,
         slug: str,

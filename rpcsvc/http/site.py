@@ -12,8 +12,8 @@ from rpcsvc import __version__
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain
 from rpcsvc.operations.narrowing import Networks
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Service
-from rpcsvc.operations.table import Operation, operations_for
 from rpcsvc.settings import BrandSettings, LimitSettings, RateLimitSettings, Settings
 from rpcsvc.verify import signature_headers
 
@@ -101,5 +101,5 @@ def site_of(settings: Settings, service: Service) -> Site:
         idempotency_days=settings.orders.idempotency_days,
         chains=tuple(service.chains.all()),
         monero_networks=service.monero_networks,
-        operations=tuple(operations_for(service)),
+        operations=service.operations,
     )

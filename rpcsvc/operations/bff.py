@@ -2,7 +2,7 @@
 
 They are a second face of the same operations: an order that is made here is seen over the agent
 API, and the other way around. Amounts are atomic units. What does not live here: the bridge
-(bridge handlers), how a call arrives (http/bff_http.py).
+(bridge handlers), how a call arrives (http/operation_routes.py).
 """
 
 from __future__ import annotations

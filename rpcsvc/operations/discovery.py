@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import AgentState
@@ -12,15 +12,13 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.unfunded import Client
-
-if TYPE_CHECKING:
-    from rpcsvc.operations.table import Operation
 
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
@@ -32,7 +30,7 @@ async def capabilities(service: Service, _params: NoParams, call: Call) -> Answe
         "chains": [_chain(chain) for chain in service.chains.all()],
         "assets": [{"symbol": a.symbol, "decimals": a.decimals} for a in (XMR, USDC)],
         "limits": _limits(service, rate, call.client) if rate else [],
-        "operations": [_operation(op) for op in _table(service)],
+        "operations": [_operation(op) for op in service.operations],
         "depositPolicy": DEPOSIT_POLICY,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
         "priceLockSeconds": None if service.relay else service.policy.price_lock // 1000,
@@ -45,7 +43,7 @@ async def capabilities(service: Service, _params: NoParams, call: Call) -> Answe
 async def schemas(service: Service, _params: NoParams, _call: Call) -> Answer:
     """JSON Schemas of the params and result of every operation, and of the envelope."""
     networks = Networks(service.chains.all(), service.monero_networks)
-    described = {op.name: schemas_of(op, networks) for op in _table(service)}
+    described = {op.name: schemas_of(op, networks) for op in service.operations}
     return Answer(AgentState.READY, {"operations": described, "envelope": ENVELOPE_SCHEMA})
 
 
@@ -95,12 +93,6 @@ ENVELOPE_SCHEMA: Json = {
         },
     },
 }  # fmt: skip
-
-
-def _table(service: Service) -> list[Operation]:
-    from rpcsvc.operations.table import operations_for  # noqa: PLC0415 - it lists our handlers
-
-    return operations_for(service)
 
 
 def _rate(service: Service) -> Rate | None:

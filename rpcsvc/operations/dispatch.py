@@ -1,67 +1,104 @@
-"""Running an operation: params in, one finished envelope out, whatever happens.
+"""Running an operation: params in, one finished reply out, whatever happens.
 
-Every transport comes through here. What does not live here: protocols (transport/).
+Every table goes through the dispatcher; what its answers look like is the envelope's to say.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
 import structlog
 
 from rpcsvc.errors import InternalError, ServiceError
-from rpcsvc.operations.envelope import Json, Reply, code_of, failure, finish, flat_failure, head
+from rpcsvc.operations.envelope import (
+    Answer,
+    Json,
+    Reply,
+    code_of,
+    failure,
+    finish,
+    flat_failure,
+    head,
+)
 from rpcsvc.operations.inputs import is_session_id, parse_call
-from rpcsvc.operations.params import Params
+from rpcsvc.operations.operation import Effect, Operation
 from rpcsvc.operations.results import NO_SESSION, Flat, Stored, session_source, with_session
-from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.table import Effect
+from rpcsvc.operations.service import Call, Service, Venue
 
 log = structlog.get_logger(__name__)
 
+Result = Answer | Flat | Stored
 
-class Row(Protocol):
-    """What running an operation takes of its row in a table (table.py, bff_table.py)."""
 
-    @property
-    def name(self) -> str:
-        """The operation's name."""
+class Envelope(Protocol):
+    """The form of the answers of a table."""
+
+    def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
+        """The reply with what a handler returned."""
         ...
 
-    @property
-    def params(self) -> type[Params]:
-        """The model of its params."""
+    def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
+        """The reply that says why a call failed; ``params`` as far as they were read."""
         ...
 
-    @property
-    def handler(self) -> Callable[[Service, Any, Call], Awaitable[Any]]:
-        """What carries it out."""
-        ...
 
-    @property
-    def effect(self) -> Effect:
-        """What it does to the world."""
-        ...
+class AgentEnvelope:
+    """The agent API's answers (spec 2.1): one shape, with network, session and request id."""
+
+    def __init__(self, venue: Venue) -> None:
+        self._venue = venue
+
+    def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
+        """The reply with what a handler returned."""
+        if isinstance(result, Stored):
+            return Reply(finish(result.head, call.request_id), replayed=result.replayed)
+        if isinstance(result, Flat):
+            raise TypeError(f"{operation.name}: a flat answer has no place in an envelope")
+        if "sessionSource" not in result.data:
+            data = with_session(self._venue, result.data, NO_SESSION)
+            result = result._replace(data=data)
+        return Reply(finish(head(operation.name, result), call.request_id))
+
+    def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
+        """The reply that says why a call failed."""
+        data = with_session(self._venue, {}, _given_session(params, call))
+        body = failure(operation, error, call.request_id, data)
+        return Reply(body, error.http_status, error=error)
+
+
+class FlatEnvelope:
+    """Answers without an envelope; errors have one key (spec 2.3)."""
+
+    def answer(self, operation: Operation, result: Result, _call: Call) -> Reply:
+        """The reply with what a handler returned."""
+        if isinstance(result, Stored):
+            return Reply(result.head, replayed=result.replayed)
+        if isinstance(result, Flat):
+            return Reply(orjson.dumps(result.body))
+        raise TypeError(f"{operation.name}: an {type(result).__name__} has no flat form")
+
+    def refuse(self, _operation: str, error: ServiceError, _call: Call, _params: Json) -> Reply:
+        """The reply that says why a call failed."""
+        return Reply(flat_failure(error), error.http_status, error=error)
 
 
 class Dispatcher:
-    """Runs operations on a service; their answers are envelopes."""
+    """Runs operations on a service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, envelope: Envelope) -> None:
         self._service = service
+        self._envelope = envelope
 
-    async def run(self, operation: Row, params: dict[str, Any], call: Call) -> Reply:
+    async def run(self, operation: Operation, params: dict[str, Any], call: Call) -> Reply:
         """The reply to a call. Raises nothing but CancelledError."""
         started = time.perf_counter_ns()
         params, call = _with_local_session(operation, params, call)
         try:
             parsed = parse_call(operation.params, params, call, self._service)
-            reply = self._reply(
-                operation, await operation.handler(self._service, parsed, call), call
-            )
+            result = await operation.handler(self._service, parsed, call)
+            reply = self._envelope.answer(operation, result, call)
         except ServiceError as error:
             reply = self.refuse(operation.name, error, call, params)
         except Exception:
@@ -75,41 +112,20 @@ class Dispatcher:
         self, operation: str, error: ServiceError, call: Call, params: Json | None = None
     ) -> Reply:
         """The reply that says why a call failed; ``params`` as far as they were read."""
-        data = with_session(self._service.venue, {}, _given_session(params or {}, call))
-        body = failure(operation, error, call.request_id, data)
-        return Reply(body, error.http_status, error=error)
-
-    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:
-        if isinstance(result, Stored):
-            return Reply(finish(result.head, call.request_id), replayed=result.replayed)
-        if "sessionSource" not in result.data:
-            data = with_session(self._service.venue, result.data, NO_SESSION)
-            result = result._replace(data=data)
-        return Reply(finish(head(operation.name, result), call.request_id))
+        return self._envelope.refuse(operation, error, call, params or {})
 
 
-class FlatDispatcher(Dispatcher):
-    """Runs the BFF's operations; their answers have no envelope, and errors one key (spec 2.3)."""
-
-    def refuse(
-        self,
-        operation: str,  # noqa: ARG002 - the base class's parameter
-        error: ServiceError,
-        call: Call,  # noqa: ARG002 - the base class's parameter
-        params: Json | None = None,  # noqa: ARG002 - the base class's parameter
-    ) -> Reply:
-        """The reply that says why a call failed."""
-        return Reply(flat_failure(error), error.http_status, error=error)
-
-    def _reply(self, operation: Row, result: Any, call: Call) -> Reply:  # noqa: ARG002 - the base class's parameter
-        if isinstance(result, Stored):
-            return Reply(result.head, replayed=result.replayed)
-        if isinstance(result, Flat):
-            return Reply(orjson.dumps(result.body))
-        raise TypeError(f"a {type(result).__name__} has no place in the BFF")
+def agent_dispatcher(service: Service) -> Dispatcher:
+    """The dispatcher of the agent API."""
+    return Dispatcher(service, AgentEnvelope(service.venue))
 
 
-def _with_local_session(operation: Row, params: Json, call: Call) -> tuple[Json, Call]:
+def flat_dispatcher(service: Service) -> Dispatcher:
+    """The dispatcher of the BFF."""
+    return Dispatcher(service, FlatEnvelope())
+
+
+def _with_local_session(operation: Operation, params: Json, call: Call) -> tuple[Json, Call]:
     """The params with the local session where none was sent; else the call without it."""
     takes_session = "session_id" in operation.params.model_fields
     if call.local_session is None or not takes_session or params.get("sessionId") is not None:
@@ -125,7 +141,7 @@ def _given_session(params: Json, call: Call) -> tuple[str | None, str]:
     return session.lower(), session_source(call)
 
 
-def _log(operation: Row, reply: Reply, call: Call, started: int) -> None:
+def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
     log.info(
         "operation",
         operation=operation.name,

@@ -7,8 +7,8 @@ from typing import Any
 
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.inputs import bare_key
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
-from rpcsvc.operations.table import Operation
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.upstream.follower import Follower

@@ -16,6 +16,7 @@ from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms, Timeouts
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.ports.health import Health
@@ -66,6 +67,7 @@ class Service:
     engine that they belong to.
     """
 
+    operations: tuple[Operation, ...]
     venue: Venue
     store: OrderStore
     engine: SettlementEngine

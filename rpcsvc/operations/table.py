@@ -1,77 +1,11 @@
-"""The operation table: each operation declared once.
-
-JSON-RPC methods, HTTP routes, CLI commands, schemas and documents are loops over it. What does
-not live here: what the operations do (the handlers), how a call arrives (transport/).
-"""
+"""The operations of the agent API, and those that only the sandbox has."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
-
 from rpcsvc.operations import cancelling, discovery, models, params, sandbox, support, swap
-from rpcsvc.operations.envelope import Answer, Json
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import EVM, MONERO
-from rpcsvc.operations.results import Stored
-from rpcsvc.operations.service import Call, Service
-
-Handler = Callable[[Service, Any, Call], Awaitable[Answer | Stored]]
-
-
-class Effect(StrEnum):
-    """What an operation does to the world."""
-
-    READ = "read"
-    WRITE = "write"
-    MOVES_MONEY = "moves_money"
-
-
-def option_of(wire_name: str) -> str:
-    """The CLI's option for an input: ``--refund-address`` for ``refundAddress``."""
-    return "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Params that work as they stand. ``"$orderId"`` stands for an order made just before, and
-    ``"$sessionId"`` for its session.
-    """
-
-    name: str
-    params: Json
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One operation. ``path`` is under /api/v1, or None when HTTPS does not offer it.
-
-    ``errors`` are the codes that it can answer besides those of its transport.
-    ``creates``: the answer tells what was made, so it does not run as a notification.
-    """
-
-    name: str
-    summary: str
-    params: type[params.Params]
-    result: type[models.Result]
-    handler: Handler
-    effect: Effect
-    method: str
-    path: str | None
-    examples: tuple[Example, ...]
-    errors: tuple[str, ...] = ()
-    idempotent: bool = False
-    creates: bool = False
-    sandbox_only: bool = False
-
-    @property
-    def command(self) -> str:
-        """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
-        name = self.name.replace(".", ":")
-        return name if self.sandbox_only else f"agent:{name}"
-
+from rpcsvc.operations.operation import Effect, Example, Operation
 
 _X2U: Json = {"direction": "x2u", "chain": "arbitrum", "amount": "0.8"}
 _U2X: Json = {"direction": "u2x", "chain": 42161, "amount": "150"}
@@ -89,7 +23,7 @@ _SANDBOX_ERRORS = (
     "missing_input", "invalid_input", "amount_above_maximum", "order_not_found", "unavailable",
 )  # fmt: skip
 
-OPERATIONS: tuple[Operation, ...] = (
+AGENT_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="capabilities",
         summary="What the service can do: chains, directions, limits, policy.",
@@ -110,7 +44,6 @@ OPERATIONS: tuple[Operation, ...] = (
         handler=discovery.schemas,
         effect=Effect.READ,
         method="GET",
-        path=None,
         examples=(Example("all", {}),),
         errors=("invalid_input",),
     ),
@@ -223,6 +156,9 @@ OPERATIONS: tuple[Operation, ...] = (
         errors=("missing_input", "invalid_input", "invalid_destination", "unavailable"),
         creates=True,
     ),
+)
+
+SANDBOX_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="sandbox.fund",
         summary="Sandbox: send a simulated deposit to an order.",
@@ -255,6 +191,5 @@ OPERATIONS: tuple[Operation, ...] = (
 )
 
 
-def operations_for(service: Service) -> list[Operation]:
-    """The operations that a service offers: the sandbox's only with that engine."""
-    return [op for op in OPERATIONS if service.sandbox is not None or not op.sandbox_only]
+# What the command line and the documents of the sandbox know.
+OPERATIONS: tuple[Operation, ...] = (*AGENT_OPERATIONS, *SANDBOX_OPERATIONS)

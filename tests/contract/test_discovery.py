@@ -29,7 +29,7 @@ from rpcsvc.http.edge import Edge
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import Refusals
 from rpcsvc.http.site import site_of
-from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.settings import load_settings
 from tests.contract.serving import JSON, TOKEN, EdgeServer, Served
 
@@ -94,7 +94,7 @@ def documents_edge(up: Running, made: Made) -> Edge:
     routes.add_routes(discovery.routes())
     return Edge(
         routes,
-        Refusals(gate, up.dispatcher, FlatDispatcher(up.service)),
+        Refusals(gate, up.dispatcher, flat_dispatcher(up.service)),
         lambda _request: None,
         Cors(discovery.paths, ()),
         None,

@@ -31,7 +31,7 @@ async def over_both(served: Served, name: str, params: Any) -> list[dict[str, An
     """The envelopes of one call over JSON-RPC and over HTTPS."""
     answers = [(await served.rpc(name, params)).body["result"]]
     operation = _BY_NAME[name]
-    if operation.path is None:
+    if not operation.path:
         return answers
     path, rest = split_path(operation.path, params)
     if operation.method == "GET":
@@ -160,8 +160,11 @@ async def test_nothing_that_everybody_can_read_names_a_session_to_order_with(
 ) -> None:
     """Whoever copied it would share the order's owner secret with all who can read, too."""
     examples = [
-        *(example.params for operation in OPERATIONS for example in operation.examples),
-        *(operation.example for operation in BFF_OPERATIONS),
+        *(
+            example.params
+            for operation in (*OPERATIONS, *BFF_OPERATIONS)
+            for example in operation.examples
+        ),
     ]
     named = {example["sessionId"] for example in examples if example.get("sessionId")}
     assert named == {"$sessionId"}

@@ -141,7 +141,7 @@ async def test_a_proxied_request_must_have_come_over_tls(tmp_path: Path, headers
 
 
 async def test_a_refusal_for_want_of_tls_names_the_operation(tmp_path: Path) -> None:
-    paths = [(op.method, op.path, op.name) for op in OPERATIONS if op.path is not None]
+    paths = [(op.method, op.path, op.name) for op in OPERATIONS if op.path]
     async with serving(tmp_path, trusted_proxies="127.0.0.0/8") as served:
         for method, path, name in [*paths, ("GET", "/health", "health")]:
             plain = {**PROXIED, "x-forwarded-proto": "http", "x-request-id": "mine"}

@@ -17,20 +17,20 @@ from rpcsvc.errors import InputErrors, InvalidDestination, InvalidInput, Missing
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.schemas import placed
 from rpcsvc.http.site import BFF_ROOT, site_of
-from rpcsvc.operations.bff_table import BFF_OPERATIONS, BffOperation
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
-from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.inputs import bare_key, read_key
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
-from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.operations.table import OPERATIONS
 from tests.contract.good_addresses import with_formats
 from tests.sandbox import EVM, MONERO, Sandbox, sandbox
 
 Json = dict[str, Any]
-Row = Operation | BffOperation
 # The faults come last: what they bring about would be met by all others.
-ROWS: list[Row] = sorted(
-    (*(op for op in OPERATIONS if op.path is not None), *BFF_OPERATIONS),
+ROWS: list[Operation] = sorted(
+    (*(op for op in OPERATIONS if op.path), *BFF_OPERATIONS),
     key=lambda row: row.name == "sandbox.fault",
 )
 # What no schema can know: limits that move, which orders there are, whose they are, checksums.
@@ -53,17 +53,17 @@ class World(NamedTuple):
     sandbox: Sandbox
     api: Any
 
-    def requests(self, row: Row) -> st.SearchStrategy[Json]:
+    def requests(self, row: Operation) -> st.SearchStrategy[Json]:
         """Params that keep to the schema of an operation."""
-        path = f"{BFF_ROOT if isinstance(row, BffOperation) else ''}{row.path}"
+        path = f"{BFF_ROOT if row in BFF_OPERATIONS else ''}{row.path}"
         cases: st.SearchStrategy[Any] = self.api[path][row.method].as_strategy()
         return cases.map(lambda case: {**case.path_parameters, **case.query, **_body(case)})
 
-    async def refusal(self, row: Row, params: Json) -> ServiceError | None:
+    async def refusal(self, row: Operation, params: Json) -> ServiceError | None:
         """What a call is refused with."""
         service = self.sandbox.up.service
-        flat = isinstance(row, BffOperation)
-        dispatcher = FlatDispatcher(service) if flat else self.sandbox.up.dispatcher
+        flat = row in BFF_OPERATIONS
+        dispatcher = flat_dispatcher(service) if flat else self.sandbox.up.dispatcher
         return (await dispatcher.run(row, params, Call("test"))).error
 
 
@@ -206,11 +206,6 @@ def test_every_example_keeps_to_its_schema(world: World) -> None:
     usdc = networks.chains[0].usdc_contract
     for row in ROWS:
         validator = jsonschema.Draft202012Validator(row.params.input_schema(networks))
-        examples = (
-            [row.example]
-            if isinstance(row, BffOperation)
-            else [each.params for each in row.examples]
-        )
-        for example in examples:
-            filled = {k: usdc if v == "$usdc" else placed(v) for k, v in example.items()}
+        for example in row.examples:
+            filled = {k: usdc if v == "$usdc" else placed(v) for k, v in example.params.items()}
             validator.validate(filled)

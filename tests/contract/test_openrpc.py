@@ -16,7 +16,6 @@ from referencing.jsonschema import DRAFT7
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import site_of
 from rpcsvc.operations import dispatch
-from rpcsvc.operations.table import operations_for
 from tests.contract.described import Json, check, resolved
 from tests.contract.serving import SWAP, TOKEN, Answer, Served, serving
 
@@ -67,7 +66,7 @@ async def test_the_document_is_valid_by_the_meta_schema_of_openrpc(served: Serve
 async def test_every_method_of_the_server_is_described(served: Served) -> None:
     document = document_of(served)
     named = [method["name"] for method in document["methods"]]
-    offered = [f"service.{op.name}" for op in operations_for(served.up.service)]
+    offered = [f"service.{op.name}" for op in served.up.service.operations]
     assert named == [*offered, "rpc.discover"]
 
 

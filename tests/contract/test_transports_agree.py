@@ -14,7 +14,8 @@ import pytest
 
 from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
-from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.store.backends.sqlite.database import Database
 from tests.contract.serving import SWAP, Served, split_path
 
@@ -76,7 +77,7 @@ async def test_every_example_is_answered_alike_over_every_transport(
     for example in operation.examples:
         answers = {}
         for name, transport in TRANSPORTS.items():
-            if name == "http" and operation.path is None:
+            if name == "http" and not operation.path:
                 continue
             params = await with_order(served, example.params)
             answers[name] = await transport(served, operation, params)

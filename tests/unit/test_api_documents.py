@@ -126,7 +126,7 @@ def test_every_error_of_the_table_has_its_status_and_its_meaning(site: Site) -> 
     document = openapi_document(site)
     by_code = schemas.errors_by_code()
     for op in site.operations:
-        if op.path is None:
+        if not op.path:
             continue
         declared = document["paths"][op.path][op.method.lower()]["responses"]
         for code in op.errors:

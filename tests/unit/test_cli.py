@@ -26,7 +26,8 @@ from rpcsvc.cli.main import build_parser, run
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.local import LocalService
-from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.store.backends.sqlite.database import DataDirInUse

@@ -13,7 +13,7 @@ import pytest
 from rpcsvc.cli.main import build_parser, run
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.dispatch import FlatDispatcher
+from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from tests.sandbox import EVM, Placed, Sandbox, sandbox
@@ -36,7 +36,7 @@ async def keyed_order(box: Sandbox) -> Placed:
     usdc = box.up.service.chains.resolve("arbitrum").usdc_contract
     params = {"fromChainId": 0, "toChainId": 42161, "fromToken": "XMR", "toToken": usdc,
               "fromAmount": "800000000000", "toAddress": EVM}  # fmt: skip
-    reply = await FlatDispatcher(box.up.service).run(row, params, Call("test", integrator=ACME))
+    reply = await flat_dispatcher(box.up.service).run(row, params, Call("test", integrator=ACME))
     order = box.up.service.store.order(json.loads(reply.body)["orderId"])
     assert order is not None
     return Placed(box, order.order_id, order.terms.session_id)

@@ -79,7 +79,7 @@ def test_the_readme_names_every_operation_and_fault() -> None:
     text = (ROOT / "README.md").read_text()
     for operation in OPERATIONS:
         assert f"`service.{operation.name}`" in text
-        assert operation.path is None or operation.path in text
+        assert not operation.path or operation.path in text
     for fault in FaultKind:
         assert f"`{fault}`" in text
 

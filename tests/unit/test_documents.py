@@ -30,7 +30,7 @@ from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
 from rpcsvc.settings import load_settings
 from rpcsvc.settlement.sandbox.controls import FaultKind
 from tests.sandbox import ManualClock
@@ -48,6 +48,7 @@ def site_with(*, sandbox: bool = True, tokens: str = "", **flags: Any) -> Site:
     given = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load_settings(config_file=None, environ=environ, flags=given).settings
     service = SimpleNamespace(
+        operations=OPERATIONS if sandbox else AGENT_OPERATIONS,
         venue=SimpleNamespace(network="sandbox" if sandbox else "mainnet", is_simulated=sandbox),
         chains=CHAINS,
         monero_networks=frozenset(MoneroNetwork),

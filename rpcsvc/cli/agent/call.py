@@ -39,7 +39,8 @@ from rpcsvc.http import strict_json
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.inputs import is_session_id
-from rpcsvc.operations.table import OPERATIONS, Operation
+from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 
 FIELD: Final = "field_"

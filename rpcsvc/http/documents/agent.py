@@ -19,7 +19,7 @@ from rpcsvc.http.limits import WINDOW_SECONDS
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.table import Operation
+from rpcsvc.operations.operation import Operation
 
 # The lengths that readers of plugin manifests allow for these fields.
 _HUMAN_NAME = 20
@@ -187,7 +187,7 @@ def _direction(direction: Direction) -> Json:
 
 def _operation(site: Site, operation: Operation) -> Json:
     https = None
-    if operation.path is not None:
+    if operation.path:
         https = {"method": operation.method, "url": site.absolute(API_ROOT + operation.path)}
     return {
         "name": operation.name,

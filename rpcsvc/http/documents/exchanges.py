@@ -11,7 +11,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.recording import RPC_EXAMPLE_KEY, Exchange
 from rpcsvc.http.documents.text import code, json_text
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
-from rpcsvc.operations.table import option_of
+from rpcsvc.operations.operation import option_of
 
 
 def show(site: Site, exchange: Exchange) -> str:

@@ -7,7 +7,7 @@ What does not live here: what a document says (the modules beside this one), ser
 from __future__ import annotations
 
 from rpcsvc.http.site import API_ROOT, Site
-from rpcsvc.operations.table import Operation
+from rpcsvc.operations.operation import Operation
 
 HOME = "/"
 LOGO = "/logo.svg"
@@ -75,7 +75,7 @@ def endpoints(site: Site) -> dict[str, str]:
     named = {
         _short_name(operation): API_ROOT + operation.path
         for operation in site.operations
-        if operation.path is not None and not operation.sandbox_only
+        if operation.path and not operation.sandbox_only
     }
     return {"quickstart": QUICKSTART, **named}
 

@@ -14,7 +14,7 @@ from rpcsvc.http.documents.text import escape_markdown
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import on_network
-from rpcsvc.operations.table import Operation
+from rpcsvc.operations.operation import Operation
 
 
 def quickstart(site: Site, generated_at: int, key: str) -> Json:

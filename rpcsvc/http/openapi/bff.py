@@ -27,9 +27,9 @@ from rpcsvc.http.openapi.parts import (
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
-from rpcsvc.operations.bff_table import BFF_OPERATIONS, BffOperation
+from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.table import Effect
+from rpcsvc.operations.operation import Effect, Operation
 
 INTEGRATOR_KEY: Final = "integratorKey"
 
@@ -94,7 +94,7 @@ def _error_schema() -> Json:
     }
 
 
-def _operation(site: Site, operation: BffOperation) -> Json:
+def _operation(site: Site, operation: Operation) -> Json:
     takes_key = "unauthorized" in operation.errors
     called: Json = {
         "operationId": schemas.camel(operation.name),
@@ -121,24 +121,24 @@ def _operation(site: Site, operation: BffOperation) -> Json:
     return called
 
 
-def _only_reads(operation: BffOperation) -> bool:
+def _only_reads(operation: Operation) -> bool:
     return operation.effect is Effect.READ
 
 
-def _example(site: Site, operation: BffOperation) -> Json:
+def _example(site: Site, operation: Operation) -> Json:
     """Params that can be sent to this installation."""
     usdc = site.chains[0].usdc_contract
     return {
         name: usdc if value == "$usdc" else schemas.placed(value)
-        for name, value in operation.example.items()
+        for name, value in operation.examples[0].params.items()
     }
 
 
-def _in_body(params: Json, operation: BffOperation) -> Json:
+def _in_body(params: Json, operation: Operation) -> Json:
     return {k: v for k, v in params.items() if not schemas.in_path(k, operation.path)}
 
 
-def _parameters(site: Site, operation: BffOperation) -> list[Json]:
+def _parameters(site: Site, operation: Operation) -> list[Json]:
     shared = [parameter_ref("RequestId")]
     if operation.idempotent:
         shared.append(parameter_ref("IdempotencyKey"))
@@ -156,7 +156,7 @@ def _parameters(site: Site, operation: BffOperation) -> list[Json]:
     return [*found, *shared]
 
 
-def _parameter(operation: BffOperation, name: str, described: Json, *, required: bool) -> Json:
+def _parameter(operation: Operation, name: str, described: Json, *, required: bool) -> Json:
     schema = {k: v for k, v in described.items() if k != "description"}
     if isinstance(schema.get("type"), list):
         schema["type"] = next(kind for kind in schema["type"] if kind != "null")
@@ -169,7 +169,7 @@ def _parameter(operation: BffOperation, name: str, described: Json, *, required:
     }
 
 
-def _responses(site: Site, operation: BffOperation) -> Json:
+def _responses(site: Site, operation: Operation) -> Json:
     headers = header_refs(site, charged=True, replayable=operation.idempotent)
     good = response(operation.summary, ref(operation.result.__name__), headers, ())
     by_code = schemas.errors_by_code()

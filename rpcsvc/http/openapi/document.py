@@ -35,7 +35,7 @@ TAGS: Final = {
 
 def openapi_document(site: Site) -> Json:
     """OpenAPI 3.1 of the agent API and the BFF. It depends on nothing but the site."""
-    offered = [op for op in site.operations if op.path is not None]
+    offered = [op for op in site.operations if op.path]
     paths = {
         "/health": {"get": health_item(site)},
         links.QUICKSTART.removeprefix(API_ROOT): {"get": quickstart_item(site)},

@@ -21,7 +21,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.table import Effect, Example, Operation
+from rpcsvc.operations.operation import Effect, Example, Operation
 
 _EFFECTS: Final = {
     Effect.READ: "Changes nothing.",
@@ -152,7 +152,7 @@ def _links(site: Site, operation: Operation) -> Json:
     found: Json = {}
     for other in site.operations:
         needed = schemas_of(other, site.networks)["params"].get("required")
-        if other.path is None or needed != ["orderId"]:
+        if not other.path or needed != ["orderId"]:
             continue
         given = {"orderId": order_id}
         sent = {"parameters": given} if other.method == "GET" else {"requestBody": given}

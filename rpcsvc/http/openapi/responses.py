@@ -22,7 +22,7 @@ from rpcsvc.http.openapi.parts import (
 from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.table import Operation
+from rpcsvc.operations.operation import Operation
 
 
 def refusals(site: Site, operation: Operation) -> list[ErrorClass]:
