@@ -1,7 +1,6 @@
 """Making an audit: heads of the chains, the books, what the chains say, comparison.
 
-And the loop that does so beside the running service. What does not live here: the rules (check.py),
-the readers (books.py, monero_chain.py, evm_chain.py).
+And the loop that does so beside the running service.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from rpcsvc.audit.books import read_books
 from rpcsvc.audit.check import check
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
-from rpcsvc.audit.records import ETHER, Difference, Report
-from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.audit.records import ETHER, ChainMoved, Difference, Report, Unfit
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring

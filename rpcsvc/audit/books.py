@@ -2,8 +2,7 @@
 
 All rows are fetched in one read transaction over a read-only connection, whatever the service
 writes meanwhile, and made into records after it: while it is open the service can't begin its log
-anew. Nothing is written, so that books are audited on a full disk too. What does not live here:
-what is compared with them (check.py).
+anew. Nothing is written, so that books are audited on a full disk too.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import orjson
 
 from rpcsvc.audit.records import (
     MONERO,
+    Annotation,
     Books,
     DepositEntry,
-    Explanation,
     FillEntry,
     Opening,
     OrderEntry,
@@ -147,8 +146,8 @@ def _books(rows: Rows) -> Books:
         monero_primary=_one(rows[_PRIMARY]),
         closed=frozenset(str(name) for (name,) in rows[_CLOSED]),
         from_journal=frozenset(str(txid) for (txid,) in rows[_FROM_JOURNAL]),
-        explanations=tuple(
-            Explanation(network, txid, note, int(wei))
+        annotations=tuple(
+            Annotation(network, txid, note, int(wei))
             for network, txid, note, wei in rows[_EXPLAINED]
         ),
         openings={

@@ -1,38 +1,205 @@
-"""Comparing the books with the chains: pure, one pass over both.
+"""Comparing the books with the chains: one pass over both, and the rules for deposits. Pure.
 
-What does not live here: the rules themselves (order_rules.py, deposit_rules.py, monero_rules.py,
-evm_rules.py), reading either side (books.py, monero_chain.py, evm_chain.py).
+A deposit is compared by transaction, address, units and sender, each as often as it occurs. What
+the service has not scanned yet, or is not deep enough, is pending.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from rpcsvc.audit.deposit_rules import Shown, deposit_differences, shown
-from rpcsvc.audit.ether_rules import ether_differences, ether_explained, ether_notes
 from rpcsvc.audit.evm_rules import (
+    ether_annotated,
+    ether_differences,
+    ether_notes,
+    evm_annotated,
     evm_arrivals,
     evm_differences,
-    evm_explained,
     evm_sightings,
 )
-from rpcsvc.audit.monero_rules import monero_differences, monero_explained
-from rpcsvc.audit.order_rules import Asked, order_differences, transfer_differences
+from rpcsvc.audit.monero_rules import monero_annotated, monero_differences
+from rpcsvc.audit.order_rules import (
+    ChainCoverage,
+    order_differences,
+    transfer_differences,
+    write_off,
+)
 from rpcsvc.audit.records import (
     MONERO,
+    Annotated,
     Arrival,
     Books,
+    DepositEntry,
     Difference,
     EvmFacts,
-    Explained,
     MoneroFacts,
+    OrderEntry,
     PaymentEntry,
     Report,
     Sighting,
+    Watched,
 )
 from rpcsvc.domain.addresses import evm_checksum
+from rpcsvc.domain.order import LIVE_TRANSFERS, DepositState, TransferState
+from rpcsvc.domain.pricing import deposit_asset
+
+# States of a transfer that has, or may have, spent the deposits it was planned for.
+_SPENT: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDeposits:
+    """The arrivals of one network, by address in lower case.
+
+    Those in blocks up to ``due`` must be confirmed on their orders. ``stale``: the service has not
+    seen yet that blocks were replaced, and may have on record what was in them.
+    """
+
+    arrivals: Mapping[str, list[Arrival]]
+    due: int
+    stale: bool
+
+
+def chain_deposits(
+    facts: MoneroFacts | EvmFacts, arrivals: Iterable[Arrival], watched: Watched | None
+) -> ChainDeposits:
+    """What is due is as deep as needed, seen from the last block that the service looked at."""
+    by_address: dict[str, list[Arrival]] = defaultdict(list)
+    for arrival in arrivals:
+        by_address[_key(arrival.address)].append(arrival)
+    if watched is None or facts.stale:
+        return ChainDeposits(by_address, -1, stale=True)
+    due = min(facts.top, watched.upto) + 1 - facts.deposit_depth
+    return ChainDeposits(by_address, due, stale=False)
+
+
+def deposit_differences(
+    order: OrderEntry, chain: ChainDeposits, pending: list[str], written_off: Collection[str] = ()
+) -> Iterator[Difference]:
+    """Where the order's deposits and its address on the chain do not agree.
+
+    ``written_off``: transactions of this network that the operator has explained.
+    """
+    arrivals: dict[str, list[Arrival]] = defaultdict(list)
+    for arrival in chain.arrivals.get(_key(order.deposit_address), ()):
+        arrivals[arrival.txid].append(arrival)
+    deposits: dict[str, list[DepositEntry]] = defaultdict(list)
+    for deposit in order.deposits:
+        is_lost = deposit.txid not in arrivals and _is_spent(order, deposit)
+        if not (is_lost and deposit.txid in written_off):
+            deposits[deposit.txid].append(deposit)
+    unit = deposit_asset(order.direction).symbol
+    if not chain.stale:
+        yield from _unmined(order, arrivals, unit)
+    for txid in sorted({*arrivals, *deposits}):
+        yield from _of_one_transaction(
+            chain, order, txid, arrivals.get(txid, []), deposits.get(txid, []), pending
+        )
+
+
+def _unmined(
+    order: OrderEntry, arrivals: Mapping[str, list[Arrival]], unit: str
+) -> Iterator[Difference]:
+    """Deposits that were paid out for, and that a deep reorganisation put back into the pool."""
+    for deposit in order.deposits:
+        if not _is_spent(order, deposit):
+            continue
+        if any(item.block is None for item in arrivals.get(deposit.txid, ())):
+            yield Difference("deposit_unmined", deposit.txid, str(deposit.units), "0", unit)
+
+
+def _is_spent(order: OrderEntry, deposit: DepositEntry) -> bool:
+    spent_on = order.transfer(deposit.transfer_id) if deposit.transfer_id else None
+    return spent_on is not None and spent_on.state in _SPENT
+
+
+def _of_one_transaction(
+    chain: ChainDeposits,
+    order: OrderEntry,
+    txid: str,
+    arrivals: list[Arrival],
+    deposits: list[DepositEntry],
+    pending: list[str],
+) -> Iterator[Difference]:
+    """Pair what is equal; judge what is left over on either side."""
+    unit = deposit_asset(order.direction).symbol
+    left = list(arrivals)
+    odd: list[DepositEntry] = []
+    for deposit in deposits:
+        same = next((item for item in left if _same(item, deposit)), None)
+        if same is None:
+            odd.append(deposit)
+            continue
+        left.remove(same)
+        yield from _judge(chain, same, deposit, unit, pending)
+    claimed = [item for item in odd if item.state is DepositState.CONFIRMED]
+    yield from _unmatched(chain, order, txid, left, claimed, pending)
+    pending.extend(f"deposit {txid} is {item.state}" for item in odd if _is_open(item))
+
+
+def _is_open(deposit: DepositEntry) -> bool:
+    return deposit.state is DepositState.SEEN
+
+
+def _unmatched(
+    chain: ChainDeposits,
+    order: OrderEntry,
+    txid: str,
+    left: list[Arrival],
+    claimed: list[DepositEntry],
+    pending: list[str],
+) -> Iterator[Difference]:
+    unit = deposit_asset(order.direction).symbol
+    for arrival, deposit in zip(left, claimed, strict=False):
+        if arrival.units != deposit.units:
+            yield Difference("deposit_units", txid, str(arrival.units), str(deposit.units), unit)
+        else:
+            yield Difference(
+                "deposit_sender", txid, arrival.sender or "none", deposit.sender or "none"
+            )
+    for deposit in claimed[len(left) :]:
+        if chain.stale:
+            pending.append(f"deposit {txid} was in a block that was replaced")
+        else:
+            told = write_off(order.deposit_network, txid) if _is_spent(order, deposit) else ""
+            yield Difference("deposit_not_on_chain", txid, "0", str(deposit.units), unit, told)
+    for arrival in left[len(claimed) :]:
+        if _is_due(chain, arrival):
+            yield Difference("deposit_missing", txid, str(arrival.units), "0", unit)
+        else:
+            pending.append(f"deposit {txid} is not on its order yet")
+
+
+def _judge(
+    chain: ChainDeposits, arrival: Arrival, deposit: DepositEntry, unit: str, pending: list[str]
+) -> Iterator[Difference]:
+    if deposit.state is DepositState.CONFIRMED:
+        if arrival.block is None:
+            pending.append(f"deposit {deposit.txid} waits to be mined again")
+    elif _is_due(chain, arrival):
+        yield Difference(
+            "deposit_not_credited", deposit.txid, str(arrival.units), deposit.state.value, unit
+        )
+    else:
+        pending.append(f"deposit {deposit.txid} is {deposit.state}")
+
+
+def _is_due(chain: ChainDeposits, arrival: Arrival) -> bool:
+    return arrival.block is not None and arrival.block <= chain.due and not arrival.timelocked
+
+
+def _same(arrival: Arrival, deposit: DepositEntry) -> bool:
+    if arrival.units != deposit.units:
+        return False
+    return _key(arrival.sender or "") == _key(deposit.sender or "")
+
+
+def _key(address: str) -> str:
+    """EVM addresses are the same in any case; Monero's are not."""
+    return address.lower() if address.startswith("0x") else address
 
 
 def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> Report:
@@ -46,7 +213,7 @@ def check(books: Books, monero: MoneroFacts | None, evm: Sequence[EvmFacts]) -> 
     work.note_unfound()
     return Report(
         differences=tuple(work.differences),
-        explained=tuple(work.explained),
+        annotated=tuple(work.annotated),
         pending=tuple(dict.fromkeys(work.pending)),
         notes=tuple(work.notes),
         orders=len(books.orders),
@@ -62,19 +229,19 @@ class _Work:
     differences: list[Difference] = field(default_factory=list)
     pending: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    explained: list[Explained] = field(default_factory=list)
-    chains: dict[str, Shown] = field(default_factory=dict)
+    annotated: list[Annotated] = field(default_factory=list)
+    chains: dict[str, ChainDeposits] = field(default_factory=dict)
     seen: dict[str, Sighting] = field(default_factory=dict)
     tops: dict[str, int] = field(default_factory=dict)
 
     def take_monero(self, facts: MoneroFacts) -> None:
         watched = self.books.watched.get(MONERO)
         self.tops[MONERO] = facts.top
-        self.chains[MONERO] = shown(facts, facts.arrivals, watched)
+        self.chains[MONERO] = chain_deposits(facts, facts.arrivals, watched)
         self.seen.update(facts.payments)
         since = facts.top + 1 if watched is None else watched.since
         self.differences += monero_differences(self.books, since, facts)
-        self.explained += monero_explained(self.books, facts)
+        self.annotated += monero_annotated(self.books, facts)
         self.notes += self._strays(MONERO, facts.arrivals, self.books.monero_primary, since)
         if not facts.is_whole:
             self.notes.append(
@@ -86,16 +253,16 @@ class _Work:
         watched = self.books.watched[facts.network]
         arrivals = evm_arrivals(self.books, facts)
         self.tops[facts.network] = facts.top
-        self.chains[facts.network] = shown(facts, arrivals, watched)
+        self.chains[facts.network] = chain_deposits(facts, arrivals, watched)
         self.notes += self._strays(facts.network, arrivals, self.books.evm_hot, watched.since)
         seen = evm_sightings(self.books, facts)
         self.seen.update(seen)
         self.differences += evm_differences(self.books, facts, seen, self.pending)
         self.differences += ether_differences(self.books, facts)
         self.notes += ether_notes(self.books, facts)
-        ether = list(ether_explained(self.books, facts))
-        self.explained += evm_explained(self.books, facts, {item.txid for item in ether})
-        self.explained += ether
+        ether = list(ether_annotated(self.books, facts))
+        self.annotated += evm_annotated(self.books, facts, {item.txid for item in ether})
+        self.annotated += ether
         if facts.opening is None:
             self.notes.append(
                 f"the node of {facts.network} does not keep what the hot wallet held before block"
@@ -109,13 +276,13 @@ class _Work:
         self.pending += (f"{name}: replaced blocks are not on record yet" for name in sorted(stale))
         self.differences += self._shared_addresses()
         self.differences += self._orphans(payments)
-        asked = Asked(looked_at, stale, self.tops, self.books.closed)
+        asked = ChainCoverage(looked_at, stale, self.tops, self.books.closed)
         self.notes += [
             f"{name} is paid by the operator's word (rpcsvc payouts close)"
             for name in sorted(self.books.closed)
         ]
         for order in self.books.orders:
-            written_off = self.books.explained_on(order.deposit_network)
+            written_off = self.books.annotations_on(order.deposit_network)
             self.differences += order_differences(order, written_off)
             self.differences += transfer_differences(
                 order, payments, self.seen, asked, self.pending
@@ -131,7 +298,7 @@ class _Work:
         """Money at deposit addresses that no order has: of orders that the database has lost."""
         known = {order.deposit_address.lower() for order in self.books.orders}
         known.add((wallet or "").lower())
-        told, unit = self.books.explained_on(network), "XMR" if network == MONERO else "USDC"
+        told, unit = self.books.annotations_on(network), "XMR" if network == MONERO else "USDC"
         for item in arrivals:
             is_old = item.block is not None and item.block < since
             if item.address.lower() not in known and item.txid not in told and not is_old:
@@ -144,8 +311,8 @@ class _Work:
 
     def note_unfound(self) -> None:
         """Explanations of what is on no chain that was looked at."""
-        found = {(item.network, item.txid) for item in self.explained}
-        for item in self.books.explanations:
+        found = {(item.network, item.txid) for item in self.annotated}
+        for item in self.books.annotations:
             if item.network in self.chains and (item.network, item.txid) not in found:
                 self.notes.append(f"{item.txid} is explained, and {item.network} does not show it")
 

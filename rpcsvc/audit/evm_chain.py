@@ -1,29 +1,160 @@
-"""Asking an EVM node what the token did to our addresses, and what the hot wallet holds and sent.
+"""Reads from an EVM node what the token and ether did to our addresses, and what the wallet holds.
 
-It reads eth_getLogs by itself, for our addresses alone, so that what it finds owes nothing to the
-service's own scan. What it has read it keeps, up to a block that is still on the chain at the next
-look. What does not live here: receipts (ether_chain.py), what is compared with it (evm_rules.py,
-ether_rules.py).
-Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
+It reads eth_getLogs by itself, for our addresses alone, so that its findings owe nothing to the
+service's own scan. Findings are kept up to a block that is still on the chain at the next audit.
+Sources: the Ethereum JSON-RPC specification (execution-apis); ERC-20; the OP stack's receipts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
-from rpcsvc.audit.records import Books, Ether, EvmFacts, Move, Opening, PaymentEntry, Watched
-from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.audit.records import (
+    Books,
+    ChainMoved,
+    Ether,
+    EvmFacts,
+    Move,
+    Opening,
+    PaymentEntry,
+    Unfit,
+    Watched,
+)
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, TooLarge
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Receipt, Tag
 from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
+# Questions under way at once.
+_AT_ONCE: Final = 8
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """A mined transaction: ``cost`` is its fee in wei, None where the node does not say it all."""
+
+    block: int
+    ok: bool
+    cost: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """An explained transaction that is mined. ``nonce``: of the hot wallet's own, else None.
+
+    ``sent`` and ``came``: wei that went along with it, from the hot wallet and to it.
+    """
+
+    mined: Mined
+    nonce: int | None
+    sent: int
+    came: int
+
+
+@dataclass(slots=True)
+class EvmReceipts:
+    """Receipts of one network's transactions. Everything raises RpcFailure."""
+
+    network: EvmNetwork
+    client: EvmClient
+    _mined: dict[str, Mined] = field(default_factory=dict)
+    _by_hand: dict[str, ByHand] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Blocks may have been replaced: ask anew."""
+        self._mined.clear()
+        self._by_hand.clear()
+
+    def knows(self, txid: str) -> bool:
+        """Whether a transaction is mined, and too deep to be asked about again."""
+        return txid in self._mined
+
+    async def mined(
+        self, txids: Iterable[str], head: Block
+    ) -> tuple[dict[str, Mined], frozenset[str]]:
+        """Those of the transactions that are mined up to ``head``, and those that are later."""
+        found, later = {}, set()
+        unknown = []
+        for txid in txids:
+            if (known := self._mined.get(txid)) is not None:
+                found[txid] = known
+            else:
+                unknown.append(txid)
+        for txid, receipt in await each(unknown, self.client.receipt):
+            if receipt is None:
+                continue
+            if receipt.block_number > head.number:
+                later.add(txid)
+                continue
+            found[txid] = self._read(receipt)
+            if self._is_deep(receipt, head):
+                self._mined[txid] = found[txid]
+        return found, frozenset(later)
+
+    async def by_hand(self, txids: Iterable[str], hot: str, head: Block) -> dict[str, ByHand]:
+        """Those of the explained transactions that are mined up to ``head``."""
+        wanted = list(txids)
+        found = {txid: known for txid in wanted if (known := self._by_hand.get(txid)) is not None}
+        unknown = [txid for txid in wanted if txid not in found]
+        mined, _ = await self.mined(unknown, head)
+        for txid, made in await each(mined, self.client.transaction):
+            if made is None:
+                continue  # replaced meanwhile
+            is_own = made.sender.lower() == hot.lower()
+            is_to = (made.to or "").lower() == hot.lower()
+            value = made.value if mined[txid].ok else 0
+            found[txid] = ByHand(
+                mined[txid],
+                made.nonce if is_own else None,
+                value if is_own and not is_to else 0,
+                value if is_to and not is_own else 0,
+            )
+            if self.knows(txid):
+                self._by_hand[txid] = found[txid]
+        return found
+
+    def _is_deep(self, receipt: Receipt, head: Block) -> bool:
+        return head.number - receipt.block_number >= self.network.failed_after
+
+    def _read(self, receipt: Receipt) -> Mined:
+        """A chain whose oracle tells a fee for L1 has it in each receipt.
+
+        How the operator fee is reckoned depends on the chain's release, which no receipt says.
+        """
+        lacks_l1 = self.network.l1_fee_oracle is not None and receipt.l1_fee is None
+        cost = receipt.gas_used * receipt.gas_price + (receipt.l1_fee or 0)
+        untold = lacks_l1 or receipt.has_operator_fee
+        return Mined(receipt.block_number, receipt.ok, None if untold else cost)
+
+
+async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list[tuple[str, T]]:
+    """Ask about each, some at once."""
+    wanted: Sequence[str] = list(items)
+    answers: list[tuple[str, T]] = []
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = wanted[at : at + _AT_ONCE]
+        # All have ended when the first failure is told: nobody asks on behind the caller's back.
+        said = await asyncio.gather(*(ask(item) for item in some), return_exceptions=True)
+        for item, answer in zip(some, said, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            answers.append((item, answer))
+    return answers
+
+
 _GET_LOGS: Final = "eth_getLogs"
+
+
 _MOST_ADDRESSES: Final = 500
+
+
 _WIDEST_SPAN: Final = 1 << 20
 
 
@@ -89,7 +220,7 @@ class EvmReader:
         ether = await self._client.ether(hot, head.number)
         opening = await self._opening(memory, hot)
         mined, waiting = await self._transactions(memory, books, head)
-        told = books.explained_on(self.network.name)
+        told = books.annotations_on(self.network.name)
         by_hand = await self._receipts.by_hand(told, hot, head)
         depth = await self._deposit_depth(head)
         ours = await self._ether(books, head, ether, mined, by_hand)
@@ -106,7 +237,7 @@ class EvmReader:
             mined=frozenset(mined).difference(txid for txid, _ in memory.moves),
             waiting=waiting,
             stale=stale,
-            explained={txid: made.nonce for txid, made in by_hand.items()},
+            annotated={txid: made.nonce for txid, made in by_hand.items()},
             ether=ours,
         )
 

@@ -1,23 +1,27 @@
-"""The rules for the USDC wallets of one network: hot wallet and deposit addresses.
+"""The rules for the wallets of one EVM network: hot wallet, deposit addresses, and its ether.
 
-Every Transfer event that takes from one of them is a payment or a sweep on record, every nonce of
-the hot wallet is a payment on record, and each balance is the sum of its events. What the operator
-has explained may be on no record. What does not live here: deposits of orders (deposit_rules.py),
-payouts of orders (order_rules.py).
+Every Transfer event out of one of them is a payment or a sweep on record, every nonce of the hot
+wallet is a payment on record, and each balance is the sum of its events. Transactions that the
+operator annotated may be on no record. Ether is compared to the wei; more ether than expected can
+be sent by anyone, is named as a difference of its own kind, and stops nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
 
 from rpcsvc.audit.hints import hint, unpaid_in
 from rpcsvc.audit.records import (
+    ETHER,
+    ETHER_INCOME,
+    Annotated,
     Arrival,
     Books,
     Difference,
+    Ether,
     EvmFacts,
-    Explained,
     Move,
     PaymentEntry,
     Sighting,
@@ -94,7 +98,7 @@ def _departures(books: Books, facts: EvmFacts, pending: list[str]) -> Iterator[D
         payment = payments.get(move.txid)
         if payment is not None and payment.payment_id not in used and _is_of(move, payment, hot):
             used.add(payment.payment_id)
-        elif not _is_explained(move, books, facts):
+        elif not _is_annotated(move, books, facts):
             yield _unrecorded(move, books, facts.network)
     yield from _sweeps(books, facts, swept, pending)
 
@@ -109,9 +113,9 @@ def _is_of(move: Move, payment: PaymentEntry, hot: str) -> bool:
     )
 
 
-def _is_explained(move: Move, books: Books, facts: EvmFacts) -> bool:
+def _is_annotated(move: Move, books: Books, facts: EvmFacts) -> bool:
     """Whether an explanation settles it: not if it looks like what would be paid once more."""
-    if move.txid not in facts.explained:
+    if move.txid not in facts.annotated:
         return False
     return not unpaid_in(books, facts.network, move.txid, [(move.recipient, move.units)])
 
@@ -134,7 +138,7 @@ def _sweeps(
     for address in sorted({*swept, *sweeps}):
         moves = swept.get(address, [])
         left = sum(move.units for move in moves)
-        told = sum(move.units for move in moves if move.txid in facts.explained)
+        told = sum(move.units for move in moves if move.txid in facts.annotated)
         taken = sum(_taken(item, moves, payments, pending) for item in sweeps.get(address, []))
         if left < taken and facts.stale:
             pending.append(f"a sweep of {address} may have been in a block that was replaced")
@@ -177,7 +181,7 @@ def _nonces(books: Books, facts: EvmFacts, seen: Mapping[str, Sighting]) -> Iter
     recorded = {
         item.nonce: item for item in books.payments_on(facts.network) if item.nonce is not None
     }
-    told = set(facts.explained.values())
+    told = set(facts.annotated.values())
     firsts = [*recorded, facts.nonce]
     if facts.ether is not None and not facts.ether.replaced and facts.network in books.openings:
         firsts.append(books.openings[facts.network].nonce)
@@ -215,23 +219,121 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
 # --- what is explained -----------------------------------------------------------------------
 
 
-def evm_explained(
+def evm_annotated(
     books: Books, facts: EvmFacts, ether: Collection[str] = ()
-) -> Iterator[Explained]:
+) -> Iterator[Annotated]:
     """The explained transactions that are mined, with the USDC that they moved.
 
-    Those that moved ``ether`` alone are left to ether_rules.py.
+    Those that moved ``ether`` alone are left to evm_rules.py.
     """
     ours = _ours(books)
-    notes = books.explained_on(facts.network)
-    for txid in facts.explained:
+    notes = books.annotations_on(facts.network)
+    for txid in facts.annotated:
         moves = [move for move in facts.moves if move.txid == txid]
         sent = sum(m.units for m in moves if m.source in ours and m.recipient not in ours)
         came = sum(m.units for m in moves if m.recipient in ours and m.source not in ours)
         if sent or came or txid not in ether:
-            yield Explained(facts.network, txid, sent, came, _USDC, notes[txid])
+            yield Annotated(facts.network, txid, sent, came, _USDC, notes[txid])
 
 
 def _ours(books: Books) -> frozenset[str]:
     addresses = {address.lower() for address in books.evm_addresses}
     return frozenset(addresses | ({books.evm_hot.lower()} if books.evm_hot else set()))
+
+
+WEI: Final = "wei"
+
+
+_MOST_NAMED: Final = 5
+
+
+def ether_differences(books: Books, facts: EvmFacts) -> Iterator[Difference]:
+    """Where the hot wallet's ether is not what its transactions make of it."""
+    opening, ether = books.openings.get(facts.network), facts.ether
+    if opening is None or ether is None or not _is_known(ether):
+        return
+    due = opening.wei + _came(books, facts, ether) - sum(ether.spent.values())
+    if due == ether.balance:
+        return
+    kind = ETHER if ether.balance < due else ETHER_INCOME
+    named = _strange(books, facts) if ether.balance < due else []
+    hint = _hint(facts.network, ether.balance - due, named)
+    subject = f"the ether of the hot wallet on {facts.network}"
+    yield Difference(kind, subject, str(due), str(ether.balance), WEI, hint)
+
+
+def ether_notes(books: Books, facts: EvmFacts) -> Iterator[str]:
+    """Why the ether was not compared."""
+    network, ether = facts.network, facts.ether
+    if network not in books.openings or ether is None:
+        yield (
+            f"what ether the hot wallet on {network} had at first is not on record yet: it was not"
+            " compared"
+        )
+    elif ether.replaced:
+        yield (
+            f"block {books.openings[network].block} of {network}, where the hot wallet's ether was"
+            " looked at first, is not on the chain: the ether was not compared. The service looks"
+            " anew, at its next start at the latest"
+        )
+    elif ether.untold:
+        yield (
+            f"the node of {network} does not say the whole fee of {len(ether.untold)} transactions,"
+            f" such as {min(ether.untold)}: the ether of the hot wallet was not compared"
+        )
+
+
+def ether_annotated(books: Books, facts: EvmFacts) -> Iterator[Annotated]:
+    """What the explained transactions since the opening balance did to the ether."""
+    if facts.ether is None or facts.network not in books.openings:
+        return
+    said = _said(books, facts.network)
+    for txid, note in books.annotations_on(facts.network).items():
+        sent = facts.ether.spent.get(txid, 0)
+        came = facts.ether.came.get(txid, 0)
+        inside = said.get(txid, 0) if txid in facts.ether.done else 0
+        by_word = f" ({inside} wei of it by your word)" if inside else ""
+        if sent or came or inside:
+            yield Annotated(facts.network, txid, sent, came + inside, WEI, note + by_word)
+
+
+def _is_known(ether: Ether) -> bool:
+    return not ether.replaced and not ether.untold
+
+
+def _came(books: Books, facts: EvmFacts, ether: Ether) -> int:
+    """What the explained transactions brought: by the chain, and by the operator's word."""
+    said = _said(books, facts.network)
+    return sum(ether.came.values()) + sum(said.get(txid, 0) for txid in ether.done)
+
+
+def _said(books: Books, network: str) -> dict[str, int]:
+    return {item.txid: item.wei for item in books.annotations if item.network == network}
+
+
+def _strange(books: Books, facts: EvmFacts) -> list[str]:
+    """Transactions that took USDC from our addresses and are on no record: their gas was ours.
+
+    Such as the sweeps that an older copy of the database does not know.
+    """
+    known = {txid for item in books.payments_on(facts.network) for txid in item.txids}
+    known |= books.annotations_on(facts.network).keys()
+    ours = {address.lower() for address in (*books.evm_addresses, books.evm_hot or "")}
+    since = books.openings[facts.network].block
+    moves = (move for move in facts.moves if move.block > since and move.source in ours)
+    return sorted({move.txid for move in moves} - known)
+
+
+def _hint(network: str, gap: int, named: Sequence[str]) -> str:
+    explain = f"rpcsvc treasury explain {network} TXID --note TEXT"
+    if gap > 0:
+        return (
+            f"is {gap} wei more than on record: somebody sent it, which stops nothing. Was it you?"
+            f" {explain}"
+        )
+    strange = f" Not on record: {', '.join(named[:_MOST_NAMED])}." if named else ""
+    return (
+        f"is {-gap} wei less than on record. Adopt what paid orders, explain what was you, or a"
+        f" sweep that the database has lost: {explain}. None of it: the key is stolen, move the"
+        f" money to a new one.{strange}"
+    )

@@ -2,8 +2,7 @@
 
 All calls are bounded: the wallet answers one at a time, and orders wait behind them. What it lists
 is read in windows of blocks, and kept up to a block that is still on the chain at the next look.
-What a payment paid is proven by its transaction key, what it cost by the transaction itself. What
-does not live here: what is compared with it (monero_rules.py).
+What a payment paid is proven by its transaction key, what it cost by the transaction itself.
 Source: the daemon and wallet RPC documentation at getmonero.org.
 """
 
@@ -17,13 +16,14 @@ from rpcsvc.audit.records import (
     MONERO,
     Arrival,
     Books,
+    ChainMoved,
     Departure,
     MoneroFacts,
     PaymentEntry,
     Sighting,
+    Unfit,
     Watched,
 )
-from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, parse_json
 from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions

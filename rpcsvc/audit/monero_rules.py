@@ -1,7 +1,5 @@
 """The rules for the XMR wallet: every transaction of it is on record or explained, and the sum is
 what it holds.
-
-What does not live here: deposits of orders (deposit_rules.py), payouts of orders (order_rules.py).
 """
 
 from __future__ import annotations
@@ -12,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from rpcsvc.audit.hints import hint, may_pay
 from rpcsvc.audit.records import (
     MONERO,
+    Annotated,
     Books,
     Departure,
     Difference,
-    Explained,
     MoneroFacts,
     PaymentEntry,
 )
@@ -26,15 +24,15 @@ WALLET = "the XMR wallet"
 
 def monero_differences(books: Books, since: int, facts: MoneroFacts) -> Iterator[Difference]:
     """Where the wallet's transactions since block ``since`` and the record do not agree."""
-    payments, explained = books.payments_on(MONERO), books.explained_on(MONERO)
+    payments, annotated = books.payments_on(MONERO), books.annotations_on(MONERO)
     by_txid: dict[str, list[PaymentEntry]] = defaultdict(list)
     for payment in payments:
         for txid in payment.txids:
             by_txid[txid].append(payment)
     for departure in facts.departures:
         if recorded := by_txid.get(departure.txid):
-            yield from _recorded(departure, recorded, is_explained=departure.txid in explained)
-        elif _is_due(departure, books, since) and not _is_settled_by(explained, departure, books):
+            yield from _recorded(departure, recorded, is_annotated=departure.txid in annotated)
+        elif _is_due(departure, books, since) and not _is_settled_by(annotated, departure, books):
             yield _unrecorded(departure, books)
     yield from _said_by_the_transactions(payments, facts)
     expected = _expected_balance(by_txid, facts)
@@ -56,9 +54,9 @@ def _may_pay(departure: Departure, books: Books) -> bool:
     return bool(found)
 
 
-def _is_settled_by(explained: Mapping[str, str], departure: Departure, books: Books) -> bool:
+def _is_settled_by(annotated: Mapping[str, str], departure: Departure, books: Books) -> bool:
     """Whether an explanation settles it: not if it looks like what would be paid once more."""
-    if departure.txid not in explained:
+    if departure.txid not in annotated:
         return False
     return not _may_pay(departure, books)
 
@@ -75,14 +73,14 @@ def _unrecorded(departure: Departure, books: Books) -> Difference:
 
 
 def _recorded(
-    departure: Departure, payments: Sequence[PaymentEntry], *, is_explained: bool
+    departure: Departure, payments: Sequence[PaymentEntry], *, is_annotated: bool
 ) -> Iterator[Difference]:
     """A transaction of orders pays nothing beside what is on record; upkeep pays nobody.
 
     What else it paid may be explained: to orders, for one, that a lost database had.
     """
     first, due = payments[0], sum(item.units for item in payments)
-    more = is_explained and departure.units > due
+    more = is_annotated and departure.units > due
     if first.is_transfer and departure.units != due and not more:
         yield Difference("sent", first.payment_id, str(due), str(departure.units), _XMR)
     if departure.fee != first.fee:
@@ -109,12 +107,12 @@ def _expected_balance(by_txid: Mapping[str, list[PaymentEntry]], facts: MoneroFa
     return came - went
 
 
-def monero_explained(books: Books, facts: MoneroFacts) -> Iterator[Explained]:
+def monero_annotated(books: Books, facts: MoneroFacts) -> Iterator[Annotated]:
     """The explained transactions that the wallet lists, with what they moved."""
-    for txid, note in books.explained_on(MONERO).items():
+    for txid, note in books.annotations_on(MONERO).items():
         sent = [item for item in facts.departures if item.txid == txid]
         received = [item for item in facts.arrivals if item.txid == txid]
         if sent or received:
             out = sum(item.units + item.fee for item in sent)
             came = sum(item.units for item in received)
-            yield Explained(MONERO, txid, out, came, _XMR, note)
+            yield Annotated(MONERO, txid, out, came, _XMR, note)

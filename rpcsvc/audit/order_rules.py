@@ -1,8 +1,7 @@
 """The rules for one order: its own arithmetic, and its transfers against what the chains show.
 
 deposits = payouts at the order's price + refunds + fees + what is held, all in whole units; one
-payout at most; every transfer to whom the order names. What does not live here: deposits against
-the chain (deposit_rules.py), wallets (monero_rules.py, evm_rules.py).
+payout at most; every transfer to whom the order names.
 """
 
 from __future__ import annotations
@@ -234,7 +233,7 @@ def _unit_in(order: OrderEntry) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChainCoverage:
     """The networks that were asked, and those of them with replaced blocks that nobody noted.
 
     ``tops``: the newest block of each. ``closed``: transfers that no chain shows as paid, since
@@ -256,7 +255,7 @@ def transfer_differences(
     order: OrderEntry,
     payments: Mapping[str, PaymentEntry],
     seen: Mapping[str, Sighting],
-    asked: Asked,
+    asked: ChainCoverage,
     pending: list[str],
 ) -> Iterator[Difference]:
     """What the wallets and chains say otherwise of an order's transfers.

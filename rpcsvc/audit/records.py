@@ -1,7 +1,6 @@
-"""What the books say and what the chains say, as plain values, and what comes of comparing them.
+"""What the books and the chains say, as plain values, and the differences between them.
 
-Units are atomic (piconero, USDC units), blocks are heights. What does not live here: reading
-(books.py, monero_chain.py, evm_chain.py) and the rules (check.py and its parts).
+Units are atomic (piconero, USDC units), blocks are heights.
 """
 
 from __future__ import annotations
@@ -14,9 +13,14 @@ from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
 
 MONERO: Final = "monero"
+
+
 # The differences of a hot wallet's ether: less than there should be, and more.
 ETHER: Final = "ether"
+
+
 ETHER_INCOME: Final = "ether_income"
+
 
 # --- the books -------------------------------------------------------------------------------
 
@@ -134,7 +138,7 @@ class SweepEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class Annotation:
     """The operator's word that a transaction was made by hand; ``note`` says what for.
 
     ``wei``: what contracts sent to the hot wallet in it, which no node shows without tracing.
@@ -187,7 +191,7 @@ class Books:
     evm_hot: str | None = None
     evm_addresses: frozenset[str] = frozenset()
     monero_primary: str | None = None
-    explanations: tuple[Explanation, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
     openings: Mapping[str, Opening] = field(default_factory=dict)
     from_journal: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
@@ -196,9 +200,9 @@ class Books:
         """The payments of one network."""
         return [item for item in self.payments if item.network == network]
 
-    def explained_on(self, network: str) -> dict[str, str]:
+    def annotations_on(self, network: str) -> dict[str, str]:
         """What the operator says of transactions of one network, by transaction."""
-        return {item.txid: item.note for item in self.explanations if item.network == network}
+        return {item.txid: item.note for item in self.annotations if item.network == network}
 
 
 # --- the chains ------------------------------------------------------------------------------
@@ -316,7 +320,7 @@ class EvmFacts:
     mined: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     stale: bool = False
-    explained: Mapping[str, int | None] = field(default_factory=dict)
+    annotated: Mapping[str, int | None] = field(default_factory=dict)
     ether: Ether | None = None
 
 
@@ -353,7 +357,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Annotated:
     """An explained transaction as the chain has it: units that left our wallets, and that came.
 
     The fee of an XMR transaction is part of ``sent``, and so is that of ether (unit ``wei``).
@@ -375,8 +379,16 @@ class Report:
     """
 
     differences: tuple[Difference, ...] = ()
-    explained: tuple[Explained, ...] = field(default=(), kw_only=True)
+    annotated: tuple[Annotated, ...] = field(default=(), kw_only=True)
     pending: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     orders: int = 0
     payments: int = 0
+
+
+class Unfit(Exception):
+    """A node or wallet is not the one that the books are about. The text is for the operator."""
+
+
+class ChainMoved(Exception):
+    """The chain changed while it was read: look again."""

@@ -8,8 +8,16 @@ import pytest
 
 from rpcsvc.audit.evm_chain import EvmReader
 from rpcsvc.audit.monero_chain import MoneroReader
-from rpcsvc.audit.records import MONERO, Books, EvmFacts, MoneroFacts, PaymentEntry, Watched
-from rpcsvc.audit.unfit import ChainMoved, Unfit
+from rpcsvc.audit.records import (
+    MONERO,
+    Books,
+    ChainMoved,
+    EvmFacts,
+    MoneroFacts,
+    PaymentEntry,
+    Unfit,
+    Watched,
+)
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner

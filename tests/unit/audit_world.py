@@ -9,13 +9,13 @@ from typing import Final
 
 from rpcsvc.audit.records import (
     MONERO,
+    Annotation,
     Arrival,
     Books,
     Departure,
     DepositEntry,
     Ether,
     EvmFacts,
-    Explanation,
     MoneroFacts,
     Move,
     Opening,
@@ -61,8 +61,8 @@ class World:
     proven: dict[str, Sighting] = field(default_factory=dict)
     mined: set[str] = field(default_factory=set)
     deposit_addresses: set[str] = field(default_factory=set)
-    explanations: list[Explanation] = field(default_factory=list)
-    explained: dict[str, int | None] = field(default_factory=dict)
+    annotations: list[Annotation] = field(default_factory=list)
+    annotated: dict[str, int | None] = field(default_factory=dict)
     spent: dict[str, int] = field(default_factory=dict)
     came: dict[str, int] = field(default_factory=dict)
     nonce: int = FIRST_NONCE
@@ -79,7 +79,7 @@ class World:
             evm_hot=HOT,
             evm_addresses=frozenset(self.deposit_addresses),
             monero_primary="primary",
-            explanations=tuple(self.explanations),
+            annotations=tuple(self.annotations),
             openings={ARBITRUM: Opening(SINCE - 1, "opening", FIRST_NONCE, WEI)},
         )
 
@@ -101,14 +101,14 @@ class World:
         balances = {a: sums[a] for a in (HOT, *self.deposit_addresses)}
         return EvmFacts(
             ARBITRUM, TOP, DEPTH, tuple(self.moves), balances, OPENING, self.nonce,
-            mined=frozenset(self.mined), explained=self.explained, ether=self.ether(),
+            mined=frozenset(self.mined), annotated=self.annotated, ether=self.ether(),
         )  # fmt: skip
 
     def ether(self) -> Ether:
         """As the chain has it: the explained transactions have happened."""
-        told = sum(item.wei for item in self.explanations)
+        told = sum(item.wei for item in self.annotations)
         held = WEI - sum(self.spent.values()) + sum(self.came.values()) + told
-        done = frozenset(item.txid for item in self.explanations)
+        done = frozenset(item.txid for item in self.annotations)
         return Ether(held, dict(self.spent), dict(self.came), done)
 
     # --- lives ---------------------------------------------------------------------------------
@@ -222,12 +222,12 @@ class World:
 
     def ether_by_hand(self, spent: int, came: int, inside: int) -> None:
         """The operator takes ether out, and brings some, part of it by way of a contract."""
-        self.explanations.append(Explanation(ARBITRUM, taken := self.txid(), "to the cold wallet"))
-        self.explained[taken] = self.nonce
+        self.annotations.append(Annotation(ARBITRUM, taken := self.txid(), "to the cold wallet"))
+        self.annotated[taken] = self.nonce
         self.spent[taken] = spent
         self.nonce += 1
-        self.explanations.append(Explanation(ARBITRUM, given := self.txid(), "for gas", inside))
-        self.explained[given] = None
+        self.annotations.append(Annotation(ARBITRUM, given := self.txid(), "for gas", inside))
+        self.annotated[given] = None
         self.came[given] = came
 
     # --- parts ---------------------------------------------------------------------------------

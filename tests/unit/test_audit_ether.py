@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.audit.check import check
-from rpcsvc.audit.ether_chain import ByHand, EvmReceipts, Mined, each
-from rpcsvc.audit.records import Difference, Ether, EvmFacts, Explained, Explanation, Report
+from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, Mined, each
+from rpcsvc.audit.records import Annotated, Annotation, Difference, Ether, EvmFacts, Report
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Receipt
@@ -80,10 +80,10 @@ def test_a_word_counts_when_its_transaction_is_mined_and_not_before() -> None:
 def test_what_moved_ether_alone_is_explained_in_wei() -> None:
     world = World()
     world.ether_by_hand(5, 3, 2)
-    taken, given_ = (item.txid for item in world.explanations)
-    assert audited(world).explained == (
-        Explained(ARBITRUM, taken, 5, 0, "wei", "to the cold wallet"),
-        Explained(ARBITRUM, given_, 0, 5, "wei", "for gas (2 wei of it by your word)"),
+    taken, given_ = (item.txid for item in world.annotations)
+    assert audited(world).annotated == (
+        Annotated(ARBITRUM, taken, 5, 0, "wei", "to the cold wallet"),
+        Annotated(ARBITRUM, given_, 0, 5, "wei", "for gas (2 wei of it by your word)"),
     )
 
 
@@ -240,7 +240,7 @@ def test_a_lost_sweep_is_named_by_what_it_cost_though_no_payment_is_on_record() 
     assert found["ether"].gap == -cost
     assert f"Not on record: {lost.txids[0]}." in found["ether"].hint
 
-    world.explanations.append(Explanation(ARBITRUM, lost.txids[0], "a sweep since the copy"))
-    world.explained[lost.txids[0]] = facts.nonce - 1
+    world.annotations.append(Annotation(ARBITRUM, lost.txids[0], "a sweep since the copy"))
+    world.annotated[lost.txids[0]] = facts.nonce - 1
     world.spent[lost.txids[0]] = cost
     assert audited(world).differences == ()

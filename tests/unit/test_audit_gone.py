@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.audit.check import check
-from rpcsvc.audit.records import MONERO, Arrival, Difference, Explanation, OrderEntry, Report
+from rpcsvc.audit.records import MONERO, Annotation, Arrival, Difference, OrderEntry, Report
 from rpcsvc.domain.order import DepositState
 from rpcsvc.domain.pricing import Direction
 from tests.unit.audit_world import ARBITRUM, U2X, X2U, World
@@ -50,7 +50,7 @@ def test_deposit_that_is_gone_ends_with_the_operators_word(
     found = only(world)
     assert found.kind == kind
     assert f"rpcsvc treasury explain {network} {txid} --note TEXT" in found.hint
-    world.explanations.append(Explanation(network, txid, "the loss is ours"))
+    world.annotations.append(Annotation(network, txid, "the loss is ours"))
     after = report(world)
     assert after.differences == ()
     assert f"{txid} is explained, and {network} does not show it" in after.notes
@@ -59,7 +59,7 @@ def test_deposit_that_is_gone_ends_with_the_operators_word(
 def test_deposit_that_is_back_counts_though_it_was_written_off() -> None:
     world = World()
     order = world.keep(world.pay_out(world.deposit(world.order(X2U), XMR)))
-    world.explanations.append(Explanation(MONERO, order.deposits[0].txid, "the loss is ours"))
+    world.annotations.append(Annotation(MONERO, order.deposits[0].txid, "the loss is ours"))
     assert report(world).differences == ()
     world.arrivals[0] = replace(world.arrivals[0], units=XMR - 1)
     assert "deposit_units" in {item.kind for item in report(world).differences}
@@ -69,7 +69,7 @@ def test_deposit_that_nothing_was_paid_for_can_not_be_written_off() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(X2U), XMR))
     world.arrivals.clear()
-    world.explanations.append(Explanation(MONERO, order.deposits[0].txid, "no"))
+    world.annotations.append(Annotation(MONERO, order.deposits[0].txid, "no"))
     assert (only(world).kind, only(world).hint) == ("deposit_not_on_chain", "")
 
 
@@ -108,8 +108,8 @@ def test_usdc_payout_that_is_gone_ends_with_what_took_its_nonce_explained() -> N
     assert f"rpcsvc payouts close {name} --note TEXT" in found["not_on_chain"].hint
     closed = frozenset({name})
     assert "unrecorded_transaction" in {item.kind for item in report(world, closed).differences}
-    world.explanations.append(Explanation(ARBITRUM, "rival", "the key's other user"))
-    world.explained["rival"] = payment.nonce
+    world.annotations.append(Annotation(ARBITRUM, "rival", "the key's other user"))
+    world.annotated["rival"] = payment.nonce
     world.spent = {"rival": 10**14}
     assert report(world, closed).differences == ()
 

@@ -16,12 +16,13 @@ from rpcsvc.audit.records import (
     ETHER,
     ETHER_INCOME,
     Books,
+    ChainMoved,
     Difference,
     EvmFacts,
     MoneroFacts,
     Report,
+    Unfit,
 )
-from rpcsvc.audit.unfit import ChainMoved, Unfit
 from rpcsvc.settlement.onchain.evm.node_types import Block
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader

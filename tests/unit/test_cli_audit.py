@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.audit.records import Difference, Explained, Report
-from rpcsvc.audit.unfit import Unfit
+from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
 from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
@@ -80,10 +79,10 @@ def test_a_hint_and_what_is_explained_are_said_in_words(
                 "unrecorded_payment", "tx", "0", "7", "XMR", "looks like a payment: adopt it"
             ),
         ),
-        explained=(
-            Explained("monero", "ab", 2_500_000_000_000, 0, "XMR", "to the cold wallet"),
-            Explained("arbitrum", "0xcd", 1_000_000, 2_000_000, "USDC", "both ways"),
-            Explained("arbitrum", "0xef", 0, 0, "USDC", "ether"),
+        annotated=(
+            Annotated("monero", "ab", 2_500_000_000_000, 0, "XMR", "to the cold wallet"),
+            Annotated("arbitrum", "0xcd", 1_000_000, 2_000_000, "USDC", "both ways"),
+            Annotated("arbitrum", "0xef", 0, 0, "USDC", "ether"),
         ),
     )
     assert audit(monkeypatch, tmp_path, report) == FAILED

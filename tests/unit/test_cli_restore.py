@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.audit.books import read_books
-from rpcsvc.audit.records import Explanation
+from rpcsvc.audit.records import Annotation
 from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
@@ -123,7 +123,7 @@ def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     monkeypatch.setattr(cli_explain, "_look", look)
 
 
-def explained(data_dir: Path) -> list[tuple[str, str, str]]:
+def annotated(data_dir: Path) -> list[tuple[str, str, str]]:
     with closing(sqlite3.connect(data_dir / DATABASE_NAME)) as reader:
         return reader.execute("SELECT network, txid, note FROM explained_transactions").fetchall()
 
@@ -135,11 +135,11 @@ def test_an_explanation_is_kept_shown_and_taken_back(
     shows(monkeypatch, "sent 2.5 XMR")
     assert cli("treasury", "explain", "monero", TXID.upper(), "--note", " to  cold ") == OK
     assert cli.out == f"{TXID} on monero, sent 2.5 XMR: to cold\n"
-    assert explained(cli.data_dir) == [("monero", TXID, "to cold")]
+    assert annotated(cli.data_dir) == [("monero", TXID, "to cold")]
     assert cli("treasury", "explain", "monero", TXID, "--note", "another") == USAGE
     assert "to cold" in cli.err
     assert cli("treasury", "explain", "monero", TXID, "--take-back") == OK
-    assert explained(cli.data_dir) == []
+    assert annotated(cli.data_dir) == []
     assert cli("treasury", "explain", "monero", TXID, "--take-back") == FAILED
 
 
@@ -189,7 +189,7 @@ def test_what_another_wallet_did_is_not_explained(
     if recorded is not None:
         assert cli(*say) == UNREACHABLE
         assert "Another XMR wallet is open" in cli.err
-        assert explained(cli.data_dir) == []
+        assert annotated(cli.data_dir) == []
         opened.address = recorded
     assert cli(*say) == OK
     assert cli.out.startswith(f"{TXID} on monero, sent 2.1 XMR")
@@ -208,7 +208,7 @@ def test_a_deposit_that_is_gone_is_written_off_once_its_payout_is_signed(
     is_signed = state is TransferState.PUBLISHED
     say = ("treasury", "explain", "monero", TXID, "--note", "the loss is ours")
     assert cli(*say) == (OK if is_signed else FAILED)
-    assert len(explained(cli.data_dir)) == is_signed
+    assert len(annotated(cli.data_dir)) == is_signed
     assert (f"a deposit of 7 units for {order.order_id}" in cli.out) is is_signed
 
 
@@ -218,15 +218,15 @@ def test_what_contracts_brought_is_kept_in_wei(cli: Cli, monkeypatch: pytest.Mon
     wei = 10**20 + 7  # more than an integer of SQLite holds
     say = ("treasury", "explain", "arbitrum", TXID, "--note", "x", "--internal-wei")
     assert cli(*say, str(wei)) == OK
-    (told,) = read_books(cli.data_dir).explanations
-    assert told == Explanation("arbitrum", "0x" + TXID, "x", wei)
+    (told,) = read_books(cli.data_dir).annotations
+    assert told == Annotation("arbitrum", "0x" + TXID, "x", wei)
 
 
 def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     make_database(cli.data_dir)
     shows(monkeypatch, None)
     assert cli("treasury", "explain", "arbitrum", TXID, "--note", "x") == FAILED
-    assert explained(cli.data_dir) == []
+    assert annotated(cli.data_dir) == []
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_no_chain_shows_is_not_explained(cli: Cli, monkeypatch: pytest.Monk
 def test_an_explanation_says_which_and_what_for(cli: Cli, arguments: tuple[str, ...]) -> None:
     make_database(cli.data_dir)
     assert cli("treasury", "explain", *arguments) == USAGE
-    assert explained(cli.data_dir) == []
+    assert annotated(cli.data_dir) == []
 
 
 def test_the_data_directory_may_be_given_before_the_action(
@@ -255,7 +255,7 @@ def test_the_data_directory_may_be_given_before_the_action(
     assert cli(
         "treasury", "--data-dir", str(elsewhere), "explain", "monero", TXID, "--note", "x"
     ) == OK  # fmt: skip
-    assert len(explained(elsewhere)) == 1
+    assert len(annotated(elsewhere)) == 1
 
 
 async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path: Path) -> None:

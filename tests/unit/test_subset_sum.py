@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.audit.subset_sum import MOST_AMOUNTS, MOST_PARTS, TooMany, parts_of
+from rpcsvc.audit.hints import MOST_AMOUNTS, MOST_PARTS, TooMany, parts_of
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1, max_size=20), st.data())

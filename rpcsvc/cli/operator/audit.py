@@ -19,7 +19,7 @@ from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
 
 if TYPE_CHECKING:
-    from rpcsvc.audit.records import Difference, Explained, Report
+    from rpcsvc.audit.records import Annotated, Difference, Report
     from rpcsvc.settings import Settings
 
 Common = Callable[[argparse.ArgumentParser], None]
@@ -41,7 +41,7 @@ def add_audit(commands: Any, common: Common) -> None:
 
 def _audit(context: Context) -> int:
     """Raises UsageError when there are no books to read, Unreachable when there is no chain."""
-    from rpcsvc.audit.unfit import ChainMoved, Unfit  # noqa: PLC0415 - help needs none of it
+    from rpcsvc.audit.records import ChainMoved, Unfit  # noqa: PLC0415 - help needs none of it
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
     from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure  # noqa: PLC0415
     from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
@@ -76,7 +76,7 @@ def _as_json(report: Report) -> Json:
         "orders": report.orders,
         "payments": report.payments,
         "differences": [_difference(item) for item in report.differences],
-        "explained": [asdict(item) for item in report.explained],
+        "explained": [asdict(item) for item in report.annotated],
         "pending": list(report.pending),
         "notes": list(report.notes),
     }
@@ -95,7 +95,7 @@ def _print(report: Report) -> None:
     for item in report.differences:
         if item.hint:
             sys.stdout.write(f"{item.subject} {item.hint}\n")
-    for told in report.explained:
+    for told in report.annotated:
         sys.stdout.write(f"explained: {told.network} {told.txid}: {_moved(told)}: {told.note}\n")
     for text in report.pending:
         sys.stdout.write(f"pending: {text}\n")
@@ -107,7 +107,7 @@ def _print(report: Report) -> None:
     )
 
 
-def _moved(told: Explained) -> str:
+def _moved(told: Annotated) -> str:
     parts = (("sent", told.sent), ("received", told.received))
     if told.unit not in _ASSETS:  # wei: the coin's name is the network's
         return ", ".join(f"{word} {units} {told.unit}" for word, units in parts if units)

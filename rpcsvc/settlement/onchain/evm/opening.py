@@ -2,7 +2,7 @@
 
 The auditor adds up from there what the wallet's transactions cost. What was before is nobody's to
 know: no node tells the cost of transactions that it has no list of. What does not live here: the
-sum (audit/ether_rules.py), SQL (store/onchain_evm_openings.py).
+sum (audit/evm_rules.py), SQL (store/onchain_evm_openings.py).
 """
 
 from __future__ import annotations

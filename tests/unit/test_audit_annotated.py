@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from rpcsvc.audit.check import check
 from rpcsvc.audit.records import (
     MONERO,
+    Annotated,
+    Annotation,
     Arrival,
     Books,
     Departure,
     Difference,
     EvmFacts,
-    Explained,
-    Explanation,
     MoneroFacts,
     Move,
     OrderEntry,
@@ -33,18 +33,18 @@ class Restored:
     """A world in which something happened that its books do not know."""
 
     world: World
-    explanations: tuple[Explanation, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
     nonces: dict[str, int | None] | None = None
     closed: frozenset[str] = frozenset()
 
     def books(self) -> Books:
-        return replace(self.world.books(), explanations=self.explanations, closed=self.closed)
+        return replace(self.world.books(), annotations=self.annotations, closed=self.closed)
 
     def monero(self) -> MoneroFacts:
         return self.world.monero()
 
     def evm(self) -> EvmFacts:
-        return replace(self.world.evm(), explained=self.nonces or {})
+        return replace(self.world.evm(), annotated=self.nonces or {})
 
     def report(self) -> Report:
         return check(self.books(), self.monero(), [self.evm()])
@@ -54,7 +54,7 @@ class Restored:
         return found
 
     def explain(self, network: str, txid: str, nonce: int | None = None) -> None:
-        self.explanations += (Explanation(network, txid, "to the cold wallet"),)
+        self.annotations += (Annotation(network, txid, "to the cold wallet"),)
         if network == ARBITRUM:
             self.nonces = {**(self.nonces or {}), txid: nonce}
 
@@ -217,9 +217,9 @@ def test_an_explained_withdrawal_is_shown_with_what_the_chain_says_and_is_no_dif
     at.explain(ARBITRUM, "0xusdc", nonce)
     report = at.report()
     assert (report.differences, report.notes) == ((), ())
-    assert report.explained == (
-        Explained(MONERO, "xmr", 12, 0, "XMR", "to the cold wallet"),
-        Explained(ARBITRUM, "0xusdc", 9, 0, "USDC", "to the cold wallet"),
+    assert report.annotated == (
+        Annotated(MONERO, "xmr", 12, 0, "XMR", "to the cold wallet"),
+        Annotated(ARBITRUM, "0xusdc", 9, 0, "USDC", "to the cold wallet"),
     )
 
 
@@ -248,7 +248,7 @@ def test_a_transaction_of_ether_alone_is_explained_by_its_nonce() -> None:
     assert at.only().kind == "unrecorded_transaction"
     at.explain(ARBITRUM, "0xether", at.world.nonce - 1)
     assert at.report().differences == ()
-    (told,) = at.report().explained
+    (told,) = at.report().annotated
     assert (told.sent, told.received) == (0, 0)
 
 
@@ -293,12 +293,12 @@ def test_a_top_up_that_is_explained_is_shown() -> None:
     at.world.arrivals.append(Arrival("topup", "primary", 5, SINCE + 1))
     at.explain(MONERO, "topup")
     assert at.report().differences == ()
-    assert [(item.sent, item.received) for item in at.report().explained] == [(0, 5)]
+    assert [(item.sent, item.received) for item in at.report().annotated] == [(0, 5)]
 
 
 def test_an_explanation_of_what_no_chain_shows_is_a_note() -> None:
     at = Restored(World())
-    at.explanations = (Explanation(MONERO, "gone", "x"), Explanation(ARBITRUM, "0xgone", "y"))
+    at.annotations = (Annotation(MONERO, "gone", "x"), Annotation(ARBITRUM, "0xgone", "y"))
     assert len(at.report().notes) == 2
 
 
