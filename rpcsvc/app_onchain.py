@@ -65,7 +65,7 @@ async def onchain_backend(
             SqliteOpeningLedger(database),
         ),
         signed=OnchainBooks(database),
-        unserved=UnservedOrders(database, networks).problem,
+        unserved=(await UnservedOrders.find(database, networks)).problem,
         journal=journal,
     )
     name = settings.onchain.monero_network

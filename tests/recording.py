@@ -29,7 +29,7 @@ async def sign(wallet: Any, transfer: Transfer, *companions: Transfer) -> Prepar
 
     ``wallet`` has the ``recorded`` and ``prepare`` of a chain adapter.
     """
-    known: PreparedTransfer | None = wallet.recorded(transfer)
+    known: PreparedTransfer | None = await wallet.recorded(transfer)
     if known is not None:
         return known
     record = Recorder()

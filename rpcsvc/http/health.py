@@ -62,7 +62,7 @@ class HealthRoutes:
 
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
-        checks = {**self._checks(), **self._watching(), **self._relayed(), **self._signing()}
+        checks = {**await self._checks(), **self._watching(), **self._relayed(), **self._signing()}
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -76,13 +76,13 @@ class HealthRoutes:
 
     async def readyz(self, request: web.Request) -> web.StreamResponse:
         """Whether orders can be taken."""
-        checks = self._readiness()
+        checks = await self._readiness()
         return self._respond(request, orjson.dumps({"status": _overall(checks)}), checks)
 
     async def agent_health(self, request: web.Request) -> web.StreamResponse:
         """The envelope with status, version and time beside it."""
         request[OPERATION] = _AGENT_HEALTH
-        checks = self._readiness()
+        checks = await self._readiness()
         visitor = self._gate.admit(request)
         request_id = visitor.request_id or self._gate.new_request_id()
         data = with_session(self._service.venue, {}, NO_SESSION)
@@ -97,7 +97,7 @@ class HealthRoutes:
 
     async def bff_health(self, request: web.Request) -> web.StreamResponse:
         """Status, version and time, nothing else (spec 2.4)."""
-        checks = self._readiness()
+        checks = await self._readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
     def _watching(self) -> dict[str, Health]:
@@ -116,17 +116,17 @@ class HealthRoutes:
         problem = self._signer.problem
         return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
 
-    def _checks(self) -> dict[str, Health]:
+    async def _checks(self) -> dict[str, Health]:
         return {
             "store": self._database.health(),
-            "engine": self._service.engine.health(),
+            "engine": await self._service.engine.health(),
             "rates": self._service.rates_health(),
             "worker": self._worker.health(),
         }
 
-    def _readiness(self) -> dict[str, Health]:
+    async def _readiness(self) -> dict[str, Health]:
         """What an order needs to be taken, and nothing else."""
-        checks = self._checks()
+        checks = await self._checks()
         if self._service.relay is None:  # the health of an upstream is this very question
             checks["engine"] = self._takes_orders()
         return checks

@@ -57,7 +57,7 @@ async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> F
         raise OrderNotFound(
             f"{params.order_id} is not a bridge order. Ask for it at GET /orders/{params.order_id}."
         )
-    return Flat(_view(service, found))
+    return Flat(await _view(service, found))
 
 
 async def _open(service: Service, params: BridgeParams, call: Call, kind: BridgeKind) -> Stored:
@@ -107,7 +107,7 @@ def _opened(placed: Placed) -> bytes:
     )
 
 
-def _view(service: Service, found: Order) -> Json:
+async def _view(service: Service, found: Order) -> Json:
     terms = found.terms
     if found.terms.upstream_id is not None:
         return _relayed_view(found)
@@ -119,7 +119,7 @@ def _view(service: Service, found: Order) -> Json:
         "type": kind_of(found).value,
         "status": status.value,
         "amount": str(sum(d.units for d in arrived)),
-        "confirmations": min(needed, _confirmations(service, arrived)),
+        "confirmations": min(needed, await _confirmations(service, arrived)),
         "requiredConfirmations": needed,
         "tx_in": arrived[0].key.txid if arrived else None,
         "tx_out": payout.txid if payout else None,
@@ -146,9 +146,9 @@ def _relayed_view(found: Order) -> Json:
     }
 
 
-def _confirmations(service: Service, arrived: list[Deposit]) -> int:
+async def _confirmations(service: Service, arrived: list[Deposit]) -> int:
     """Those of the deposit that has the fewest."""
-    return min((service.engine.confirmations(d.key) for d in arrived), default=0)
+    return min([await service.engine.confirmations(d.key) for d in arrived], default=0)
 
 
 def _number(units: int) -> orjson.Fragment:

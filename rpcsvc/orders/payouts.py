@@ -106,12 +106,12 @@ class Payouts:
         if not _is_agreed(order, transfer):
             log.critical("transfer_to_a_stranger", transfer_id=transfer.transfer_id)
             return
-        if not self._may_be_signed(order, transfer):
+        if not await self._may_be_signed(order, transfer):
             return
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_SECONDS) as limit:
                 record = partial(self._record, limit)
-                await self._engine.prepare(transfer, self._companions(transfer), record)
+                await self._engine.prepare(transfer, await self._companions(transfer), record)
         except TransferRejected as refused:
             event = TransferFailed(transfer.transfer_id, str(refused))
             await self._processor.apply(order.order_id, event, done=(effect,))
@@ -134,17 +134,17 @@ class Payouts:
         """Look again at all that the bytes pay, since signing takes time, and commit."""
         for name in signed.transfer_ids:
             order, transfer = self._find(order_of(name), name)
-            if not (_is_agreed(order, transfer) and self._may_be_signed(order, transfer)):
+            if not (_is_agreed(order, transfer) and await self._may_be_signed(order, transfer)):
                 raise Unavailable(f"{name} must wait: what it pays for has changed.")
         limit.reschedule(None)  # what is being committed is waited for, however long it takes
         await self._processor.record(signed, commit)
 
-    def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
+    async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
         if order.order_id in self._quarantine or self._is_too_late(order, transfer):
             return False
-        return self._has_its_deposits(order)
+        return await self._has_its_deposits(order)
 
-    def _has_its_deposits(self, order: Order) -> bool:
+    async def _has_its_deposits(self, order: Order) -> bool:
         """Whether the engine's last look found on the chain what the order says is confirmed.
 
         While the service was down a reorganisation may have taken it away. Before the first look
@@ -152,7 +152,7 @@ class Payouts:
         """
         keys = [item.key for item in order.deposits if item.state is DepositState.CONFIRMED]
         try:
-            missing = [key for key in keys if self._engine.confirmations(key) == 0]
+            missing = [key for key in keys if await self._engine.confirmations(key) == 0]
         except Unavailable as reason:
             log.info("payout_waits_for_deposits", order_id=order.order_id, reason=reason.message)
             return False
@@ -169,7 +169,7 @@ class Payouts:
         late = is_due and (order.deadline_at or 0) <= self._clock.now_ms()
         return late and transfer.kind is TransferKind.PAYOUT
 
-    def _companions(self, transfer: Transfer) -> list[Transfer]:
+    async def _companions(self, transfer: Transfer) -> list[Transfer]:
         """Others that are due on the network and may go out in one transaction with this one.
 
         One transfer of an order at a time: its next one may depend on what became of this one.
@@ -183,7 +183,7 @@ class Payouts:
             item = order.transfer(transfer_id) if order else None
             if order is None or item is None or not _is_agreed(order, item):
                 continue
-            if order_id not in found and self._may_be_signed(order, item):
+            if order_id not in found and await self._may_be_signed(order, item):
                 found[order_id] = item
         return list(found.values())[1:most]
 

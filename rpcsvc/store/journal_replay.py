@@ -119,7 +119,7 @@ class JournalReplay:
 
     async def _adopt_monero(self, payment: monero.Payment) -> None:
         name, txid = payment.payment_id, payment.txid
-        if self._monero.has_transaction(txid) or (name, txid) in self._void:
+        if await self._monero.has_transaction(txid) or (name, txid) in self._void:
             return
         is_transfer = payment.purpose is monero.Purpose.TRANSFER
         paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
@@ -134,7 +134,7 @@ class JournalReplay:
     async def _adopt_evm(self, entry: EvmEntry) -> None:
         payment, order = entry.payment, entry.payment.order
         name, first = payment.payment_id, payment.attempts[0]
-        if self._evm.has_transaction(first.txid) or (name, first.txid) in self._void:
+        if await self._evm.has_transaction(first.txid) or (name, first.txid) in self._void:
             return
         if entry.sweep is not None:
             await self._know_address(entry.sweep)
@@ -163,11 +163,11 @@ class JournalReplay:
         return tuple(waiting), lost
 
     async def _adopt_attempt(self, entry: AttemptEntry) -> None:
-        payment = self._evm.payment(entry.payment_id)
+        payment = await self._evm.payment(entry.payment_id)
         live = (evm.PaymentState.PREPARED, evm.PaymentState.PUBLISHED)
         if payment is None or payment.state not in live:
             return
-        if self._evm.has_transaction(entry.attempt.txid):
+        if await self._evm.has_transaction(entry.attempt.txid):
             return
         await self._evm.add_attempt(payment, entry.attempt)
         if payment.state is evm.PaymentState.PREPARED:
@@ -178,7 +178,7 @@ class JournalReplay:
 
     async def _fail(self, entry: VoidEntry) -> None:
         """An XMR payment that can never be made. Of an EVM one the network tells."""
-        for payment in self._monero.payments_in(*_MONERO_LIVE):
+        for payment in await self._monero.payments_in(*_MONERO_LIVE):
             if (payment.payment_id, payment.txid) == (entry.payment_id, entry.txid):
                 failed = replace(payment, state=monero.PaymentState.FAILED)
                 await self._monero.put_payment(failed)
@@ -195,22 +195,22 @@ class JournalReplay:
 
     async def _know_address(self, sweep: evm.Sweep) -> None:
         """What a sweep takes is summed up by address; those between come when keys are at hand."""
-        if self._addresses.ours([sweep.address]):
+        if await self._addresses.ours([sweep.address]):
             return
-        wallet = self._addresses.wallet()
+        wallet = await self._addresses.wallet()
         reserved = max(sweep.address_index, wallet.reserved_to if wallet else 0)
         await self._addresses.add_addresses([EvmAddress(sweep.address_index, sweep.address)])
         await self._addresses.reserve_addresses(reserved)
 
     async def _end_sweep(self, entry: SweptEntry) -> None:
-        for sweep in self._evm.sweeps_under_way(entry.network):
+        for sweep in await self._evm.sweeps_under_way(entry.network):
             if (sweep.address_index, sweep.serial) == (entry.address_index, entry.serial):
                 await self._evm.put_sweep(replace(sweep, state=entry.state, taken=entry.taken))
 
     async def _skip_addresses(self, entry: AddressesEntry) -> None:
         """Addresses up to this one were handed out, or may have been."""
         ledger = self._addresses if entry.network == EVM_ADDRESSES else self._monero
-        wallet = ledger.wallet()
+        wallet = await ledger.wallet()
         if wallet is not None and wallet.reserved_to < entry.to:
             await ledger.reserve_addresses(entry.to)
 

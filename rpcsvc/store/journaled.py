@@ -77,7 +77,7 @@ class JournaledMoneroLedger(SqliteMoneroLedger):
 
     async def add_payment(self, payment: monero.Payment, rows: Rows = ()) -> None:
         """Record and commit a signed payment. Raises as the ledger without a journal does."""
-        wallet = self.wallet()
+        wallet = await self.wallet()
         entry = MoneroEntry(wallet.primary_address if wallet else "", payment)
         void = VoidEntry(payment.payment_id, payment.txid)
         await self._journal.record(

@@ -40,12 +40,12 @@ class OnchainBooks:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def sent_since(self, asset: Asset, at: int) -> int:
+    async def sent_since(self, asset: Asset, at: int) -> int:
         """Atomic units signed away for orders since ``at`` (ms), over all networks."""
         row = self._db.read_one(_SENT["XMR" if asset is XMR else "USDC"], (at,))
         return int(row[0]) if row else 0
 
-    def unmatched(self, transfer: Transfer) -> str | None:
+    async def unmatched(self, transfer: Transfer) -> str | None:
         """A payment on record that the transfer's order does not know, in words; None: none is.
 
         The payment journal may bring one to an order that a restored copy carries on otherwise:

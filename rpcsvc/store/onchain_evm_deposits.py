@@ -69,7 +69,7 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
 
     # --- mnemonic and addresses ----------------------------------------------------------------
 
-    def wallet(self) -> EvmWallet | None:
+    async def wallet(self) -> EvmWallet | None:
         """The mnemonic of the first start."""
         row = self._db.read_one("SELECT hot_address, reserved_to FROM evm_wallet")
         return EvmWallet(*row) if row else None
@@ -78,7 +78,7 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         """Record the mnemonic. Raises StoreConflict when there is one already."""
         await self._db.write([Statement(_ADD_WALLET, (hot_address,))])
 
-    def addresses_above(self, index: int) -> list[EvmAddress]:
+    async def addresses_above(self, index: int) -> list[EvmAddress]:
         """The addresses with a higher index, in order."""
         sql = (
             "SELECT address_index, address FROM evm_addresses WHERE address_index > ?"
@@ -86,7 +86,7 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         )
         return [EvmAddress(*row) for row in self._db.read(sql, (index,))]
 
-    def unknown_addresses(self, to: int) -> list[int]:
+    async def unknown_addresses(self, to: int) -> list[int]:
         """The indices from 1 up to ``to`` that have no address on record."""
         sql = "SELECT count(*) FROM evm_addresses WHERE address_index <= ?"
         if int(self._db.read_one(sql, (to,))[0]) == to:
@@ -95,13 +95,13 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         known = {index for (index,) in self._db.read(sql, (to,))}
         return [index for index in range(1, to + 1) if index not in known]
 
-    def highest_address(self) -> EvmAddress | None:
+    async def highest_address(self) -> EvmAddress | None:
         """The newest address."""
         sql = "SELECT address_index, address FROM evm_addresses ORDER BY address_index DESC LIMIT 1"
         row = self._db.read_one(sql)
         return EvmAddress(*row) if row else None
 
-    def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
+    async def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
         """Those that are recorded, of addresses in any case, by one query."""
         sql = (
             "SELECT address_index, address FROM evm_addresses"
@@ -131,7 +131,7 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
 
     # --- deposits ------------------------------------------------------------------------------
 
-    def cursors(self, network: str) -> list[EvmCursor]:
+    async def cursors(self, network: str) -> list[EvmCursor]:
         """Blocks up to which deposits are committed, newest first."""
         sql = "SELECT number, hash FROM evm_cursor WHERE network = ? ORDER BY number DESC"
         return [EvmCursor(*row) for row in self._db.read(sql, (network,))]
@@ -140,19 +140,19 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         """Record where a network is looked at from."""
         await self._db.write([_put_cursor(network, cursor) for cursor in cursors])
 
-    def deposit(self, key: DepositKey) -> EvmDeposit | None:
+    async def deposit(self, key: DepositKey) -> EvmDeposit | None:
         """One deposit."""
         where = "WHERE d.network = ? AND d.txid = ? AND d.position = ?"
         row = self._db.read_one(f"{_SELECT_DEPOSIT} {where}", tuple(key))
         return _deposit(row) if row else None
 
-    def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
+    async def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
         """The deposits made by these transactions, by one query."""
         where = "WHERE d.network = ? AND d.txid IN (SELECT value FROM json_each(?))"
         rows = self._db.read(f"{_SELECT_DEPOSIT} {where}", (network, _list(txids)))
         return [_deposit(row) for row in rows]
 
-    def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
+    async def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
         """Deposits that are watched, and all in blocks above a number."""
         rows = self._db.read(_TO_WATCH, (network, network, above))
         return [_deposit(row) for row in rows]

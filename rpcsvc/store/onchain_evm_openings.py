@@ -24,7 +24,7 @@ class SqliteOpeningLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def opening(self, network: str, sender: str) -> Opening | None:
+    async def opening(self, network: str, sender: str) -> Opening | None:
         """The one on record; None before the first look."""
         row = self._db.read_one(_OPENING, (network, sender))
         if row is None:

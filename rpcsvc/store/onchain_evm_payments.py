@@ -78,27 +78,27 @@ class SqliteEvmPaymentLedger:
 
     # --- payments ------------------------------------------------------------------------------
 
-    def payment(self, payment_id: str) -> EvmPayment | None:
+    async def payment(self, payment_id: str) -> EvmPayment | None:
         """One payment."""
-        found = self._payments("WHERE payment_id = ?", payment_id)
+        found = await self._payments("WHERE payment_id = ?", payment_id)
         return found[0] if found else None
 
-    def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
+    async def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
         """A network's payments in these states, lowest nonce first."""
         marks = ", ".join("?" * len(states))
         where = f"WHERE network = ? AND state IN ({marks}) ORDER BY nonce, seq"
-        return self._payments(where, network, *states)
+        return await self._payments(where, network, *states)
 
-    def settled_above(self, network: str, number: int) -> list[EvmPayment]:
+    async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
         """Settled payments in blocks above a number, or in none now; not those closed by hand."""
         where = (
             "WHERE network = ? AND state = 'settled'"
             " AND (block_number > ? OR block_number IS NULL)"
             " AND payment_id NOT IN (SELECT transfer_id FROM closed_by_hand) ORDER BY nonce"
         )
-        return self._payments(where, network, number)
+        return await self._payments(where, network, number)
 
-    def next_nonce(self, network: str, sender: str) -> int:
+    async def next_nonce(self, network: str, sender: str) -> int:
         """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
         sql = "SELECT MAX(nonce) FROM evm_payments WHERE network = ? AND sender = ?"
         highest = self._db.read_one(sql, (network, sender))[0]
@@ -117,7 +117,7 @@ class SqliteEvmPaymentLedger:
             statements.append(Statement(_ADD_SWEEP, _sweep_row(sweep)))
         return statements
 
-    def has_transaction(self, txid: str) -> bool:
+    async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
         sql = "SELECT 1 FROM evm_attempts WHERE txid = ?"
         return self._db.read_one(sql, (txid,)) is not None
@@ -136,26 +136,26 @@ class SqliteEvmPaymentLedger:
         values = (*_progress(payment), payment.payment_id)
         await self._db.write([Statement(_PUT_PAYMENT, values)])
 
-    def _payments(self, where: str, *values: Any) -> list[EvmPayment]:
+    async def _payments(self, where: str, *values: Any) -> list[EvmPayment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)
-        return [_payment(row, self._attempts(row[0])) for row in rows]
+        return [_payment(row, await self._attempts(row[0])) for row in rows]
 
-    def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
+    async def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
         rows = self._db.read(_SELECT_ATTEMPTS, (payment_id,))
         return tuple(Attempt(*row) for row in rows)
 
     # --- sweeps --------------------------------------------------------------------------------
 
-    def unswept(self, network: str, least: int) -> list[Unswept]:
+    async def unswept(self, network: str, least: int) -> list[Unswept]:
         """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
         return [Unswept(*row) for row in self._db.read(_UNSWEPT, (network, least))]
 
-    def unswept_of(self, network: str, address_index: int) -> int:
+    async def unswept_of(self, network: str, address_index: int) -> int:
         """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
         row = self._db.read_one(_UNSWEPT_OF, (network, address_index))
         return int(row[0]) if row else 0
 
-    def sweeps_under_way(self, network: str) -> list[Sweep]:
+    async def sweeps_under_way(self, network: str) -> list[Sweep]:
         """Sweeps in state SIGNED."""
         sql = (
             f"SELECT {_SWEEP} FROM evm_sweeps INDEXED BY evm_sweeps_under_way"  # noqa: S608 - constants
@@ -163,7 +163,7 @@ class SqliteEvmPaymentLedger:
         )
         return [_sweep(row) for row in self._db.read(sql, (network,))]
 
-    def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
+    async def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
         """An address's sweeps in state VOID that have an authorization."""
         sql = (
             f"SELECT {_SWEEP} FROM evm_sweeps"  # noqa: S608 - constants

@@ -50,23 +50,25 @@ class SqliteEvmPoolLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def is_awaiting(self, network: str, now_ms: int) -> bool:
+    async def is_awaiting(self, network: str, now_ms: int) -> bool:
         """Whether an order waits for a deposit on this network that would be in time now."""
         return self._db.read_one(_IS_AWAITING, (network, now_ms)) is not None
 
-    def awaiting(self, network: str, addresses: Collection[str], now_ms: int) -> list[EvmAddress]:
+    async def awaiting(
+        self, network: str, addresses: Collection[str], now_ms: int
+    ) -> list[EvmAddress]:
         """Those of addresses, in any case, that such orders have; by one query."""
         rows = self._db.read(_AWAITING, (_list(addresses), network, now_ms))
         return [EvmAddress(*row) for row in rows]
 
-    def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
+    async def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
         """When a transaction was seen before it was mined."""
         row = self._db.read_one(
             f"{_SELECT_SIGHTING} WHERE network = ? AND txid = ?", (network, txid)
         )
         return PoolSighting(*row) if row else None
 
-    def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
+    async def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
         """Those of these transactions that are recorded, by one query."""
         sql = (
             "SELECT txid FROM evm_pool_sightings"
@@ -74,7 +76,7 @@ class SqliteEvmPoolLedger:
         )
         return {txid for (txid,) in self._db.read(sql, (network, _list(txids)))}
 
-    def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
+    async def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
         """How many are recorded of each address, none where it is not named; by one query."""
         sql = (
             "SELECT address_index, COUNT(*) FROM evm_pool_sightings WHERE network = ?"

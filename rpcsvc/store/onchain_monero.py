@@ -86,7 +86,7 @@ class SqliteMoneroLedger:
 
     # --- wallet and addresses ------------------------------------------------------------------
 
-    def wallet(self) -> WalletRecord | None:
+    async def wallet(self) -> WalletRecord | None:
         """The wallet of the first start."""
         row = self._db.read_one("SELECT nettype, primary_address, reserved_to FROM monero_wallet")
         return WalletRecord(*row) if row else None
@@ -96,18 +96,18 @@ class SqliteMoneroLedger:
         values = (record.nettype, record.primary_address, record.reserved_to)
         await self._db.write([Statement(_ADD_WALLET, values)])
 
-    def addresses_above(self, minor: int) -> list[Subaddress]:
+    async def addresses_above(self, minor: int) -> list[Subaddress]:
         """The addresses with a higher index, in order."""
         sql = "SELECT minor, address FROM monero_addresses WHERE minor > ? ORDER BY minor"
         return [_subaddress(row) for row in self._db.read(sql, (minor,))]
 
-    def highest_address(self) -> Subaddress | None:
+    async def highest_address(self) -> Subaddress | None:
         """The newest address."""
         sql = "SELECT minor, address FROM monero_addresses ORDER BY minor DESC LIMIT 1"
         row = self._db.read_one(sql)
         return _subaddress(row) if row else None
 
-    def address_minor(self, address: str) -> int | None:
+    async def address_minor(self, address: str) -> int | None:
         """The index of an address of ours."""
         row = self._db.read_one("SELECT minor FROM monero_addresses WHERE address = ?", (address,))
         return None if row is None else int(row[0])
@@ -126,7 +126,7 @@ class SqliteMoneroLedger:
         """The statement of ``reserve_addresses``."""
         return Statement(_RESERVE, (minor,))
 
-    def rescan_due(self) -> bool:
+    async def rescan_due(self) -> bool:
         """Whether the wallet has to scan the chain anew."""
         return self._db.read_one("SELECT 1 FROM monero_rescan_due") is not None
 
@@ -140,22 +140,22 @@ class SqliteMoneroLedger:
 
     # --- deposits ------------------------------------------------------------------------------
 
-    def cursors(self) -> list[Cursor]:
+    async def cursors(self) -> list[Cursor]:
         """Blocks up to which deposits are committed, newest first."""
         sql = "SELECT height, hash FROM monero_cursor ORDER BY height DESC"
         return [Cursor(*row) for row in self._db.read(sql)]
 
-    def deposit(self, txid: str, minor: int) -> DepositRecord | None:
+    async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
         row = self._db.read_one(f"{_SELECT_DEPOSIT} WHERE txid = ? AND d.minor = ?", (txid, minor))
         return _deposit(row) if row else None
 
-    def deposits_to(self, minor: int) -> list[DepositRecord]:
+    async def deposits_to(self, minor: int) -> list[DepositRecord]:
         """All deposits to one address."""
         where = "WHERE d.minor = ? ORDER BY d.first_seen_at, d.txid"
         return [_deposit(row) for row in self._db.read(f"{_SELECT_DEPOSIT} {where}", (minor,))]
 
-    def deposits_to_watch(self, above: int) -> list[DepositRecord]:
+    async def deposits_to_watch(self, above: int) -> list[DepositRecord]:
         """Deposits that are watched, and all in blocks above a height."""
         where = "WHERE d.watched = 1 OR d.height > ? ORDER BY d.first_seen_at, d.txid, d.minor"
         return [_deposit(row) for row in self._db.read(f"{_SELECT_DEPOSIT} {where}", (above,))]
@@ -183,36 +183,36 @@ class SqliteMoneroLedger:
 
     # --- payments ------------------------------------------------------------------------------
 
-    def payment(self, transfer_id: str) -> Payment | None:
+    async def payment(self, transfer_id: str) -> Payment | None:
         """The payment of a transfer, alone or with others."""
         sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = ? AND live = 1"
         row = self._db.read_one(sql, (transfer_id,))
-        found = self._payments("WHERE transfer_id = ?", row[0] if row else transfer_id)
+        found = await self._payments("WHERE transfer_id = ?", row[0] if row else transfer_id)
         return found[0] if found else None
 
-    def payments_in(self, *states: PaymentState) -> list[Payment]:
+    async def payments_in(self, *states: PaymentState) -> list[Payment]:
         """All payments in these states, oldest first."""
         marks = ", ".join("?" * len(states))
-        return self._payments(f"WHERE state IN ({marks}) ORDER BY seq", *states)
+        return await self._payments(f"WHERE state IN ({marks}) ORDER BY seq", *states)
 
-    def settled_above(self, height: int) -> list[Payment]:
+    async def settled_above(self, height: int) -> list[Payment]:
         """Settled payments in blocks above a height, and those that are in none any more."""
         where = "WHERE state = 'settled' AND (height > ? OR height IS NULL) ORDER BY seq"
-        return self._payments(where, height)
+        return await self._payments(where, height)
 
-    def live_key_images(self, images: Sequence[str]) -> set[str]:
+    async def live_key_images(self, images: Sequence[str]) -> set[str]:
         """Those that a payment spends which was, or may yet be, made."""
         sql = "SELECT 1 FROM monero_key_images WHERE key_image = ? AND live = 1"
         return {image for image in images if self._db.read_one(sql, (image,)) is not None}
 
-    def free_key_images(self) -> set[str]:
+    async def free_key_images(self) -> set[str]:
         """Those of payments that can never be made, and of no other payment."""
         sql = "SELECT key_image FROM monero_key_images GROUP BY key_image HAVING max(live) = 0"
         return {image for (image,) in self._db.read(sql)}
 
-    def without_order(self) -> list[Payment]:
+    async def without_order(self) -> list[Payment]:
         """Published payments of transfers none of which the database has."""
-        return self._payments(_WITHOUT_ORDER)
+        return await self._payments(_WITHOUT_ORDER)
 
     async def add_payment(self, payment: Payment, rows: Rows = ()) -> None:
         """Commit a signed payment. Raises StoreConflict when another is unpublished, spends the
@@ -231,7 +231,7 @@ class SqliteMoneroLedger:
         statements += [Statement(_ADD_IMAGE, (name, image)) for image in payment.key_images]
         return statements
 
-    def has_transaction(self, txid: str) -> bool:
+    async def has_transaction(self, txid: str) -> bool:
         """Whether a payment with this transaction is on record."""
         sql = "SELECT 1 FROM monero_payments WHERE txid = ?"
         return self._db.read_one(sql, (txid,)) is not None
@@ -257,18 +257,20 @@ class SqliteMoneroLedger:
         else:
             await self._db.write([Statement(_PUT_PROOF, (payee.proof, payment.payment_id))])
 
-    def _payments(self, where: str, *values: Any) -> list[Payment]:
+    async def _payments(self, where: str, *values: Any) -> list[Payment]:
         rows = self._db.read(f"{_SELECT_PAYMENT} {where}", values)
-        return [_payment(row, self._images(row[0]), self._batch(row[0])) for row in rows]
+        return [
+            _payment(row, await self._images(row[0]), await self._batch(row[0])) for row in rows
+        ]
 
-    def _batch(self, payment_id: str) -> tuple[Payee, ...]:
+    async def _batch(self, payment_id: str) -> tuple[Payee, ...]:
         sql = (
             "SELECT transfer_id, address, units, proof FROM monero_payees WHERE payment_id = ?"
             " ORDER BY transfer_id"
         )
         return tuple(Payee(*row) for row in self._db.read(sql, (payment_id,)))
 
-    def _images(self, transfer_id: str) -> tuple[str, ...]:
+    async def _images(self, transfer_id: str) -> tuple[str, ...]:
         sql = "SELECT key_image FROM monero_key_images WHERE transfer_id = ? ORDER BY key_image"
         return tuple(image for (image,) in self._db.read(sql, (transfer_id,)))
 

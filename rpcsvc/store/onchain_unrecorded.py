@@ -52,7 +52,7 @@ class SqliteUnrecordedLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def acknowledged_nonce(self, network: str, sender: str) -> int | None:
+    async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """Up to which nonce, itself left out, the operator was told; None: never."""
         sql = "SELECT told FROM evm_nonces WHERE network = ? AND sender = ?"
         row = self._db.read_one(sql, (network, sender))
@@ -62,22 +62,22 @@ class SqliteUnrecordedLedger:
         """Note that the operator was told of all nonces below this one."""
         await self._db.write([Statement(_TELL_NONCE, (network, sender, nonce))])
 
-    def explained(self, network: str) -> list[str]:
+    async def explained(self, network: str) -> list[str]:
         """The ids of the transactions that the operator made by hand, and said so."""
         sql = "SELECT txid FROM explained_transactions WHERE network = ? ORDER BY txid"
         return [str(row[0]) for row in self._db.read(sql, (network,))]
 
-    def monero_cursor(self) -> int | None:
+    async def monero_cursor(self) -> int | None:
         """The newest block of Monero whose deposits are on record; None before the first look."""
         row = self._db.read_one("SELECT max(height) FROM monero_cursor")
         return None if row[0] is None else int(row[0])
 
-    def not_on_record(self, txids: Collection[str]) -> list[str]:
+    async def not_on_record(self, txids: Collection[str]) -> list[str]:
         """Those of the wallet's Monero transactions that nobody knows of, in order."""
         listed = orjson.dumps(sorted(txids)).decode()
         return [str(row[0]) for row in self._db.read(_NOT_ON_RECORD, (listed,))]
 
-    def unattributed_deposits(self) -> list[UnattributedDeposit]:
+    async def unattributed_deposits(self) -> list[UnattributedDeposit]:
         """Confirmed deposits that are of no order and not explained; the first 1,000."""
         return unattributed_deposits(self._db)
 

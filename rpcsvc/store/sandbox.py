@@ -49,7 +49,7 @@ class SqliteSandboxLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def chains(self) -> list[Chain]:
+    async def chains(self) -> list[Chain]:
         """All chains."""
         rows = self._db.read(
             "SELECT network, base_height, base_at, block_ms, paused, inventory, balance"
@@ -60,35 +60,37 @@ class SqliteSandboxLedger:
             for network, base_height, base_at, block_ms, paused, inventory, balance in rows
         ]
 
-    def transaction(self, network: str, txid: str) -> Tx | None:
+    async def transaction(self, network: str, txid: str) -> Tx | None:
         """One transaction."""
         row = self._db.read_one(f"{_SELECT_TX} WHERE network = ? AND txid = ?", (network, txid))
         return _tx_from(row) if row else None
 
-    def watched(self) -> list[Tx]:
+    async def watched(self) -> list[Tx]:
         """All transactions that the service has not finished with, oldest first."""
-        return self._txs("WHERE watched = 1 ORDER BY seq")
+        return await self._txs("WHERE watched = 1 ORDER BY seq")
 
-    def transactions_to(self, network: str, recipient: str) -> list[Tx]:
+    async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
         """All transactions to an address, oldest first."""
-        return self._txs("WHERE network = ? AND recipient = ? ORDER BY seq", network, recipient)
+        return await self._txs(
+            "WHERE network = ? AND recipient = ? ORDER BY seq", network, recipient
+        )
 
-    def mined_above(self, network: str, height: int) -> list[Tx]:
+    async def mined_above(self, network: str, height: int) -> list[Tx]:
         """All transactions in blocks above ``height``."""
         where = "WHERE network = ? AND state = 'mined' AND block_height > ? ORDER BY seq"
-        return self._txs(where, network, height)
+        return await self._txs(where, network, height)
 
-    def orphaned_count(self, network: str) -> int:
+    async def orphaned_count(self, network: str) -> int:
         """How many blocks the chain has lost to reorganisations."""
         sql = "SELECT count(*) FROM sandbox_blocks WHERE network = ? AND orphaned = 1"
         return int(self._db.read_one(sql, (network,))[0])
 
-    def has_fault(self, order_id: str, fault: Fault) -> bool:
+    async def has_fault(self, order_id: str, fault: Fault) -> bool:
         """Whether a fault waits for the order."""
         sql = "SELECT 1 FROM sandbox_faults WHERE order_id = ? AND fault = ?"
         return self._db.read_one(sql, (order_id, fault.value)) is not None
 
-    def settings(self) -> dict[Setting, int]:
+    async def settings(self) -> dict[Setting, int]:
         """All settings that were changed."""
         rows = self._db.read("SELECT name, value FROM sandbox_settings")
         return {Setting(name): value for name, value in rows}
@@ -170,7 +172,7 @@ class SqliteSandboxLedger:
         )
         await self._db.write([Statement(sql, (setting.value, value))])
 
-    def _txs(self, where: str, *values: Any) -> list[Tx]:
+    async def _txs(self, where: str, *values: Any) -> list[Tx]:
         return [_tx_from(row) for row in self._db.read(f"{_SELECT_TX} {where}", values)]
 
 

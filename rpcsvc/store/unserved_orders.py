@@ -31,14 +31,17 @@ _STILL: Final = f"SELECT 1 FROM ({_WAITING}) WHERE order_id = ? AND network = ?"
 class UnservedOrders:
     """The open orders of networks that are not ``served``. Everything raises Unavailable."""
 
-    def __init__(self, database: Tables, served: Collection[str]) -> None:
+    def __init__(self, database: Tables, waiting: list[tuple[str, str]]) -> None:
         self._db = database
-        listed = orjson.dumps(sorted(served)).decode()
-        self._waiting: list[tuple[str, str]] = [
-            (order_id, network) for order_id, network in database.read(_UNSERVED, (listed,))
-        ]
+        self._waiting = waiting
 
-    def problem(self) -> str | None:
+    @classmethod
+    async def find(cls, database: Tables, served: Collection[str]) -> UnservedOrders:
+        """Those that there are now."""
+        listed = orjson.dumps(sorted(served)).decode()
+        return cls(database, list(database.read(_UNSERVED, (listed,))))
+
+    async def problem(self) -> str | None:
         """What the operator has to do about them; None when there are none."""
         self._waiting = [item for item in self._waiting if self._db.read_one(_STILL, item)]
         if not self._waiting:

@@ -282,7 +282,7 @@ async def test_a_sidecar_that_may_reserve_no_more_there_rests_for_nobody(
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
-        assert sidecar.up.service.engine.health().ok
+        assert (await sidecar.up.service.engine.health()).ok
         made = served_order(sidecar)
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"

@@ -97,7 +97,7 @@ class Life:
     async def make_twap_order(self, box: Sandbox, direction: str) -> None:
         sides = [(0, "XMR", 7 * 10**12), (42161, USDC, 1_100 * 10**6)]
         (sent, token, amount), (received, other, _) = sides if direction == "x2u" else sides[::-1]
-        if not (box.up.service.engine.health().ok and box.up.service.rates_health().ok):
+        if not ((await box.up.service.engine.health()).ok and box.up.service.rates_health().ok):
             return
         answer = await box.bff(
             "orders.create",

@@ -62,6 +62,11 @@ def network_of(token: Token) -> EvmNetwork:
     )  # fmt: skip
 
 
+async def _is_first(address: str) -> bool:
+    """Whether it is the deposit address that the service is taken to have."""
+    return address == KEYS.address(1)
+
+
 @dataclass
 class Till:
     """Payments and sweeps over a database. ``client`` is theirs, ``token.client`` the test's."""
@@ -95,7 +100,7 @@ class Till:
 
     async def sign(self, transfer: Transfer) -> PreparedTransfer:
         """What is on record for the transfer, signed now if it was not before."""
-        known = self.payments.recorded(transfer)
+        known = await self.payments.recorded(transfer)
         if known is not None:
             return known
         record = Recorder()
@@ -126,17 +131,19 @@ class Till:
         await self.controls.mine(self.network.settled_after)
         return await self.payments.look_up(transfer)
 
-    def payment(self, transfer: Transfer) -> EvmPayment:
-        found = self.ledger.payment(transfer.transfer_id)
+    async def payment(self, transfer: Transfer) -> EvmPayment:
+        found = await self.ledger.payment(transfer.transfer_id)
         assert found is not None
         return found
 
-    def live(self) -> list[EvmPayment]:
-        return self.ledger.payments_in(NETWORK, *LIVE)
+    async def live(self) -> list[EvmPayment]:
+        return await self.ledger.payments_in(NETWORK, *LIVE)
 
     async def receipts(self, transfer: Transfer) -> list[Receipt]:
         """Of all attempts that are mined."""
-        found = [await self.token.client.receipt(a.txid) for a in self.payment(transfer).attempts]
+        found = [
+            await self.token.client.receipt(a.txid) for a in (await self.payment(transfer)).attempts
+        ]
         return [item for item in found if item is not None]
 
     async def give(self, index: int, units: int, *, state: str | None = "confirmed") -> str:
@@ -190,7 +197,7 @@ async def till(
     signer = KEYS.signer(HOT_WALLET_INDEX)
     unrecorded, switch = SqliteUnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
-    payments = EvmPayments(connection, signer, ledger, hands, KEYS.address(1).__eq__, nonces)
+    payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
     made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
     try:

@@ -70,10 +70,10 @@ async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(desk: De
     )
     await desk.token.controls.mine(1)
     assert await desk.reconcile() == {desk.key(signed.txid): SEEN}
-    assert desk.scanner.confirmations(desk.key(signed.txid)) == 2
+    assert await desk.scanner.confirmations(desk.key(signed.txid)) == 2
     await desk.token.controls.mine(1)
     assert await desk.reconcile() == {desk.key(signed.txid): CONFIRMED}
-    assert desk.scanner.confirmations(desk.key(signed.txid)) == 3
+    assert await desk.scanner.confirmations(desk.key(signed.txid)) == 3
     assert await desk.reconcile() == {}
     await desk.pool.close()
 
@@ -124,10 +124,10 @@ async def test_a_reorganised_deposit_is_removed_and_comes_back_when_it_is_sent_a
     assert await desk.reconcile() == {key: SEEN}
     await controls.reorganise(1)
     assert await desk.reconcile() == {key: REMOVED}
-    assert desk.scanner.confirmations(key) == 0
+    assert await desk.scanner.confirmations(key) == 0
     await controls.mine(5)
     assert await desk.reconcile() == {}
-    first_seen = desk.ledger.deposit(key)
+    first_seen = await desk.ledger.deposit(key)
     await resubmit(desk.token, signed)
     seen = await desk.look()
     assert first_seen is not None
@@ -143,12 +143,12 @@ async def test_a_confirmed_deposit_that_moves_to_another_block_is_confirmed_anew
     key, controls = desk.key(signed.txid), desk.token.controls
     await controls.mine(3)
     assert await desk.reconcile() == {key: CONFIRMED}
-    before = desk.ledger.deposit(key)
+    before = await desk.ledger.deposit(key)
     await controls.reorganise(4)
     await controls.automine(enabled=False)
     await sent_again_after_another(desk, signed)
     assert await desk.reconcile() == {key: SEEN}
-    after = desk.ledger.deposit(key)
+    after = await desk.ledger.deposit(key)
     assert before is not None
     assert after is not None
     assert after.block_hash != before.block_hash
@@ -231,7 +231,7 @@ async def test_a_long_absence_is_made_up_for_range_by_range(
         ranges = later.calls.count("eth_getLogs")
         assert 12 <= ranges <= 16
         for txid in paid:
-            item = later.ledger.deposit(later.key(txid))
+            item = await later.ledger.deposit(later.key(txid))
             assert item is not None
             assert item.first_seen_at < later.clock.now
 
@@ -285,7 +285,7 @@ async def test_a_node_of_another_chain_after_a_restart_is_refused(desk: Desk, an
     with pytest.raises(Unavailable):
         await desk.reconcile()
     assert "is on chain 1, not on 42161" in str(desk.scanner.problem)
-    stored = desk.ledger.deposit(desk.key(signed.txid))
+    stored = await desk.ledger.deposit(desk.key(signed.txid))
     assert stored is not None
     assert (stored.acknowledged, stored.block_number is None) == (SEEN, False)
 
@@ -316,14 +316,14 @@ async def test_garbage_is_reported_and_moves_nothing(
     desk: Desk, twist: Callable[[str, Any], Any]
 ) -> None:
     signed = await pay(desk.token, desk.pool.take())
-    before = desk.ledger.cursors("arbitrum")
+    before = await desk.ledger.cursors("arbitrum")
     async with crooked(desk) as (node, behind):
         await behind.connection.check()
         node.twist = twist
         with pytest.raises(Unavailable):
             await behind.reconcile()
         assert "is down" in str(behind.scanner.problem)
-        assert behind.ledger.cursors("arbitrum") == before
+        assert await behind.ledger.cursors("arbitrum") == before
         node.twist = lambda _, answer: answer
         assert await behind.reconcile() == {behind.key(signed.txid): SEEN}
 
@@ -343,11 +343,11 @@ async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(desk:
 
     async with crooked(desk) as (node, behind):
         node.twist = fork
-        before = behind.ledger.cursors("arbitrum")[1:]
+        before = (await behind.ledger.cursors("arbitrum"))[1:]
         for _ in range(3):
             assert CONFIRMED not in (await behind.reconcile()).values()
             assert REMOVED not in (await behind.reconcile()).values()
-        assert set(before) <= set(behind.ledger.cursors("arbitrum"))
+        assert set(before) <= set(await behind.ledger.cursors("arbitrum"))
         node.twist = lambda _, answer: answer
         assert await behind.reconcile() == {key: CONFIRMED}
 

@@ -149,7 +149,7 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
     transfer = own.transfer(USER)
     with pytest.raises(Unavailable, match="gives no fee"):
         await own.sign(transfer)
-    assert own.live() == []
+    assert await own.live() == []
     await oracle.put(GWEI)
     ready = await own.paid(transfer)
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
@@ -173,12 +173,12 @@ async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_f
     await own.payments.maintain()
     (told,) = own.payments.conditions()
     assert (transfers[0].transfer_id in told, "gives no fee" in told) == (True, True)
-    assert len(own.payment(transfers[0]).attempts) == 1
+    assert len((await own.payment(transfers[0])).attempts) == 1
     # The second was put back, which needs no fee.
     assert await own.token.client.transaction(transfers[1].txid or "") is not None
     await oracle.put(GWEI)
     await own.payments.maintain()
-    assert len(own.payment(transfers[0]).attempts) == 2
+    assert len((await own.payment(transfers[0])).attempts) == 2
     await own.controls.mine(3)
     for item in transfers:
         assert (await own.payments.look_up(item)).outcome is Outcome.SETTLED
@@ -227,15 +227,15 @@ async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(
         part = adapter.fee(NETWORK) - without
         low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER
-        assert adapter.health().ok
+        assert (await adapter.health()).ok
         await oracle.price(0)
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.fee(NETWORK)
-        health = adapter.health()
+        health = await adapter.health()
         assert (health.ok, ORACLE in (health.detail or "")) == (False, True)
         assert adapter.holdings(NETWORK).free == 1000 * USDC
         await oracle.price(per_byte)
         await adapter.maintain()
         assert adapter.fee(NETWORK) - without == part
-        assert adapter.health().ok
+        assert (await adapter.health()).ok

@@ -40,11 +40,11 @@ async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_g
     assert any("something else sends" in told for told in payer.payments.conditions())
     reason = payer.switch.reason() or ""
     assert "hot wallet on arbitrum that the database does not know: run rpcsvc audit" in reason
-    assert payer.ledger.payment(transfer.transfer_id) is None
+    assert await payer.ledger.payment(transfer.transfer_id) is None
 
     payer.switch.resume()
     paid = await payer.paid(transfer)
-    assert payer.payment(paid).nonce == 2
+    assert (await payer.payment(paid)).nonce == 2
     assert payer.payments.conditions() == []
     assert (await payer.settle(paid)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == 2 * USDC
@@ -71,7 +71,7 @@ async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_
             await later.sign(later.transfer(USER))
         assert later.switch.reason() is not None
         later.switch.resume()
-        assert later.payment(await later.paid(later.transfer(USER))).nonce == 3
+        assert (await later.payment(await later.paid(later.transfer(USER)))).nonce == 3
 
 
 async def test_during_the_operators_own_pause_nobody_was_told(payer: Till) -> None:
@@ -94,7 +94,7 @@ async def test_a_wallet_that_was_used_before_the_service_pays_and_pauses_nothing
     for nonce in range(2):
         await mined(payer.token.client, await spend_nonce(payer, nonce))
     transfer = await payer.paid(payer.transfer(USER))
-    assert payer.payment(transfer).nonce == 2
+    assert (await payer.payment(transfer)).nonce == 2
     assert payer.switch.reason() is None
 
 
@@ -111,7 +111,7 @@ async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: T
     await mined(payer.token.client, txid)
     note = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
     await payer.database.write([Statement(note, (NETWORK, txid))])
-    assert payer.payment(await payer.paid(payer.transfer(USER))).nonce == 2
+    assert (await payer.payment(await payer.paid(payer.transfer(USER)))).nonce == 2
     await mined(payer.token.client, await spend_nonce(payer, 3))
     with pytest.raises(Unavailable, match="not on record"):
         await payer.sign(payer.transfer(USER))

@@ -45,16 +45,16 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) ->
     assert await payer.token.client.transaction(transfer.txid or "") is None
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
     with pytest.raises(Unavailable, match="not settled"):
-        payer.payments.receipt(transfer)
+        await payer.payments.receipt(transfer)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await mined(payer.token.client, transfer.txid or "")
     assert (await payer.payments.look_up(transfer)).reason == "1 of 3 confirmations"
     with pytest.raises(Unavailable, match="not settled"):
-        payer.payments.receipt(transfer)
+        await payer.payments.receipt(transfer)
     assert await payer.settle(transfer) == Verdict(Outcome.SETTLED)
     assert await payer.token.balance(USER) == 7 * USDC
     assert await payer.token.balance(HOT) == 993 * USDC
-    proof = payer.payments.receipt(transfer)
+    proof = await payer.payments.receipt(transfer)
     receipt = await payer.token.client.receipt(proof.txid)
     assert receipt is not None
     event = receipt.logs[proof.log_position]
@@ -73,7 +73,7 @@ async def test_the_same_transfer_is_signed_once(payer: Till) -> None:
     first = await payer.sign(transfer)
     payer.clock.now += MINUTE_MS
     assert await payer.sign(transfer) == first
-    assert len(payer.live()) == 1
+    assert len(await payer.live()) == 1
 
 
 async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: Till) -> None:
@@ -97,13 +97,13 @@ async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: Till) 
     for n in range(1, 5):
         transfers.append(await payer.prepared(payer.transfer(USER, n * USDC)))
         assert (await payer.pay(transfers[-1])).outcome is Outcome.PENDING
-    assert [item.nonce for item in payer.live()] == [0, 1, 2, 3]
+    assert [item.nonce for item in await payer.live()] == [0, 1, 2, 3]
     await payer.controls.mine(3)
     for item in transfers:
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == 10 * USDC
-    assert len({payer.payments.receipt(item).log_index for item in transfers}) == 4
-    assert {payer.payments.receipt(item).log_position for item in transfers} == {0}
+    assert len({(await payer.payments.receipt(item)).log_index for item in transfers}) == 4
+    assert {(await payer.payments.receipt(item)).log_position for item in transfers} == {0}
 
 
 async def test_two_at_once_get_no_nonce_in_common(payer: Till) -> None:
@@ -126,7 +126,7 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Ti
     await payer.token.blacklist(USER)
     with pytest.raises(TransferRejected, match="blacklist"):
         await payer.sign(payer.transfer(USER))
-    assert payer.live() == []
+    assert await payer.live() == []
 
 
 async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
@@ -141,7 +141,7 @@ async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(p
     await payer.token.blacklist(HOT)
     with pytest.raises(Unavailable, match="refuses this payment just now"):
         await payer.sign(payer.transfer(USER))
-    assert payer.live() == []
+    assert await payer.live() == []
 
 
 async def test_paused_after_signing_it_is_published_when_the_token_moves_again(payer: Till) -> None:
@@ -204,7 +204,7 @@ async def test_a_node_of_another_network_is_not_asked_to_pay(payer: Till) -> Non
     async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
         with pytest.raises(ChainUnusable, match="wrong network"):
             await wrong.sign(wrong.transfer(USER))
-        assert wrong.live() == []
+        assert await wrong.live() == []
 
 
 async def test_a_transfer_of_another_network_is_not_paid_here(payer: Till) -> None:
@@ -336,9 +336,9 @@ async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: Till) -> Non
     refused = payer.transfer(USER)
     with pytest.raises(ImpossibleTransition):
         await payer.payments.prepare(refused, Recorder(ImpossibleTransition("it is cancelled")))
-    assert payer.payments.recorded(refused) is None
+    assert await payer.payments.recorded(refused) is None
     other = await payer.paid(payer.transfer(FRIEND))
-    assert payer.payment(other).nonce == 0
+    assert (await payer.payment(other)).nonce == 0
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert (await payer.token.balance(USER), await payer.token.balance(FRIEND)) == (0, USDC)
 
@@ -388,7 +388,9 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer:
         await adapter.maintain()
         with pytest.raises(Unavailable, match="can't be sent right now"):
             adapter.fee(NETWORK)
-        assert "the hot wallet is on the blacklist of USDC" in (adapter.health().detail or "")
+        assert "the hot wallet is on the blacklist of USDC" in (
+            (await adapter.health()).detail or ""
+        )
 
 
 async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(
@@ -404,7 +406,7 @@ async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_l
     estimated = payer.payments.gas_fee()
     transfer = await payer.paid(payer.transfer(USER))
     await payer.settle(transfer)
-    cost = payer.payments.receipt(transfer).fee
+    cost = (await payer.payments.receipt(transfer)).fee
     assert cost < estimated < 10 * cost
 
 

@@ -41,21 +41,21 @@ async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(payer: Till) -> 
     transfer = await stuck_payout(payer)
     payer.clock.now -= 1
     await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 1
+    assert len((await payer.payment(transfer)).attempts) == 1
     payer.clock.now += 1
     await payer.payments.maintain()
-    first, second = payer.payment(transfer).attempts
+    first, second = (await payer.payment(transfer)).attempts
     assert second.max_fee * 100 >= first.max_fee * 125
     assert second.tip * 100 >= first.tip * 125
     replaced = await payer.token.client.transaction(second.txid)
     assert replaced is not None
-    assert (replaced.nonce, replaced.data) == (0, payer.payment(transfer).order.data)
+    assert (replaced.nonce, replaced.data) == (0, (await payer.payment(transfer)).order.data)
     await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 2
+    assert len((await payer.payment(transfer)).attempts) == 2
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert payer.payments.receipt(transfer).txid == second.txid
+    assert (await payer.payments.receipt(transfer)).txid == second.txid
     assert await payer.token.balance(USER) == USDC
 
 
@@ -65,10 +65,10 @@ async def test_the_time_to_a_replacement_begins_with_the_publication(payer: Till
     payer.clock.now += 10 * MINUTE_MS
     await payer.pay(transfer)
     await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 1
+    assert len((await payer.payment(transfer)).attempts) == 1
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 2
+    assert len((await payer.payment(transfer)).attempts) == 2
 
 
 async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: Till) -> None:
@@ -76,20 +76,20 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: Till) ->
     for _ in range(3):
         payer.clock.now += MINUTE_MS
         await payer.payments.maintain()
-    assert payer.payment(transfer).inclusion is not None
-    assert len(payer.payment(transfer).attempts) == 1
+    assert (await payer.payment(transfer)).inclusion is not None
+    assert len((await payer.payment(transfer)).attempts) == 1
     assert payer.payments.conditions() == []
 
 
 async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: Till) -> None:
     transfer = await stuck_payout(payer)
     await payer.payments.maintain()
-    first, second = payer.payment(transfer).attempts
+    first, second = (await payer.payment(transfer)).attempts
     await payer.controls.drop(second.txid)
     await payer.client.submit(bytes.fromhex(first.raw))
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
-    assert payer.payments.receipt(transfer).txid == first.txid
+    assert (await payer.payments.receipt(transfer)).txid == first.txid
     await payer.payments.maintain()
     assert [item.txid for item in await payer.receipts(transfer)] == [first.txid]
     assert await payer.token.balance(USER) == USDC
@@ -100,7 +100,7 @@ async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: Till) -> N
     await payer.controls.drop(transfer.txid or "")
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
     await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 1
+    assert len((await payer.payment(transfer)).attempts) == 1
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == USDC
@@ -111,7 +111,7 @@ async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: Til
     await payer.controls.drop(first.txid or "")
     assert await payer.token.client.nonce(HOT) == 0
     second = await payer.prepared(payer.transfer(FRIEND))
-    assert payer.payment(second).nonce == 1
+    assert (await payer.payment(second)).nonce == 1
     await payer.pay(second)
     await payer.payments.maintain()
     await payer.controls.mine(3)
@@ -126,7 +126,7 @@ async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: Till) -> N
     await payer.pay(second)
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()
-    assert [len(payer.payment(item).attempts) for item in (first, second)] == [2, 1]
+    assert [len((await payer.payment(item)).attempts) for item in (first, second)] == [2, 1]
     await payer.controls.mine(3)
     for item in (first, second):
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
@@ -159,7 +159,7 @@ async def test_one_behind_the_stuck_one_is_handed_over_again_each_period(
         await payer.payments.maintain()
         await payer.payments.maintain()
     assert given.count(second.txid or "") == 3
-    assert len(payer.payment(second).attempts) == 1
+    assert len((await payer.payment(second)).attempts) == 1
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(second)).outcome is Outcome.SETTLED
 
@@ -176,7 +176,7 @@ async def test_one_that_may_cost_no_more_is_handed_over_again(
         await payer.payments.maintain()
         payer.clock.now += MINUTE_MS
         assert "more than highest_fee allows" in payer.payments.conditions()[0]
-    assert given == [payer.payment(transfer).latest.txid] * 2
+    assert given == [(await payer.payment(transfer)).latest.txid] * 2
 
 
 async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_too(
@@ -193,7 +193,7 @@ async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_t
     monkeypatch.setattr(payer.client, "fees", spike)
     await payer.payments.maintain()
     for item in (first, second):
-        assert payer.payment(item).latest.max_fee >= 21 * GWEI
+        assert (await payer.payment(item)).latest.max_fee >= 21 * GWEI
 
 
 async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: Till) -> None:
@@ -207,7 +207,7 @@ async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: Till
     await payer.controls.mine()
     await payer.payments.maintain()
     for item in (first, second):
-        assert payer.payment(item).latest.max_fee >= 20 * GWEI
+        assert (await payer.payment(item)).latest.max_fee >= 20 * GWEI
     await payer.controls.mine(3)
     for item in (first, second):
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
@@ -218,22 +218,22 @@ async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_t
     payer: Till,
 ) -> None:
     transfer = await stuck_payout(payer)
-    assert payer.payments.stuck() is None
+    assert await payer.payments.stuck() is None
     for _ in range(30):
         await payer.payments.maintain()
         payer.clock.now += MINUTE_MS
-    payment = payer.payment(transfer)
+    payment = await payer.payment(transfer)
     assert 2 < len(payment.attempts) < 30
     assert payment.most_fee <= payer.network.highest_fee
     (told,) = payer.payments.conditions()
     assert transfer.transfer_id in told
     assert f"payment {transfer.transfer_id} on {NETWORK} is signed" in (
-        payer.payments.stuck() or ""
+        await payer.payments.stuck() or ""
     )
-    assert "since 2027-01-15T08:00:00.000Z" in (payer.payments.stuck() or "")
+    assert "since 2027-01-15T08:00:00.000Z" in (await payer.payments.stuck() or "")
     await payer.controls.mine(3)
     await payer.payments.maintain()
-    assert payer.payments.stuck() is None
+    assert await payer.payments.stuck() is None
     assert payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
 
@@ -249,7 +249,7 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
     with monkeypatch.context() as patched:
         patched.setattr(payer.client, "submit", underpriced)
         await payer.payments.maintain()
-    assert len(payer.payment(transfer).attempts) == 2
+    assert len((await payer.payment(transfer)).attempts) == 2
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
     await payer.controls.mine(3)
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
@@ -265,7 +265,7 @@ async def test_killed_between_a_replacement_and_its_publication_one_is_paid(
         with pytest.raises(TypeError):
             await payer.payments.maintain()
     async with payer.again() as later:
-        assert len(later.payment(transfer).attempts) == 2
+        assert len((await later.payment(transfer)).attempts) == 2
         later.clock.now += MINUTE_MS
         await later.payments.maintain()
         await later.controls.mine(3)

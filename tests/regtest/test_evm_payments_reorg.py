@@ -61,7 +61,7 @@ async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_byt
     await payer.payments.maintain()
     await mined(payer.token.client, transfer.txid or "")
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    assert len(payer.payment(transfer).attempts) == 1
+    assert len((await payer.payment(transfer)).attempts) == 1
     assert await payer.token.balance(USER) == USDC
 
 
@@ -82,7 +82,7 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_aga
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
-    assert payer.payments.receipt(transfer).block_number == receipt.block_number
+    assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
 
 
 async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_told(
@@ -98,7 +98,7 @@ async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_t
     assert payer.payments.conditions() == []
     receipt = await payer.token.client.receipt(transfer.txid or "")
     assert receipt is not None
-    assert payer.payments.receipt(transfer).block_number == receipt.block_number
+    assert (await payer.payments.receipt(transfer)).block_number == receipt.block_number
 
 
 @pytest.mark.parametrize("by", ["another transaction", "the blacklist"])
@@ -107,7 +107,10 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
-    connection, payment = EvmConnection(payer.token.client, payer.network), payer.payment(transfer)
+    connection, payment = (
+        EvmConnection(payer.token.client, payer.network),
+        await payer.payment(transfer),
+    )
     with pytest.raises(NotAdopted, match="is on the chain"):
         await require_gone(connection, payment)
     await payer.controls.reorganise(4)
@@ -126,7 +129,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
         await payer.payments.maintain()
         told = f"rpcsvc payouts close {transfer.transfer_id} --note TEXT"
         assert told in payer.payments.conditions()[0]
-    assert payer.payment(transfer).state is PaymentState.SETTLED
+    assert (await payer.payment(transfer)).state is PaymentState.SETTLED
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
@@ -197,7 +200,7 @@ async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer:
     await payer.controls.mine(4 * payer.network.failed_after)
     await payer.payments.maintain()
     assert "was settled" in payer.payments.conditions()[0]
-    assert payer.payment(transfer).state is PaymentState.SETTLED
+    assert (await payer.payment(transfer)).state is PaymentState.SETTLED
     assert await payer.token.balance(USER) == 0
 
 
@@ -217,7 +220,7 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
     assert await payer.token.client.receipt(transfer.txid or "") is None
     async with side_on(payer, payer.network) as adapter:
         await adapter.maintain()
-        assert "short of ether" in (adapter.health().detail or "")
+        assert "short of ether" in ((await adapter.health()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()
@@ -241,7 +244,7 @@ async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_o
     failed = await payer.pay(transfer)
     assert (failed.outcome, "has used nonce 0" in failed.reason) == (Outcome.FAILED, True)
     other = await payer.paid(payer.transfer(FRIEND))
-    assert payer.payment(other).nonce == 1
+    assert (await payer.payment(other)).nonce == 1
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert await payer.token.balance(USER) == 0
 
@@ -262,14 +265,14 @@ async def test_what_has_failed_is_never_published_again_whatever_becomes_of_the_
     payer.clock.now += MINUTE_MS
     await payer.payments.maintain()
     assert await payer.token.client.transaction(transfer.txid or "") is None
-    assert payer.payment(transfer).state is PaymentState.FAILED
+    assert (await payer.payment(transfer)).state is PaymentState.FAILED
 
 
 async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: Till) -> None:
     lost = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     other = await payer.paid(payer.transfer(FRIEND))
-    assert payer.payment(lost).state is PaymentState.PREPARED
+    assert (await payer.payment(lost)).state is PaymentState.PREPARED
     assert (await payer.settle(other)).outcome is Outcome.SETTLED
     assert await payer.token.balance(FRIEND) == USDC
 
@@ -409,7 +412,7 @@ async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_i
             (told,) = payer.payments.conditions()
             assert transfer.transfer_id in told
             assert said in told
-    assert len(payer.payment(transfer).attempts) == 1
+    assert len((await payer.payment(transfer)).attempts) == 1
     await payer.payments.maintain()
     assert payer.payments.conditions() == []
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
@@ -430,7 +433,7 @@ async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
 
 async def raised_elsewhere(payer: Till, transfer: Transfer) -> SignedTransaction:
     """The same payout at a higher fee, mined, which is not on record."""
-    order = payer.payment(transfer).order
+    order = (await payer.payment(transfer)).order
     plan = TransactionPlan(
         payer.network.chain_id, 0, order.contract, order.gas, 50 * GWEI, 5 * GWEI, order.data
     )
@@ -449,7 +452,7 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(p
     (told,) = payer.payments.conditions()
     assert "makes the same payout" in told
     attempt = Attempt(raised.txid, raised.raw.hex(), 50 * GWEI, 5 * GWEI, payer.clock.now)
-    await payer.ledger.add_attempt(payer.payment(transfer), attempt)  # as adopting it does
+    await payer.ledger.add_attempt(await payer.payment(transfer), attempt)  # as adopting it does
     assert (await payer.pay(transfer)).outcome is Outcome.SETTLED
     assert payer.payments.conditions() == []
     assert await payer.token.balance(USER) == USDC
@@ -479,10 +482,10 @@ async def test_a_failure_found_while_the_record_changed_is_not_told(
     await mined(payer.token.client, await spend_nonce(payer, 0))
     assert (await payer.pay(transfer)).outcome is Outcome.UNKNOWN
     await payer.controls.mine(payer.network.failed_after)
-    stale = replace(payer.payment(transfer), published_at=1)
+    stale = replace(await payer.payment(transfer), published_at=1)
     verdict = await payer.payments._publisher.verdict(stale)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert payer.payment(transfer).state is PaymentState.PREPARED
+    assert (await payer.payment(transfer)).state is PaymentState.PREPARED
 
 
 async def test_settled_payouts_are_compared_by_block_and_only_once(

@@ -56,8 +56,8 @@ class Strict:
         self.till.clock.now += MINUTE_MS
         await self.till.payments.maintain()
 
-    def attempts(self, transfer: Transfer) -> tuple[Attempt, ...]:
-        return self.till.payment(transfer).attempts
+    async def attempts(self, transfer: Transfer) -> tuple[Attempt, ...]:
+        return (await self.till.payment(transfer)).attempts
 
     async def waits(self, txid: str) -> bool:
         """Whether the node's pool has it."""
@@ -109,12 +109,12 @@ async def settles_once(node: Strict, transfer: Transfer, attempt: Attempt) -> No
         assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
         assert (await own.payments.publish(transfer)).outcome is Outcome.SETTLED
     await node.bump()
-    assert own.payments.receipt(transfer).txid == attempt.txid
+    assert (await own.payments.receipt(transfer)).txid == attempt.txid
     assert [item.txid for item in await own.receipts(transfer)] == [attempt.txid]
     assert await own.token.balance(USER) == 7 * USDC
     assert await own.token.balance(HOT) == 993 * USDC
     assert own.payments.conditions() == []
-    assert own.live() == []
+    assert await own.live() == []
 
 
 # --- the rule itself ---------------------------------------------------------------------------
@@ -190,7 +190,7 @@ async def test_a_stuck_payout_is_replaced_through_the_rule_and_the_second_settle
 ) -> None:
     transfer = await outpriced(node)
     await node.bump()
-    first, second = node.attempts(transfer)
+    first, second = await node.attempts(transfer)
     assert first.txid == transfer.txid
     assert node.rule.refused == []
     assert (await node.waits(first.txid), await node.waits(second.txid)) == (False, True)
@@ -202,7 +202,7 @@ async def test_a_stuck_payout_is_replaced_through_the_rule_and_the_second_settle
 async def test_the_first_is_mined_after_all_and_settles_it(node: Strict) -> None:
     transfer = await outpriced(node)
     await node.bump()
-    first, second = node.attempts(transfer)
+    first, second = await node.attempts(transfer)
     # A miner that has not heard of the second; the base fee has fallen again.
     await node.till.controls.drop(second.txid)
     await node.till.token.client.submit(bytes.fromhex(first.raw))
@@ -212,7 +212,7 @@ async def test_the_first_is_mined_after_all_and_settles_it(node: Strict) -> None
 async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Strict) -> None:
     transfer = await outpriced(node)
     await node.bump()
-    first, second = node.attempts(transfer)
+    first, second = await node.attempts(transfer)
     said = await node.till.client.submit(bytes.fromhex(first.raw))
     assert said.submission is Submission.REPLACEMENT_UNDERPRICED
     assert await node.waits(second.txid)
@@ -232,17 +232,17 @@ async def test_what_the_node_refuses_is_raised_further_until_it_is_enough(
     await own.pay(transfer)
     for refusals in range(1, tries):
         await node.bump()
-        assert len(node.attempts(transfer)) == 1 + refusals
+        assert len(await node.attempts(transfer)) == 1 + refusals
         (told,) = own.payments.conditions()
         assert (transfer.transfer_id in told, UNDERPRICED in told) == (True, True)
         assert "the next attempt will offer more" in told
         assert (await own.payments.look_up(transfer)).outcome is Outcome.PENDING
     await node.bump()
     assert own.payments.conditions() == []
-    fees = [(item.max_fee, item.tip) for item in node.attempts(transfer)]
+    fees = [(item.max_fee, item.tip) for item in await node.attempts(transfer)]
     assert len(fees) == len(set(fees)) == 1 + tries
     assert fees == sorted(fees)
-    last = node.attempts(transfer)[-1]
+    last = (await node.attempts(transfer))[-1]
     assert await node.waits(last.txid)
     await settles_once(node, transfer, last)
 
@@ -255,10 +255,10 @@ async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> 
     await node.bump()
     own.clock.now += MINUTE_MS - 1
     await own.payments.maintain()
-    assert len(node.attempts(transfer)) == 2
+    assert len(await node.attempts(transfer)) == 2
     own.clock.now += 1
     await own.payments.maintain()
-    assert len(node.attempts(transfer)) == 3
+    assert len(await node.attempts(transfer)) == 3
 
 
 async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node: Strict) -> None:
@@ -268,7 +268,7 @@ async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node
     await own.pay(transfer)
     for _ in range(40):
         await node.bump()
-    payment = own.payment(transfer)
+    payment = await own.payment(transfer)
     assert 3 < len(payment.attempts) < 20
     assert payment.most_fee <= own.network.highest_fee < payment.most_fee * 11 // 10
     (told,) = own.payments.conditions()
@@ -277,7 +277,7 @@ async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node
     # The operator lowers what the node asks for: the last one signed is enough.
     node.rule.percent = 10
     await node.bump()
-    assert own.payment(transfer).attempts == payment.attempts
+    assert (await own.payment(transfer)).attempts == payment.attempts
     assert await node.waits(payment.latest.txid)
     await settles_once(node, transfer, payment.latest)
 
@@ -289,8 +289,8 @@ async def test_the_first_settles_it_though_all_others_were_refused(node: Strict)
     await own.pay(transfer)
     for _ in range(3):
         await node.bump()
-    assert len(node.attempts(transfer)) == 4
-    await settles_once(node, transfer, node.attempts(transfer)[0])
+    assert len(await node.attempts(transfer)) == 4
+    await settles_once(node, transfer, (await node.attempts(transfer))[0])
 
 
 async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Strict) -> None:
@@ -302,10 +302,10 @@ async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Str
     assert (await own.pay(transfer)).outcome is Outcome.UNKNOWN
     for _ in range(10):
         await node.bump()
-        if await node.waits(node.attempts(transfer)[-1].txid):
+        if await node.waits((await node.attempts(transfer))[-1].txid):
             break
     assert node.rule.refused
-    last = node.attempts(transfer)[-1]
+    last = (await node.attempts(transfer))[-1]
     await settles_once(node, transfer, last)
     assert await own.token.balance(FRIEND) == 0
 
@@ -327,7 +327,7 @@ async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
         (told,) = own.payments.conditions()
         assert ("no answer in time" in told, "handed over again" in told) == (True, True)
     await node.bump()
-    _, second = node.attempts(transfer)
+    _, second = await node.attempts(transfer)
     assert own.payments.conditions() == []
     await own.payments.maintain()
     assert await node.waits(second.txid)
@@ -338,10 +338,10 @@ async def test_without_ether_for_it_a_replacement_is_not_raised_until_there_is_s
     node: Strict,
 ) -> None:
     own, transfer = node.till, await outpriced(node)
-    await own.controls.set_ether(HOT, own.payment(transfer).most_fee)
+    await own.controls.set_ether(HOT, (await own.payment(transfer)).most_fee)
     for _ in range(3):
         await node.bump()
-    _, second = node.attempts(transfer)
+    _, second = await node.attempts(transfer)
     (told,) = own.payments.conditions()
     assert "insufficient_funds" in told
     await own.controls.set_ether(HOT, ETHER)
@@ -367,6 +367,6 @@ async def test_a_node_that_has_it_and_does_not_show_it_is_offered_more(
     monkeypatch.setattr(own.client, "transaction", mined_only)
     assert "not on the network yet" in (await own.pay(transfer)).reason
     await node.bump()
-    first, second = node.attempts(transfer)
+    first, second = await node.attempts(transfer)
     assert (await node.waits(first.txid), await node.waits(second.txid)) == (False, True)
     await settles_once(node, transfer, second)

@@ -59,8 +59,8 @@ async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]
 
 async def finish(own: Till) -> None:
     """Mine what is under way until it is settled, and let the service see it."""
-    for sweep in own.ledger.sweeps_under_way(NETWORK):
-        payment = own.ledger.payment(sweep.payment_id or "")
+    for sweep in await own.ledger.sweeps_under_way(NETWORK):
+        payment = await own.ledger.payment(sweep.payment_id or "")
         assert payment is not None
         await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.failed_after)
@@ -68,8 +68,8 @@ async def finish(own: Till) -> None:
     await own.sweeps.maintain()
 
 
-def all_left(own: Till) -> list[int]:
-    return [item.units for item in own.ledger.unswept(NETWORK, 1)]
+async def all_left(own: Till) -> list[int]:
+    return [item.units for item in await own.ledger.unswept(NETWORK, 1)]
 
 
 async def steal(own: Till, index: int, units: int, serial: int = 1) -> None:
@@ -98,13 +98,15 @@ async def test_several_addresses_are_swept_together_and_hold_no_ether(own: Till)
     given = [await own.give(index, index * 10 * USDC) for index in range(2, 6)]
     await own.controls.automine(enabled=False)
     await own.sweeps.maintain()
-    assert len(own.live()) == 4
+    assert len(await own.live()) == 4
     await own.sweeps.maintain()
-    assert len(own.live()) == 4
+    assert len(await own.live()) == 4
     await own.controls.mine()
     assert await own.token.balance(HOT) == 140 * USDC
     await finish(own)
-    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live() or all_left(own))
+    assert not (
+        await own.ledger.sweeps_under_way(NETWORK) or await own.live() or await all_left(own)
+    )
     assert own.sweeps.conditions() == []
     for address in given:
         assert await own.token.balance(address) == 0
@@ -117,7 +119,7 @@ async def test_what_is_not_confirmed_or_not_worth_it_stays(own: Till) -> None:
     fresh = await own.give(4, 5 * USDC, state=None)
     small = await own.give(5, USDC - 1)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     await own.give(5, 1)
     await own.sweeps.maintain()
     await finish(own)
@@ -155,9 +157,9 @@ async def test_a_batch_has_its_bounds(own: Till) -> None:
     async with own.again(three) as later:
         await later.sweeps.maintain()
         await later.sweeps.maintain()
-        assert len(later.live()) == 3
+        assert len(await later.live()) == 3
         await finish(later)
-        assert len(later.live()) == 1
+        assert len(await later.live()) == 1
 
 
 async def test_payouts_go_before_sweeps(own: Till) -> None:
@@ -166,14 +168,14 @@ async def test_payouts_go_before_sweeps(own: Till) -> None:
     await own.controls.automine(enabled=False)
     payout = await own.prepared(own.transfer(USER))
     await own.sweeps.maintain()
-    assert len(own.live()) == 1
+    assert len(await own.live()) == 1
     await own.pay(payout)
     await own.sweeps.maintain()
-    assert len(own.live()) == 1
+    assert len(await own.live()) == 1
     await own.controls.mine()
     await own.payments.look_up(payout)
     await own.sweeps.maintain()
-    assert len(own.live()) == 2
+    assert len(await own.live()) == 2
 
 
 async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
@@ -194,12 +196,12 @@ async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
     await asyncio.wait_for(own.sweeps.maintain(), 10)
     go_on.set()
     payout = await signing
-    assert [item.payment_id for item in own.live()] == [payout.transfer_id]
+    assert [item.payment_id for item in await own.live()] == [payout.transfer_id]
     await own.pay(payout)
     await mined(own.token.client, payout.txid or "")
     await own.payments.look_up(payout)
     await own.sweeps.maintain()
-    assert len(own.ledger.sweeps_under_way(NETWORK)) == 1
+    assert len(await own.ledger.sweeps_under_way(NETWORK)) == 1
 
 
 async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Till) -> None:
@@ -207,16 +209,16 @@ async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Ti
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
     await own.sweeps.maintain()
-    (sweep,) = own.live()
+    (sweep,) = await own.live()
     payout = await own.prepared(own.transfer(USER, 10 * USDC))
-    assert [item.payment_id for item in own.live()] == [sweep.payment_id, payout.transfer_id]
+    assert [item.payment_id for item in await own.live()] == [sweep.payment_id, payout.transfer_id]
 
 
 async def test_the_gas_reserve_is_kept_for_payouts(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     (told,) = own.sweeps.conditions()
     assert "lacks ether" in told
     await own.controls.set_ether(HOT, ETHER)
@@ -240,7 +242,7 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: Till) ->
     assert f"{bad} is on the token's blacklist" in told
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
-    assert own.live() == []  # it is looked at rarely
+    assert await own.live() == []  # it is looked at rarely
     own.clock.now += HOUR_MS
     await own.sweeps.maintain()
     await finish(own)
@@ -261,16 +263,16 @@ async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_rep
     monkeypatch.setattr(own.client, "submit", submit_late)
     await own.sweeps.maintain()
     await finish(own)
-    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+    assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
     assert "failed" in own.sweeps.conditions()[0]
     await own.token.unblacklist(bad)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     monkeypatch.undo()
     own.clock.now += HOUR_MS
     await own.sweeps.maintain()
     await finish(own)
-    assert not (all_left(own) or own.sweeps.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions())
     assert await own.token.balance(HOT) == 5 * USDC
 
 
@@ -295,15 +297,15 @@ async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
 
     monkeypatch.setattr(own.sweeps, "_is_used", never)
     await finish(own)
-    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
+    assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
     assert "failed" in own.sweeps.conditions()[0]
 
 
 async def settled_sweep(own: Till) -> Sweep:
     """A sweep whose payment is settled, and whose own end is not on record yet."""
     await own.sweeps.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
-    payment = own.ledger.payment(sweep.payment_id or "")
+    (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     await mined(own.token.client, payment.latest.txid)
     await own.controls.mine(own.network.settled_after)
@@ -335,7 +337,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
     await own.sweeps.maintain()
     monkeypatch.undo()
     await own.sweeps.maintain()
-    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert own.sweeps.conditions() == []
 
 
@@ -350,12 +352,12 @@ async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_
     await own.controls.automine(enabled=False)
     await own.payments.maintain()
     await own.sweeps.maintain()
-    assert own.ledger.sweeps_under_way(NETWORK) == [sweep]
+    assert await own.ledger.sweeps_under_way(NETWORK) == [sweep]
     await own.controls.automine(enabled=True)
     await own.controls.mine(own.network.failed_after)
     await own.payments.maintain()
     await own.sweeps.maintain()
-    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
     assert own.sweeps.conditions() == []
 
@@ -365,7 +367,7 @@ async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -
     await own.token.pause()
     for _ in range(3):
         await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     assert len(own.sweeps.conditions()) == 1
     assert "paused" in own.sweeps.conditions()[0]
     await own.token.unpause()
@@ -379,7 +381,7 @@ async def test_a_blacklisted_hot_wallet_is_told(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await own.token.blacklist(HOT)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     assert "hot wallet" in own.sweeps.conditions()[0]
 
 
@@ -389,7 +391,7 @@ async def test_an_address_of_another_mnemonic_is_told(
     await own.give(2, 5 * USDC)
     monkeypatch.setattr(own.sweeps, "_keys", OTHERS)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     assert "not of this mnemonic" in own.sweeps.conditions()[0]
 
 
@@ -402,7 +404,7 @@ async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: Til
     await steal(own, 2, 5 * USDC)
     await own.sweeps.maintain()
     await finish(own)
-    assert all_left(own) == []
+    assert await all_left(own) == []
     assert own.sweeps.conditions() == []
     assert await own.token.balance(HOT) == 9 * USDC
 
@@ -416,7 +418,7 @@ async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorizat
     await own.sweeps.maintain()
     await own.sweeps.maintain()
     await finish(own)
-    assert all_left(own) == []
+    assert await all_left(own) == []
     assert await own.token.balance(address) == 0
     assert await own.token.balance(HOT) == 8 * USDC
 
@@ -436,8 +438,8 @@ async def failed_by_another(own: Till, monkeypatch: pytest.MonkeyPatch, units: i
         await own.payments.maintain()
         await own.controls.mine(own.network.failed_after)
     await own.payments.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
-    payment = own.ledger.payment(sweep.payment_id or "")
+    (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
 
@@ -448,9 +450,9 @@ async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_
 ) -> None:
     await failed_by_another(own, monkeypatch, units)
     await own.sweeps.maintain()
-    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC - units
+    assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC - units
     await finish(own)
-    assert not (all_left(own) or own.sweeps.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions())
     assert await own.token.balance(HOT) == 5 * USDC
 
 
@@ -461,7 +463,7 @@ async def test_no_more_counts_as_swept_than_was_to_be(
     await own.give(2, 4 * USDC)
     await drain(own, 2, 4 * USDC)
     await own.sweeps.maintain()
-    assert all_left(own) == [4 * USDC]
+    assert await all_left(own) == [4 * USDC]
     assert "something else takes from it" in own.sweeps.conditions()[0]
 
 
@@ -476,8 +478,8 @@ async def test_what_came_since_another_took_it_keeps_no_sweep_from_its_end(
         await steal(own, 2, 5 * USDC)
     await own.give(2, 8 * USDC, state="seen")
     await own.sweeps.maintain()
-    assert own.ledger.sweeps_under_way(NETWORK) == []
-    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
+    assert await own.ledger.sweeps_under_way(NETWORK) == []
+    assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
 
 
 async def drain(own: Till, index: int, units: int) -> None:
@@ -505,8 +507,8 @@ async def test_what_others_drained_is_not_counted_as_swept(
     monkeypatch.setattr(own.client, "submit", submit_late)
     await own.sweeps.maintain()
     await finish(own)
-    assert own.ledger.sweeps_under_way(NETWORK) == []
-    assert own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
+    assert await own.ledger.sweeps_under_way(NETWORK) == []
+    assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
     assert "failed" in own.sweeps.conditions()[0]
 
 
@@ -514,7 +516,7 @@ async def test_units_that_are_missing_are_told(own: Till) -> None:
     await own.give(2, 5 * USDC)
     await drain(own, 2, 5 * USDC)
     await own.sweeps.maintain()
-    assert own.live() == []
+    assert await own.live() == []
     assert "something else takes from it" in own.sweeps.conditions()[0]
 
 
@@ -533,13 +535,13 @@ async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
     with pytest.raises(TypeError):
         await own.sweeps.maintain()
     async with own.again() as later:
-        (signed,) = later.live()
+        (signed,) = await later.live()
         assert (signed.state is PaymentState.PREPARED) == (before == "it was marked")
         await later.sweeps.maintain()
-        assert later.live() == [signed]
+        assert await later.live() == [signed]
         await later.payments.maintain()
         await finish(later)
-        assert all_left(later) == []
+        assert await all_left(later) == []
         assert await later.token.balance(HOT) == 5 * USDC
 
 
@@ -549,10 +551,10 @@ async def test_a_stuck_sweep_is_replaced_and_counted_once(own: Till) -> None:
     await own.sweeps.maintain()
     own.clock.now += MINUTE_MS
     await own.payments.maintain()
-    assert len(own.live()[0].attempts) == 2
+    assert len((await own.live())[0].attempts) == 2
     await own.controls.mine()
     await finish(own)
-    assert all_left(own) == []
+    assert await all_left(own) == []
     assert await own.token.balance(HOT) == 5 * USDC
 
 
@@ -580,13 +582,13 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
     async with till(anvil, token, tmp_path) as own:
         address = await own.give(2, 5 * USDC)
         await own.sweeps.maintain()
-        (permit,) = own.ledger.sweeps_under_way(NETWORK)
+        (permit,) = await own.ledger.sweeps_under_way(NETWORK)
         assert permit.method is SweepMethod.PERMIT
         await finish(own)
-        (take,) = own.ledger.sweeps_under_way(NETWORK)
+        (take,) = await own.ledger.sweeps_under_way(NETWORK)
         assert take.method is SweepMethod.TAKE
         await finish(own)
-        assert not (all_left(own) or own.sweeps.conditions())
+        assert not (await all_left(own) or own.sweeps.conditions())
         assert await token.balance(address) == 0
         assert await token.balance(HOT) == 5 * USDC
 
@@ -607,17 +609,17 @@ async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
 
         monkeypatch.setattr(own.client, "submit", submit_late)
         await finish(own)
-        (take,) = own.ledger.sweeps_under_way(NETWORK)
+        (take,) = await own.ledger.sweeps_under_way(NETWORK)
         assert take.method is SweepMethod.TAKE
         await finish(own)
-        assert all_left(own) == [5 * USDC]
+        assert await all_left(own) == [5 * USDC]
         assert "failed" in own.sweeps.conditions()[0]
         monkeypatch.undo()
         await token.unblacklist(address)
         own.clock.now += HOUR_MS
         await own.sweeps.maintain()
         await finish(own)
-        assert not (all_left(own) or own.sweeps.conditions())
+        assert not (await all_left(own) or own.sweeps.conditions())
         assert await token.balance(HOT) == 5 * USDC
 
 
@@ -635,9 +637,9 @@ async def deposit_and_sweep_gone(own: Till) -> Sweep:
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     await finish(own)
-    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0
     await own.controls.revert(before)
     await own.controls.mine(4 * own.network.failed_after)
     await acknowledge(own, "removed")
@@ -654,7 +656,7 @@ async def settle_all(own: Till) -> None:
 async def refused_again(own: Till, sweep: Sweep) -> None:
     """The sweep is published again at once, and mined in vain."""
     await own.payments.maintain()
-    payment = own.ledger.payment(sweep.payment_id or "")
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert not (await mined(own.token.client, payment.latest.txid)).ok
 
@@ -665,24 +667,24 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: Till) ->
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
     await own.sweeps.maintain()
-    assert own.ledger.unswept_of(NETWORK, 2) == 0, "it may yet be reorganised back"
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0, "it may yet be reorganised back"
     await settle_all(own)
-    failed = own.ledger.payment(sweep.payment_id or "")
+    failed = await own.ledger.payment(sweep.payment_id or "")
     assert failed is not None
     assert failed.state is PaymentState.FAILED
-    (anew,) = own.ledger.sweeps_under_way(NETWORK)
+    (anew,) = await own.ledger.sweeps_under_way(NETWORK)
     assert (anew.serial, anew.payment_id) == (2, f"sweep-{NETWORK}-2-2")
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
 
 
 async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: Till) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await refused_again(own, sweep)
     await settle_all(own)
-    assert own.ledger.unswept_of(NETWORK, 2) == 0
-    assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0
+    assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
     assert not (own.sweeps.conditions() or own.payments.conditions())
     await own.give(2, 3 * USDC)
     await own.sweeps.maintain()
@@ -696,11 +698,11 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: Till) -> N
     await acknowledge(own, "confirmed")
     await own.payments.maintain()
     await settle_all(own)
-    payment = own.ledger.payment(sweep.payment_id or "")
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert payment.state is PaymentState.SETTLED
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (all_left(own) or own.ledger.sweeps_under_way(NETWORK))
+    assert not (await all_left(own) or await own.ledger.sweeps_under_way(NETWORK))
     assert not (own.sweeps.conditions() or own.payments.conditions())
 
 
@@ -709,7 +711,7 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) 
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
-    payment = own.ledger.payment(sweep.payment_id or "")
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     plan = TransactionPlan(own.network.chain_id, payment.nonce, HOT, 21_000, 50 * GWEI, GWEI)
     rival = await own.token.client.submit(KEYS.signer(0).sign(plan).raw)
@@ -717,7 +719,7 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) 
     await settle_all(own)
     await finish(own)
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+    assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
 
 
 async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
@@ -726,7 +728,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
     before = await own.controls.snapshot()
     await refused_again(own, sweep)
     await settle_all(own)
-    payment = own.ledger.payment(sweep.payment_id or "")
+    payment = await own.ledger.payment(sweep.payment_id or "")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
     await own.controls.revert(before)
@@ -735,9 +737,9 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
     assert (await mined(own.token.client, payment.latest.txid)).ok
     await acknowledge(own, "confirmed")
     await own.sweeps.maintain()
-    assert own.ledger.unswept_of(NETWORK, 2) == 0
+    assert await own.ledger.unswept_of(NETWORK, 2) == 0
     assert await own.token.balance(HOT) == 5 * USDC
-    assert not (own.live() or own.sweeps.conditions())
+    assert not (await own.live() or own.sweeps.conditions())
 
 
 @pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone for good"])
@@ -748,7 +750,7 @@ async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
-    (sweep,) = own.ledger.sweeps_under_way(NETWORK)
+    (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
     await own.payments.maintain()
     await own.controls.revert(before)
     await acknowledge(own, "removed")
@@ -757,12 +759,12 @@ async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
         await own.token.mint(KEYS.address(2), 5 * USDC)
         await acknowledge(own, "confirmed")
     await settle_all(own)
-    assert own.ledger.sweeps_under_way(NETWORK) == []
+    assert await own.ledger.sweeps_under_way(NETWORK) == []
     own.clock.now += HOUR_MS
     await own.sweeps.maintain()
     await finish(own)
     assert await own.token.balance(HOT) == (5 * USDC if comes_back else 0)
-    assert not (all_left(own) or own.live())
+    assert not (await all_left(own) or await own.live())
     assert not (own.sweeps.conditions() or own.payments.conditions())
 
 
@@ -790,9 +792,9 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
             await acknowledge(own, "confirmed")
         await settle_all(own)
         if not is_back:
-            assert not (own.ledger.sweeps_under_way(NETWORK) or own.live())
+            assert not (await own.ledger.sweeps_under_way(NETWORK) or await own.live())
             await own.give(2, 5 * USDC)  # another one is swept whole
             await own.sweeps.maintain()
         await finish(own)
         assert await token.balance(HOT) == 5 * USDC
-        assert not (all_left(own) or own.sweeps.conditions() or own.payments.conditions())
+        assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())

@@ -79,7 +79,7 @@ async def states(adapter: Treasury) -> list[DepositState]:
 
 
 async def test_a_side_starts_ready_with_addresses_and_fees(adapter: Treasury) -> None:
-    assert adapter.adapter.health().ok, adapter.adapter.health()
+    assert (await adapter.adapter.health()).ok, await adapter.adapter.health()
     adapter.adapter.require_ready()
     assert adapter.adapter.fee("arbitrum") > 0
     assert adapter.adapter.names("arbitrum").network == "monero-regtest"
@@ -89,7 +89,7 @@ async def test_a_node_on_another_network_is_refused(adapter: Treasury) -> None:
     async with treasury(
         adapter.rpc, adapter.data_dir, replace(OPTIONS, nettype="stagenet")
     ) as other:
-        assert "wrong network" in (other.adapter.health().detail or "")
+        assert "wrong network" in ((await other.adapter.health()).detail or "")
         with pytest.raises(Unavailable):
             other.adapter.deposit_address()
 
@@ -100,20 +100,20 @@ async def test_a_wallet_of_another_network_is_refused(
     with Stagenet(tmp_path / "wallets", monerod) as rpc:
         await new_wallet(rpc)
         async with treasury(rpc, tmp_path) as other:
-            assert "the wallet is of stagenet" in (other.adapter.health().detail or "")
+            assert "the wallet is of stagenet" in ((await other.adapter.health()).detail or "")
             with pytest.raises(Unavailable):
                 other.adapter.require_ready()
-            assert other.ledger.wallet() is None
+            assert await other.ledger.wallet() is None
 
 
 async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Treasury) -> None:
     await new_wallet(own.rpc, "another")
     with pytest.raises(Unavailable):
         await own.sign(own.transfer(await own.wallet.primary_address()))
-    assert "another wallet" in (own.adapter.health().detail or "")
+    assert "another wallet" in ((await own.adapter.health()).detail or "")
     assert await own.adapter.observe() == Observation()
     async with own.again() as later:
-        assert "another wallet" in (later.adapter.health().detail or "")
+        assert "another wallet" in ((await later.adapter.health()).detail or "")
         with pytest.raises(Unavailable):
             later.adapter.require_ready()
 
@@ -121,17 +121,19 @@ async def test_a_swapped_wallet_is_refused_at_a_start_and_in_the_middle(own: Tre
 async def test_a_dead_wallet_is_reported_and_its_return_noticed(adapter: Treasury) -> None:
     await asyncio.to_thread(adapter.rpc.kill)
     assert await adapter.adapter.observe() == Observation()
-    assert "wallet is down" in (adapter.adapter.health().detail or "")
+    assert "wallet is down" in ((await adapter.adapter.health()).detail or "")
     await asyncio.to_thread(adapter.rpc.start)
     await adapter.adapter.maintain()
-    assert adapter.adapter.health().ok, adapter.adapter.health()  # it opened the wallet file itself
+    assert (await adapter.adapter.health()).ok, (
+        await adapter.adapter.health()
+    )  # it opened the wallet file itself
 
 
 async def test_a_locked_wallet_is_reported(adapter: Treasury) -> None:
     await adapter.wallet.close()
     adapter.use(replace(OPTIONS, wallet_file=None))
     async with adapter.again() as later:
-        assert "locked" in (later.adapter.health().detail or "")
+        assert "locked" in ((await later.adapter.health()).detail or "")
 
 
 # --- addresses ---------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ async def test_a_wallet_that_lost_addresses_makes_the_same_again(own: Treasury) 
     await own.wallet.restore("restored", "", seed, (await own.wallet.height()) - 1)
     async with own.again() as later:
         assert later.rpc is rpc
-        assert later.adapter.health().ok, later.adapter.health()
+        assert (await later.adapter.health()).ok, await later.adapter.health()
         assert await later.wallet.index_of(last) is not None
         assert later.adapter.deposit_address() != last
 
@@ -202,14 +204,14 @@ async def test_a_deposit_is_seen_confirmed_and_then_left_alone(
     assert seen.first_seen_at == adapter.clock.now
     await miner.mine(2)
     assert await adapter.reconcile() == []
-    assert adapter.adapter.confirmations(seen.key) == 2
+    assert await adapter.adapter.confirmations(seen.key) == 2
     await miner.mine()
     (confirmed,) = await adapter.reconcile()
     assert confirmed == replace(seen, state=CONFIRMED)
     assert await adapter.reconcile() == []
     await miner.mine(OPTIONS.tracked_blocks)
     assert await adapter.reconcile() == []
-    assert adapter.ledger.deposits_to_watch(10**9) == []
+    assert await adapter.ledger.deposits_to_watch(10**9) == []
 
 
 async def test_a_larger_deposit_takes_longer_also_in_parts(adapter: Treasury, miner: Miner) -> None:
@@ -255,7 +257,7 @@ async def test_a_deposit_in_another_block_after_a_reorganisation_goes_back_to_se
     await miner.mine(5)
     assert await states(adapter) == [CONFIRMED]
     height = (await node.transactions([txid]))[txid].height
-    assert adapter.adapter.confirmations(confirmed.key) == (await node.info()).height - (
+    assert await adapter.adapter.confirmations(confirmed.key) == (await node.info()).height - (
         height or 0
     )
 
@@ -347,7 +349,7 @@ async def test_the_wallet_is_split_into_outputs_and_says_what_it_can_pay(
     adapter.use(replace(OPTIONS, outputs_target=8, output_units=XMR // 2))
     async with adapter.again() as later:
         assert later.adapter.available().max_now < 10 * XMR
-        (payment,) = later.live_payments()
+        (payment,) = await later.live_payments()
         await miner.mine(SPENDABLE_AGE)
         await later.adapter.maintain()
         now = later.adapter.available()
@@ -355,14 +357,14 @@ async def test_the_wallet_is_split_into_outputs_and_says_what_it_can_pay(
         assert now.unlocked == 10 * XMR - payment.fee
         assert 0 < now.max_now < now.unlocked
         await later.adapter.maintain()
-        assert later.live_payments() == []
+        assert await later.live_payments() == []
 
 
 async def test_many_small_outputs_are_put_together(adapter: Treasury, miner: Miner) -> None:
     await miner.fund(await adapter.wallet.primary_address(), *([XMR // 5] * 12))
     adapter.use(replace(OPTIONS, outputs_target=1, dusty_outputs=10, highest_fee=XMR))
     async with adapter.again() as later:
-        (payment,) = later.live_payments()
+        (payment,) = await later.live_payments()
         assert len(payment.key_images) == 12
         await miner.mine(SPENDABLE_AGE)
         await later.adapter.maintain()

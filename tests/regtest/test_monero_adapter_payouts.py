@@ -60,7 +60,7 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(
         receipt["txid"], payee.address, receipt["transactionProof"], receipt["proofMessage"]
     )
     assert (by_proof.valid, by_proof.received) == (True, UNITS)
-    paid = own.ledger.payment(transfer.transfer_id)
+    paid = await own.ledger.payment(transfer.transfer_id)
     assert paid is not None
     assert 0 < paid.fee <= transfer.fee
     assert await own.adapter.receipt(transfer) == receipt
@@ -77,7 +77,7 @@ async def test_publishing_again_in_pool_and_chain_pays_once_and_leaves_no_ghost(
         assert (await own.adapter.publish(transfer)).outcome is Outcome.SETTLED
     await miner.mine(SPENDABLE_AGE)
     assert await sent(own.wallet) == [transfer.txid]
-    payment = own.ledger.payment(transfer.transfer_id)
+    payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     assert (await own.wallet.balance()).total == 2 * XMR - UNITS - payment.fee
     assert await payee.received() == [UNITS]
@@ -89,7 +89,7 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(own: Trea
     for address in (stagenet, "4" + "1" * 94, *ours):
         with pytest.raises(TransferRejected, match="destination"):
             await own.sign(own.transfer(address))
-    assert own.live_payments() == []
+    assert await own.live_payments() == []
 
 
 async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
@@ -97,7 +97,7 @@ async def test_a_wallet_without_enough_unlocked_money_may_pay_later(
 ) -> None:
     with pytest.raises(Unavailable, match="unlocked"):
         await own.sign(own.transfer(payee.address, 5 * XMR))
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok
 
 
 async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: Payee) -> None:
@@ -105,7 +105,7 @@ async def test_a_payment_that_costs_too_much_is_not_made(own: Treasury, payee: P
     async with own.again() as later:
         with pytest.raises(Unavailable, match="fee"):
             await later.sign(later.transfer(payee.address))
-        assert later.live_payments() == []
+        assert await later.live_payments() == []
 
 
 # --- one at a time -----------------------------------------------------------------------------
@@ -118,9 +118,9 @@ async def test_a_second_payment_is_not_signed_before_the_first_is_published(
     second = own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(Unavailable, match="earlier XMR payment"):
         await own.sign(second)
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok
     own.clock.now += 11 * 60 * 1000
-    assert first.transfer_id in (own.adapter.health().detail or "")
+    assert first.transfer_id in ((await own.adapter.health()).detail or "")
     async with own.again(in_order=False) as later:
         with pytest.raises(Unavailable, match="earlier XMR payment"):
             await later.sign(second)
@@ -134,7 +134,7 @@ async def test_the_database_itself_refuses_a_second_one_and_a_key_image_twice(
     own: Treasury, payee: Payee
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address))
-    first = own.ledger.payment(transfer.transfer_id)
+    first = await own.ledger.payment(transfer.transfer_id)
     assert first is not None
     second = replace(first, payment_id="tr_x", txid="ab" * 32, key_images=("cd" * 32,))
     with pytest.raises(StoreConflict):
@@ -160,7 +160,7 @@ async def test_a_payout_that_its_order_refuses_keeps_nothing_back(
     refused, other = own.transfer(payee.address, UNITS), own.transfer(payee.address, 2 * UNITS)
     with pytest.raises(ImpossibleTransition):
         await own.adapter.prepare(refused, [], Recorder(ImpossibleTransition("it is cancelled")))
-    assert own.live_payments() == []
+    assert await own.live_payments() == []
     await pay(own, await own.prepared(other))
     await miner.mine(OPTIONS.settled_after)
     assert await payee.received() == [2 * UNITS]
@@ -208,7 +208,7 @@ async def test_killed_after_the_relay_and_before_the_store_it_is_paid_once(
     await asyncio.to_thread(own.rpc.start)
     async with own.again(in_order=False) as later:
         second = await later.prepared(later.transfer(payee.address, 2 * UNITS))
-        payments = [later.ledger.payment(item.transfer_id) for item in (transfer, second)]
+        payments = [await later.ledger.payment(item.transfer_id) for item in (transfer, second)]
         images = [set(item.key_images) for item in payments if item]
         assert images[0].isdisjoint(images[1])
         await pay(later, second)
@@ -243,7 +243,7 @@ async def test_a_relay_of_unknown_outcome_is_paid_once_and_relayed_once(
         await own.adapter.publish(transfer)
     await kill_wallet(own.rpc)
     async with own.again(in_order=False) as later:
-        payment = later.ledger.payment(transfer.transfer_id)
+        payment = await later.ledger.payment(transfer.transfer_id)
         assert payment is not None
         assert payment.state is PaymentState.RELAYING
         calls = later.count_calls()
@@ -292,17 +292,17 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_comes_back(
     await node.pop_blocks(OPTIONS.settled_after)
     await node.flush_pool()
     await own.adapter.maintain()
-    assert transfer.transfer_id in (own.adapter.health().detail or "")
+    assert transfer.transfer_id in ((await own.adapter.health()).detail or "")
     await miner.mine(OPTIONS.settled_after)
     await own.adapter.maintain()
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok
     assert await payee.received() == [UNITS]
 
 
 async def outrun(own: Treasury, payee: Payee, node: MonerodClient) -> tuple[Transfer, Payment]:
     """A signed payout, and its payment, of which another transaction spends an input first."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    payment = own.ledger.payment(transfer.transfer_id)
+    payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     own_address = await own.wallet.primary_address()
     rival = await own.wallet.prepare_sweep(payment.key_images[0], own_address)
@@ -323,7 +323,7 @@ async def test_a_payment_failed_only_when_another_took_its_input_and_is_deep(
     assert failed.outcome is Outcome.FAILED
     assert await pay(own, transfer) == failed
     assert await payee.received() == []
-    assert own.ledger.live_key_images(payment.key_images) == set()
+    assert await own.ledger.live_key_images(payment.key_images) == set()
 
 
 async def test_a_rival_that_is_reorganised_away_again_proves_nothing(
@@ -347,7 +347,7 @@ async def test_a_wallet_ahead_of_its_node_signs_nothing(
     await node.pop_blocks(2)
     with pytest.raises(Unavailable, match="same block"):
         await own.sign(own.transfer(payee.address))
-    assert "out of sync" in (own.adapter.health().detail or "")
+    assert "out of sync" in ((await own.adapter.health()).detail or "")
     await miner.mine()
     await own.sign(own.transfer(payee.address))
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok

@@ -25,7 +25,7 @@ MANY = replace(OPTIONS, pool_target=256, pool_low=8)
 
 async def deposit_that_is_missed(adapter: Treasury, miner: Miner) -> str:
     """Stop, pay the newest address, and restore the wallet: it has looked and not found it."""
-    seed, newest = await adapter.wallet.seed(), adapter.ledger.highest_address()
+    seed, newest = await adapter.wallet.seed(), await adapter.ledger.highest_address()
     assert newest is not None
     await adapter.end()
     async with (
@@ -66,21 +66,21 @@ async def test_a_rescan_that_a_kill_cut_short_is_made_up_for(
     monkeypatch.setattr(WalletClient, "rescan_blockchain", cut_short)
     restored = replace(MANY, wallet_file="restored", wallet_password="")
     async with treasury(wallet_rpc, tmp_path, restored) as adapter:
-        assert "rescanning" in (adapter.adapter.health().detail or "")
+        assert "rescanning" in ((await adapter.adapter.health()).detail or "")
         assert await adapter.adapter.observe() == Observation()
         with pytest.raises(Unavailable):
             adapter.adapter.deposit_address()
         go_on.set()
         await is_over.wait()
-        assert adapter.ledger.rescan_due()
+        assert await adapter.ledger.rescan_due()
         monkeypatch.setattr(WalletClient, "rescan_blockchain", rescan)
         await asyncio.to_thread(wallet_rpc.start)
 
         async def ready() -> bool:
             await adapter.adapter.maintain()
-            return adapter.adapter.health().ok
+            return (await adapter.adapter.health()).ok
 
         await until(ready)
-        assert not adapter.ledger.rescan_due()
+        assert not await adapter.ledger.rescan_due()
         (found,) = await adapter.reconcile()
         assert (found.key.txid, found.state) == (txid, DepositState.CONFIRMED)

@@ -144,11 +144,11 @@ async def test_a_payment_that_is_not_mined_for_an_hour_is_in_health(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await pay(own, transfer)
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok
     own.clock.now += 61 * 60 * 1000
-    problem = own.adapter.health().detail or ""
+    problem = (await own.adapter.health()).detail or ""
     assert transfer.transfer_id in problem
     assert "not mined" in problem
     await miner.mine()
     await own.adapter.look_up(transfer)
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok

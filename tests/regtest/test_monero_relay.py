@@ -120,15 +120,17 @@ async def test_what_the_peers_have_lost_is_relayed_after_some_blocks(pair: Pair)
     await pair.mine(3)
     assert not await pair.is_with_the_peer()
     await pair.own.adapter.maintain()
-    assert "waits in the node's pool for 3 blocks" in pair.own.adapter.notes()[0]
-    assert pair.own.adapter.health().ok
+    assert "waits in the node's pool for 3 blocks" in (await pair.own.adapter.notes())[0]
+    assert (await pair.own.adapter.health()).ok
     await until(pair.is_with_the_peer)
     await pair.peer.flush_pool()
     await pair.mine(7)
     await pair.own.adapter.maintain()
-    assert "waits in the node's pool for 10 blocks" in (pair.own.adapter.health().detail or "")
+    assert "waits in the node's pool for 10 blocks" in (
+        (await pair.own.adapter.health()).detail or ""
+    )
     await until(pair.is_with_the_peer)
     await pair.mine(OPTIONS.settled_after)
     assert (await pair.own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
     await pair.own.adapter.maintain()
-    assert pair.own.adapter.notes() == []
+    assert await pair.own.adapter.notes() == []

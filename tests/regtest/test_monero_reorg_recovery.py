@@ -49,7 +49,7 @@ async def test_a_payment_that_the_node_has_given_up_is_offered_anew(
     name = await given_up(own, payee, miner, node)
     await own.adapter.maintain()
     await miner.mine(OPTIONS.settled_after)
-    payment = own.ledger.payment(name)
+    payment = await own.ledger.payment(name)
     assert payment is not None
     assert (await node.transactions([payment.txid]))[payment.txid].height is not None
     assert sorted(await payee.received()) == [UNITS, MORE]
@@ -69,14 +69,14 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
 
     monkeypatch.setattr(own.node, "flush_pool", refused)
     await own.adapter.maintain()
-    assert own.adapter.health().ok, "other payments go on"
-    assert [name in note for note in own.adapter.notes()] == [True]
+    assert (await own.adapter.health()).ok, "other payments go on"
+    assert [name in note for note in await own.adapter.notes()] == [True]
     monkeypatch.undo()
     await miner.mine()
     await own.adapter.maintain()
     await miner.mine()
     await own.adapter.maintain()
-    assert own.adapter.notes() == []
+    assert await own.adapter.notes() == []
     assert sorted(await payee.received()) == [UNITS, MORE]
 
 
@@ -85,7 +85,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
 ) -> None:
     """A payment of both outputs fails since one of them was spent otherwise."""
     transfer = await own.prepared(own.transfer(payee.address, MORE))
-    payment = own.ledger.payment(transfer.transfer_id)
+    payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     assert len(payment.key_images) == 2
     for image in payment.key_images:
@@ -99,7 +99,7 @@ async def test_money_held_back_for_a_payment_that_can_never_be_made_is_free_agai
         for _ in range(4):
             await miner.mine()
             await pay(later, transfer)
-        assert later.ledger.payments_in(PaymentState.FAILED)
+        assert await later.ledger.payments_in(PaymentState.FAILED)
         await later.adapter.maintain()
         await miner.mine(SPENDABLE_AGE)
         await settle(later, miner, await later.prepared(later.transfer(payee.address, MORE)))
@@ -112,7 +112,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     """On the other branch something else has spent its input: nobody but the operator can pay."""
     logs = captured(monkeypatch, RESCUE)
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    payment = own.ledger.payment(transfer.transfer_id)
+    payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     address = await own.wallet.primary_address()
     rival = await own.wallet.prepare_sweep(payment.key_images[0], address)
@@ -120,18 +120,20 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     await node.pop_blocks(OPTIONS.settled_after)
     await node.flush_pool()
     await node.submit(rival.raw)
-    ending, payment = gone(own), settled_one(own, transfer)
+    ending, payment = gone(own), await settled_one(own, transfer)
     for blocks in (1, 1, OPTIONS.tracked_blocks):
         await miner.mine(blocks)
         await own.adapter.maintain()
-        told = own.adapter.health().detail or ""
+        told = (await own.adapter.health()).detail or ""
         assert f"payment {transfer.transfer_id} was settled" in told
         assert f"rpcsvc payouts close {transfer.transfer_id} --note TEXT" in told
         first = await ending.end(payment) if blocks == 1 else None
         assert first in (rival.txid, None), "it is not deep yet"
     assert await ending.end(payment) is None
     async with own.again() as later:
-        assert "a reorganisation of monero took it away" in (later.adapter.health().detail or "")
+        assert "a reorganisation of monero took it away" in (
+            (await later.adapter.health()).detail or ""
+        )
     assert [item["event"] for item in logs.entries].count("monero_settled_payment_is_gone") == 1
     assert await payee.received() == []
 
@@ -142,8 +144,8 @@ def gone(own: Treasury) -> MoneroGone:
     return MoneroGone(connection, own.ledger, own.clock, own.options, lambda _txid: None)
 
 
-def settled_one(own: Treasury, transfer: Transfer) -> Payment:
-    payment = own.ledger.payment(transfer.transfer_id)
+async def settled_one(own: Treasury, transfer: Transfer) -> Payment:
+    payment = await own.ledger.payment(transfer.transfer_id)
     assert payment is not None
     return payment
 
@@ -153,7 +155,7 @@ async def test_end_refuses_a_payout_that_may_be_mined_yet(
 ) -> None:
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
     await settle(own, miner, transfer)
-    payment = settled_one(own, transfer)
+    payment = await settled_one(own, transfer)
     with pytest.raises(NotAdopted, match=r"is in block \d+"):
         await gone(own).end(payment)
     await node.pop_blocks(OPTIONS.settled_after)
@@ -171,7 +173,7 @@ async def test_end_spends_the_inputs_of_a_payout_that_nothing_displaced(
 ) -> None:
     """Its node refuses the bytes for good, as when an output that it hides among is gone."""
     transfer = await own.prepared(own.transfer(payee.address, UNITS))
-    payment = settled_one(own, transfer)
+    payment = await settled_one(own, transfer)
     await own.adapter.publish(transfer)
     await node.flush_pool()
     await own.wallet.freeze(payment.key_images[0])
@@ -212,5 +214,5 @@ async def test_a_payout_whose_inputs_are_locked_again_is_taken_later(
     await miner.mine(OPTIONS.settled_after)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.SETTLED
     await own.adapter.maintain()
-    assert own.adapter.health().ok
+    assert (await own.adapter.health()).ok
     assert sorted(await payee.received()) == [UNITS, MORE]

@@ -100,9 +100,9 @@ class Treasury:
         signed = await self.sign(transfer)
         return replace(transfer, state=TransferState.PREPARED, txid=signed.txid, raw=signed.raw)
 
-    def live_payments(self) -> list[Payment]:
+    async def live_payments(self) -> list[Payment]:
         states = (PaymentState.PREPARED, PaymentState.RELAYING, PaymentState.PUBLISHED)
-        return self.ledger.payments_in(*states)
+        return await self.ledger.payments_in(*states)
 
     def count_calls(self) -> list[str]:
         """From now on, the methods that the adapter calls."""

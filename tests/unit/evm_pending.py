@@ -35,8 +35,8 @@ def paying(name: str, to: int = 0, units: int = 5) -> dict[str, Any]:
     return waits(name, usdc.transfer(OURS[to].address, units))
 
 
-def sighting(reader: Reader, name: str) -> PoolSighting | None:
-    return reader.ledger.pool_sighting("arbitrum", txid_of(name))
+async def sighting(reader: Reader, name: str) -> PoolSighting | None:
+    return await reader.ledger.pool_sighting("arbitrum", txid_of(name))
 
 
 def later(reader: Reader, seconds: int) -> None:
@@ -51,5 +51,5 @@ async def mined(reader: Reader, name: str, *, at: int) -> None:
     assert await reader.look() == {key(name): SEEN}
 
 
-def held(reader: Reader) -> dict[int, int]:
-    return reader.ledger.pool_counts("arbitrum", [item.index for item in OURS])
+async def held(reader: Reader) -> dict[int, int]:
+    return await reader.ledger.pool_counts("arbitrum", [item.index for item in OURS])

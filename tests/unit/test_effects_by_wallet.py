@@ -43,7 +43,7 @@ class Desk:
             raise ValueError("a row that can't be read")
         return self.orders[order_id]
 
-    def confirmations(self, _key: DepositKey) -> int:
+    async def confirmations(self, _key: DepositKey) -> int:
         return 10
 
     def transfers_per_payment(self, _network: str) -> int:

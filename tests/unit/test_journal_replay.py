@@ -129,7 +129,7 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             transfer = books.store.order(order.order_id).transfer(name)  # type: ignore[union-attr]
             assert transfer is not None
             assert (transfer.state, transfer.txid) == (TransferState.PREPARED, "aa")
-            paid = books.monero.payment(lost.transfer_id)
+            paid = await books.monero.payment(lost.transfer_id)
             assert paid is not None
             assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
     async with opened(tmp_path) as books:
@@ -148,11 +148,13 @@ async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Pat
         assert books.adopted.orders == books.adopted.lost == []
         planned = (await books.funded(order)).transfers[0]
         signed = OnchainBooks(books.db)
-        assert signed.unmatched(planned) is None
+        assert await signed.unmatched(planned) is None
         other = replace(planned, units=planned.units - 1)
-        assert "aa paid" in str(signed.unmatched(other))
+        assert "aa paid" in str(await signed.unmatched(other))
         refund = replace(planned, transfer_id=f"{order.order_id}/refund/1")
-        assert "aa paid" in str(signed.unmatched(refund)), "the copy's order does not know of it"
+        assert "aa paid" in str(await signed.unmatched(refund)), (
+            "the copy's order does not know of it"
+        )
 
 
 async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ async def test_killed_between_line_and_commit_the_payment_is_adopted(tmp_path: P
         await books.monero.add_payment(xmr_payment(order, "aa"))
     put_back(tmp_path, before)  # as if the commit had not come
     async with opened(tmp_path) as books:
-        paid = books.monero.payment(order.transfers[0].transfer_id)
+        paid = await books.monero.payment(order.transfers[0].transfer_id)
         assert paid is not None
         assert paid.state is monero.PaymentState.PUBLISHED, "it is looked for, and published"
 
@@ -181,7 +183,7 @@ async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
         await books.monero.add_payment(xmr_payment(order, "bb"))
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
-        paid = books.monero.payment(order.transfers[0].transfer_id)
+        paid = await books.monero.payment(order.transfers[0].transfer_id)
         assert paid is not None
         assert paid.txid == "bb"
         assert books.adopted.payments == [paid.payment_id]
@@ -197,7 +199,7 @@ async def test_failed_payment_fails_on_an_older_copy(tmp_path: Path) -> None:
         await books.monero.put_payment(replace(made, state=monero.PaymentState.FAILED))
     put_back(tmp_path, prepared)
     async with opened(tmp_path) as books:
-        paid = books.monero.payment(made.payment_id)
+        paid = await books.monero.payment(made.payment_id)
         assert paid is not None
         assert paid.state is monero.PaymentState.FAILED
 
@@ -214,11 +216,11 @@ async def test_evm_payment_comes_back_with_its_attempts(tmp_path: Path) -> None:
     for copy in (before, signed):
         put_back(tmp_path, copy)
         async with opened(tmp_path) as books:
-            found = books.evm.payment(planned.transfer_id)
+            found = await books.evm.payment(planned.transfer_id)
             assert found is not None
             assert [item.txid for item in found.attempts][1:] == ["0xraised"]
             assert found.state is evm.PaymentState.PUBLISHED
-            assert books.evm.next_nonce("arbitrum", HOT) == 5
+            assert await books.evm.next_nonce("arbitrum", HOT) == 5
 
 
 async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
@@ -237,9 +239,9 @@ async def test_sweeps_come_back_as_they_ended(tmp_path: Path) -> None:
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
         assert books.adopted.refused == []
-        assert [item.serial for item in books.evm.sweeps_under_way("arbitrum")] == [2]
-        assert books.addresses.unknown_addresses(2) == [1]
-        wallet = books.addresses.wallet()
+        assert [item.serial for item in await books.evm.sweeps_under_way("arbitrum")] == [2]
+        assert await books.addresses.unknown_addresses(2) == [1]
+        wallet = await books.addresses.wallet()
         assert wallet is not None
         assert wallet.reserved_to == 2
 
@@ -256,15 +258,15 @@ async def test_sweep_whose_payment_failed_later_is_not_done_again(tmp_path: Path
             await books.evm.put_payment(settled)
             if serial == 1:
                 await books.evm.put_payment(replace(settled, state=evm.PaymentState.FAILED))
-        assert books.evm.unswept_of("arbitrum", 1) == -9
+        assert await books.evm.unswept_of("arbitrum", 1) == -9
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
-        first = books.evm.payment("sweep-arbitrum-1-1")
+        first = await books.evm.payment("sweep-arbitrum-1-1")
         assert first is not None
         assert first.state is evm.PaymentState.PUBLISHED
         await books.evm.put_payment(replace(first, state=evm.PaymentState.FAILED))
-        assert books.evm.unswept_of("arbitrum", 1) == -9
-        (void,) = books.evm.void_sweeps("arbitrum", 1)
+        assert await books.evm.unswept_of("arbitrum", 1) == -9
+        (void,) = await books.evm.void_sweeps("arbitrum", 1)
         assert void.serial == 1
 
 
@@ -288,7 +290,7 @@ async def test_addresses_handed_out_since_are_left_out(tmp_path: Path) -> None:
         await books.addresses.reserve_addresses(40)
     put_back(tmp_path, copy)
     async with opened(tmp_path) as books:
-        xmr, usdc = books.monero.wallet(), books.addresses.wallet()
+        xmr, usdc = await books.monero.wallet(), await books.addresses.wallet()
         assert xmr is not None
         assert usdc is not None
         assert (xmr.reserved_to, usdc.reserved_to) == (300, 64)
@@ -351,7 +353,7 @@ async def test_check_does_not_name_what_a_replay_left_out(tmp_path: Path) -> Non
     put_back(tmp_path, before)
     async with opened(tmp_path) as books:
         assert books.adopted.refused == []
-        assert not books.monero.has_transaction("aa")
+        assert not await books.monero.has_transaction("aa")
     assert check_journal(tmp_path, tmp_path / FOLDER, [])[0] == []
 
 

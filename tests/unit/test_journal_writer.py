@@ -165,8 +165,11 @@ async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
     async def fails(_mark: Mark) -> None:
         raise Unavailable("The disk is full.")
 
-    def undo(committed: bool) -> tuple[VoidEntry, Callable[[], bool]]:
-        return VoidEntry("ord_1/payout/1", "aa"), lambda: committed
+    def undo(committed: bool) -> tuple[VoidEntry, Callable[[], Awaitable[bool]]]:
+        async def is_committed() -> bool:
+            return committed
+
+        return VoidEntry("ord_1/payout/1", "aa"), is_committed
 
     for committed in (True, False):
         with pytest.raises(Unavailable):

@@ -72,15 +72,15 @@ async def test_xmr_addresses_of_lost_orders_are_skipped(
     lost, copy = await ledgers(databases)
     wallet = Wallet()
     pool = await pool_of(wallet, lost)
-    await copy.add_addresses(lost.addresses_above(0))
+    await copy.add_addresses(await lost.addresses_above(0))
     given = await take(pool, orders)
 
     last = await skip(wallet, copy, 10)
 
-    assert copy.wallet().reserved_to == last == wallet.stored
+    assert (await copy.wallet()).reserved_to == last == wallet.stored
     fresh = await take(await pool_of(wallet, copy), 50)
     assert not {*given} & {*fresh}
-    known = {item.address for item in copy.addresses_above(0)}
+    known = {item.address for item in await copy.addresses_above(0)}
     assert known >= {*given}, "what comes to them is seen"
 
 
@@ -90,7 +90,7 @@ async def test_xmr_addresses_are_skipped_when_the_wallet_is_as_old_as_the_copy(
     lost, copy = await ledgers(databases)
     wallet = Wallet()
     pool = await pool_of(wallet, lost)
-    await copy.add_addresses(lost.addresses_above(0))
+    await copy.add_addresses(await lost.addresses_above(0))
     given = await take(pool, 150)
     restored = Wallet()
 
@@ -118,7 +118,7 @@ async def test_a_wallet_scans_again_only_if_it_is_told_to(
     wallet = Wallet()
     await skip(wallet, ledger, 300, rescan=rescan)
     assert wallet.rescans == rescan
-    assert not ledger.rescan_due()
+    assert not await ledger.rescan_due()
 
 
 async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
@@ -133,7 +133,7 @@ async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
     monkeypatch.setattr(wallet, "rescan_blockchain", killed)
     with pytest.raises(RpcFailure):
         await skip(wallet, ledger, 3, rescan=True)
-    assert ledger.rescan_due()
+    assert await ledger.rescan_due()
 
 
 # --- USDC --------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
             await pool.close()
     given = await taken(await opened(keys, lost), 20)
 
-    newest = copy.highest_address()
+    newest = await copy.highest_address()
     last = await skip_evm(keys, copy, 30)
 
     assert newest is not None
@@ -175,8 +175,10 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
     pool = await opened(keys, copy)
     fresh = await taken(pool, 5)
     assert not {*given} & {*fresh}
-    assert [item.address for item in copy.addresses_above(last)][:5] == fresh
-    assert {item.address for item in copy.ours(given)} == {*given}, "what comes to them is seen"
+    assert [item.address for item in await copy.addresses_above(last)][:5] == fresh
+    assert {item.address for item in await copy.ours(given)} == {*given}, (
+        "what comes to them is seen"
+    )
 
 
 async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Database]) -> None:
@@ -184,7 +186,7 @@ async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Databas
     with pytest.raises(ChainUnusable, match="none is on record"):
         await skip_evm(HdKeys(WORDS), ledger, 5)
     await opened(HdKeys(WORDS), ledger)
-    before = ledger.highest_address()
+    before = await ledger.highest_address()
     with pytest.raises(ChainUnusable, match="another mnemonic"):
         await skip_evm(HdKeys(OTHER), ledger, 5)
-    assert ledger.highest_address() == before
+    assert await ledger.highest_address() == before

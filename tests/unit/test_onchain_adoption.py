@@ -163,7 +163,7 @@ async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
     database: Database,
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
-    known = SqliteMoneroLedger(database).payment("ord_1/payout/1")
+    known = await SqliteMoneroLedger(database).payment("ord_1/payout/1")
     assert known == Payment(
         "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
@@ -184,7 +184,7 @@ async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
     at = Xmr({"4user": 50}, broken=method)
     with pytest.raises(NodeError, match="No wallet file"):
         await adopt_xmr(at, database, WANTED)
-    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
 async def test_what_is_not_proven_is_not_adopted(database: Database, at: Xmr, why: str) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_xmr(at, database, WANTED)
-    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 async def test_a_key_that_is_given_goes_before_the_wallet_s(database: Database) -> None:
     await adopt_xmr(Xmr({"4user": 50}, own_key=None), database, WANTED, key=KEY)
-    assert SqliteMoneroLedger(database).payment("ord_1/payout/1") is not None
+    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is not None
 
 
 async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Database) -> None:
@@ -257,12 +257,12 @@ async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
     assert done.transfers == (WANTED, second)
     assert done.unexplained == 20
     ledger = SqliteMoneroLedger(database)
-    known = ledger.payment("ord_2/payout/1")
-    assert known == ledger.payment("ord_1/payout/1")
+    known = await ledger.payment("ord_2/payout/1")
+    assert known == await ledger.payment("ord_1/payout/1")
     assert known is not None
     assert (known.units, known.payee("ord_2/payout/1").units) == (80, 30)
-    assert ledger.payment("ord_3/payout/1") is None
-    assert ledger.payment("ord_4/payout/1") is None
+    assert await ledger.payment("ord_3/payout/1") is None
+    assert await ledger.payment("ord_4/payout/1") is None
 
 
 async def test_what_a_transaction_paid_once_is_adopted_for_one_transfer(
@@ -287,7 +287,7 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
     done = await adopt_xmr(at, database, WANTED, second, third)
     assert done.transfers == (WANTED, third)
-    known = ledger.payment("ord_2/payout/1")
+    known = await ledger.payment("ord_2/payout/1")
     assert known is not None
     assert known.txid == "ef" * 32
 
@@ -353,7 +353,7 @@ async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
 ) -> None:
     told = signed()
     done = await adopt_usdc(Evm(told), database)
-    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
@@ -393,7 +393,7 @@ async def test_what_the_chain_does_not_show_is_not_adopted(
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_usdc(at, database)
-    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 @pytest.mark.parametrize("state", [TransferState.SETTLED, TransferState.FAILED])
@@ -403,7 +403,7 @@ async def test_for_what_is_over_nothing_is_put_on_record(
     over = transfer("ord_9", "arbitrum", USER, 50, state=state)
     with pytest.raises(NotAdopted, match="ord_9/payout/1 is"):
         await adopt_usdc(Evm(signed()), database, over)
-    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_node_that_is_not_right_proves_nothing(
@@ -415,13 +415,13 @@ async def test_a_node_that_is_not_right_proves_nothing(
     monkeypatch.setattr(Evm, "check", wrong)
     with pytest.raises(ChainUnusable):
         await adopt_usdc(Evm(signed()), database)
-    assert SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_payment_that_has_failed_gets_no_more_attempts(database: Database) -> None:
     await adopt_usdc(Evm(signed(fee=5)), database)
     ledger = SqliteEvmPaymentLedger(database)
-    known = ledger.payment("ord_9/payout/1")
+    known = await ledger.payment("ord_9/payout/1")
     assert known is not None
     await ledger.put_payment(replace(known, state=PaymentState.FAILED))
     with pytest.raises(NotAdopted, match="final"):
@@ -441,7 +441,7 @@ async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
     first = await adopt_usdc(Evm(signed(fee=5)), database)
     raised = signed(fee=9)
     done = await adopt_usdc(Evm(raised), database)
-    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
     # The order goes on under the id that it was told first.
@@ -458,7 +458,7 @@ async def test_one_that_was_mined_for_less_than_is_offered_by_now_is_adopted_as_
         await adopt_usdc(Evm(signed(fee=fee)), database)
     mined = signed(fee=7)
     await adopt_usdc(Evm(mined), database)
-    known = SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (len(known.attempts), known.latest.txid) == (3, mined["hash"])
     # What would have to be outbid if it left the chain again.

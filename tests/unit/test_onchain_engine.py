@@ -50,7 +50,7 @@ class FakeAdapter:
         self.to_see_to: list[str] = []
         self.maintain: Any = None
 
-    def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
         return self.known
 
     def require_ready(self) -> None:
@@ -86,10 +86,10 @@ class FakeAdapter:
         self.asked.append(f"receipt {transfer.transfer_id}")
         return {"txid": "mined"}
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         return self.well
 
-    def notes(self) -> list[str]:
+    async def notes(self) -> list[str]:
         return self.to_see_to
 
 
@@ -144,7 +144,7 @@ async def test_a_fault_on_one_side_leaves_the_deposits_of_the_other(tmp_path: Pa
         assert [item.key.network for item in seen] == ["monero"]
         await stand.engine.acknowledge(seen)
     assert len(stand.xmr.acknowledged) == 2
-    assert stand.engine.health().detail == "USDC: a look for deposits has failed (KeyError)"
+    assert (await stand.engine.health()).detail == "USDC: a look for deposits has failed (KeyError)"
     with pytest.raises(Unavailable, match="USDC"):
         stand.engine.require_ready()
 
@@ -167,7 +167,7 @@ async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -
         return None
 
     async def pause(_seconds: float) -> None:
-        rounds.append(stand.engine.health().detail)
+        rounds.append((await stand.engine.health()).detail)
         if len(rounds) == 2:
             stand.usdc.maintain = done
         if len(rounds) == 6:
@@ -182,20 +182,22 @@ async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -
     assert rounds[-1] is None
 
 
-def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
+async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     stand.engine.require_ready()
     stand.xmr.well = Health(False, "the wallet is locked")
     with pytest.raises(Unavailable):
         stand.engine.require_ready()
-    assert stand.engine.health().detail == "XMR: the wallet is locked"
+    assert (await stand.engine.health()).detail == "XMR: the wallet is locked"
 
 
-def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
+async def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
-    assert stand.engine.health().ok
+    assert (await stand.engine.health()).ok
     stand.xmr.held = 49
-    assert "0.000000000049, below the floor of 0.00000000005" in str(stand.engine.health().detail)
+    assert "0.000000000049, below the floor of 0.00000000005" in str(
+        (await stand.engine.health()).detail
+    )
 
 
 def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
@@ -207,10 +209,10 @@ def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
     assert stand.engine.holdings("arbitrum") is not None
 
 
-def test_what_can_wait_is_told_without_alarm(tmp_path: Path) -> None:
+async def test_what_can_wait_is_told_without_alarm(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     stand.usdc.to_see_to = ["a deposit address is on the blacklist"]
-    assert stand.engine.health() == Health(True, "a deposit address is on the blacklist")
+    assert await stand.engine.health() == Health(True, "a deposit address is on the blacklist")
 
 
 async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path:
     assert stand.usdc.asked == []
     with pytest.raises(Unavailable, match="paused"):
         stand.engine.require_ready()
-    assert stand.engine.health().detail == "payouts: paused: look into it"
+    assert (await stand.engine.health()).detail == "payouts: paused: look into it"
     # What is published already is followed to its end.
     assert (await stand.engine.look_up(transfer())).outcome is Outcome.PENDING
 

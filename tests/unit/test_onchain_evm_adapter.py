@@ -64,12 +64,12 @@ async def test_a_fault_in_the_upkeep_of_one_network_is_named_and_no_others(
     monkeypatch.setattr("rpcsvc.settlement.onchain.evm.adapter.EvmNetworkAdapter.look", looked)
     await adapter.maintain()
     assert sorted(kept_up) == ["arbitrum", "base"]
-    told = adapter.health().detail or ""
+    told = (await adapter.health()).detail or ""
     assert "the upkeep of arbitrum has failed (KeyError)" in told
     assert "upkeep of base" not in told
     broken.clear()
     await adapter.maintain()
-    assert "the upkeep of" not in (adapter.health().detail or "")
+    assert "the upkeep of" not in ((await adapter.health()).detail or "")
 
 
 async def test_addresses_that_can_not_be_made_keep_no_payment_waiting(

@@ -59,7 +59,7 @@ async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wall
     assert (pool.left, pool.ready) == (12, 12)
     assert await take(pool, 30) == [KEYS.address(index) for index in range(1, 31)]
     await pool.close()
-    assert empty.wallet() == EvmWallet(KEYS.address(0), 30)
+    assert await empty.wallet() == EvmWallet(KEYS.address(0), 30)
 
 
 async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_taken(
@@ -68,7 +68,7 @@ async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_take
     pool = await pool_of(empty)
     for _ in range(40):
         (address,) = await take(pool, 1)
-        (found,), wallet = empty.ours([address]), empty.wallet()
+        (found,), wallet = await empty.ours([address]), await empty.wallet()
         assert wallet is not None
         assert found.address == address
         assert found.index <= wallet.reserved_to
@@ -85,7 +85,7 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
         await pool.refill()
         if round_ % 2:
             await pool.close()
-    wallet = empty.wallet()
+    wallet = await empty.wallet()
     assert wallet is not None
     assert len(set(given)) == len(given) == 171
     # What a crash skips is bounded: less than two fillings each time.
@@ -112,7 +112,7 @@ async def test_a_stopped_pool_hands_out_nothing(empty: SqliteEvmDepositLedger) -
     with pytest.raises(Unavailable):
         pool.take()
     await pool.close()
-    assert empty.wallet() == EvmWallet(KEYS.address(0), 0)
+    assert await empty.wallet() == EvmWallet(KEYS.address(0), 0)
 
 
 async def test_a_pool_that_was_not_loaded_hands_out_nothing(
@@ -129,10 +129,10 @@ async def test_another_mnemonic_is_refused_and_changes_nothing(
     empty: SqliteEvmDepositLedger,
 ) -> None:
     await (await pool_of(empty)).close()
-    before = empty.wallet(), empty.addresses_above(0)
+    before = await empty.wallet(), await empty.addresses_above(0)
     with pytest.raises(ChainUnusable, match="another mnemonic"):
         await pool_of(empty, OTHERS)
-    assert (empty.wallet(), empty.addresses_above(0)) == before
+    assert (await empty.wallet(), await empty.addresses_above(0)) == before
 
 
 async def test_a_recorded_address_of_another_mnemonic_is_refused(
@@ -149,7 +149,7 @@ async def test_a_pool_in_use_fills_itself(empty: SqliteEvmDepositLedger) -> None
     for _ in range(7):
         pool.take()
     await pool.close()  # after what was begun
-    assert empty.highest_address() == EvmAddress(19, KEYS.address(19))
+    assert await empty.highest_address() == EvmAddress(19, KEYS.address(19))
 
 
 async def test_a_commit_that_fails_hands_out_nothing_and_skips_nothing(

@@ -41,7 +41,7 @@ async def test_the_first_mnemonic_stays(ledger: SqliteEvmDepositLedger, database
     for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
         with pytest.raises(StoreConflict):
             await database.write([Statement(sql, ())])
-    assert ledger.wallet() == EvmWallet(HOT, 29)
+    assert await ledger.wallet() == EvmWallet(HOT, 29)
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
@@ -51,14 +51,14 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
     for wrong in (EvmAddress(2, USER), EvmAddress(99, OURS[3].address), EvmAddress(0, USER)):
         with pytest.raises(StoreConflict):
             await ledger.add_addresses([EvmAddress(50, STRANGER), wrong])
-    assert ledger.addresses_above(0) == OURS
-    assert ledger.highest_address() == OURS[-1]
+    assert await ledger.addresses_above(0) == OURS
+    assert await ledger.highest_address() == OURS[-1]
 
 
 async def test_an_address_is_ours_in_any_case(ledger: SqliteEvmDepositLedger) -> None:
     asked = [OURS[0].address.lower(), "0x" + OURS[1].address[2:].upper(), STRANGER, "", "'"]
-    assert ledger.ours(asked) == OURS[:2]
-    assert ledger.ours([]) == []
+    assert await ledger.ours(asked) == OURS[:2]
+    assert await ledger.ours([]) == []
 
 
 async def test_a_deposit_keeps_what_it_is(
@@ -71,7 +71,7 @@ async def test_a_deposit_keeps_what_it_is(
     await ledger.put_deposits([deposit(block_number=8, watched=False)])
     await ledger.acknowledge([(deposit().key, CONFIRMED)], None)
     kept = deposit(block_number=8, watched=False, acknowledged=CONFIRMED)
-    assert ledger.deposit(deposit().key) == kept
+    assert await ledger.deposit(deposit().key) == kept
     wrong = (
         "units = 6",
         "sender = ''",
@@ -87,7 +87,7 @@ async def test_a_deposit_keeps_what_it_is(
             await database.write([Statement(f"UPDATE evm_deposits SET {change}", ())])
     with pytest.raises(StoreConflict):
         await database.write([Statement("DELETE FROM evm_deposits", ())])
-    assert ledger.deposit(deposit().key) == kept
+    assert await ledger.deposit(deposit().key) == kept
 
 
 async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
@@ -106,11 +106,11 @@ async def test_deposits_are_found_by_network_transaction_and_watch(
         deposit("a", network="ethereum"), deposit("d", block_number=None, block_hash=None),
     ]  # fmt: skip
     await ledger.put_deposits(rows)
-    watched = ledger.deposits_to_watch("arbitrum", 8)
+    watched = await ledger.deposits_to_watch("arbitrum", 8)
     assert {item.txid for item in watched} == {digest(name) for name in "acd"}
-    assert ledger.deposits_by("arbitrum", [digest("b"), digest("none")]) == [rows[1]]
-    assert ledger.deposit(rows[3].key) == rows[3]
-    assert ledger.deposit(deposit("none").key) is None
+    assert await ledger.deposits_by("arbitrum", [digest("b"), digest("none")]) == [rows[1]]
+    assert await ledger.deposit(rows[3].key) == rows[3]
+    assert await ledger.deposit(deposit("none").key) is None
 
 
 async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
@@ -121,8 +121,8 @@ async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
     await ledger.begin("ethereum", [EvmCursor(99, "other")])
     await ledger.acknowledge([], CursorMove("arbitrum", EvmCursor(9, "new"), fork=8, keep=6))
     expected = [EvmCursor(9, "new"), EvmCursor(8, "old8"), EvmCursor(5, "old5")]
-    assert ledger.cursors("arbitrum") == expected
-    assert ledger.cursors("ethereum") == [EvmCursor(99, "other")]
+    assert await ledger.cursors("arbitrum") == expected
+    assert await ledger.cursors("ethereum") == [EvmCursor(99, "other")]
 
 
 async def test_a_hundred_thousand_addresses_are_looked_through_by_index(

@@ -53,12 +53,12 @@ async def reader(ledger: SqliteEvmDepositLedger) -> Reader:
 async def test_a_transfer_is_seen_and_then_confirmed(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     assert await reader.look() == {key("a"): SEEN}
-    assert reader.scanner.confirmations(key("a")) == 1
+    assert await reader.scanner.confirmations(key("a")) == 1
     reader.chain.mine()
     assert await reader.look() == {}
     reader.chain.mine()
     assert await reader.look() == {key("a"): CONFIRMED}
-    assert reader.scanner.confirmations(key("a")) == 3
+    assert await reader.scanner.confirmations(key("a")) == 3
     sighting = reader.book[key("a")]
     assert (sighting.address, sighting.units, sighting.sender) == (OURS[0].address, 5, USER)
     assert sighting.first_seen_at == (GENESIS_SECONDS + 10 * number) * 1000
@@ -103,7 +103,7 @@ async def test_what_is_not_a_users_payment_is_ignored(reader: Reader, event: Eve
 async def test_the_largest_amount_that_fits_is_a_deposit(reader: Reader) -> None:
     reader.chain.mine(("a", pays(2**63 - 1)))
     assert await reader.look() == {key("a"): SEEN}
-    assert reader.ledger.deposit(key("a")).units == 2**63 - 1  # type: ignore[union-attr]
+    assert (await reader.ledger.deposit(key("a"))).units == 2**63 - 1  # type: ignore[union-attr]
 
 
 async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader) -> None:
@@ -137,7 +137,7 @@ async def test_a_deposit_that_moves_to_another_block_counts_from_there(reader: R
     reader.chain.mine(count=4)
     moved = reader.chain.mine(("first", [(USER, STRANGER, 1)]), again)
     assert await reader.look() == {key("a"): SEEN}
-    stored = reader.ledger.deposit(key("a"))
+    stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     assert (stored.block_number, stored.block_hash) == (moved, reader.chain.hash_of(moved))
     reader.chain.mine(count=2)
@@ -154,7 +154,7 @@ async def test_a_deposit_that_is_gone_is_shown_once_and_again_when_it_comes_back
     (again,) = reader.chain.replace_from(number, salt=1)
     reader.chain.mine(count=4)
     assert await reader.look() == {key("a"): REMOVED}
-    assert reader.scanner.confirmations(key("a")) == 0
+    assert await reader.scanner.confirmations(key("a")) == 0
     assert await reader.look() == {}
     reader.chain.mine(count=100)
     assert await reader.look() == {}
@@ -177,9 +177,9 @@ async def test_after_a_restart_no_deposit_is_deep_before_what_is_gone_is_on_reco
     put = ledger.put_deposits
 
     async def looked_at(changed: Any) -> None:
-        depths.append(reader.scanner.confirmations(key("a")))
+        depths.append(await reader.scanner.confirmations(key("a")))
         await put(changed)
-        depths.append(reader.scanner.confirmations(key("a")))
+        depths.append(await reader.scanner.confirmations(key("a")))
 
     monkeypatch.setattr(ledger, "put_deposits", looked_at)
     assert await reader.look() == {key("a"): REMOVED}
@@ -237,7 +237,10 @@ async def test_what_was_written_off_is_not_credited_when_its_neighbour_is_looked
     reader.chain.mine(("a", pays(5, 6)), count=3)
     reader.chain.blind = 9
     assert await reader.look() == {}
-    written_off, neighbour = reader.ledger.deposit(key("a")), reader.ledger.deposit(key("a", 1))
+    written_off, neighbour = (
+        await reader.ledger.deposit(key("a")),
+        await reader.ledger.deposit(key("a", 1)),
+    )
     assert written_off is not None
     assert neighbour is not None
     assert (written_off.block_number, neighbour.block_number) == (None, number + 3)
@@ -260,15 +263,15 @@ async def test_a_confirmed_deposit_is_let_go_of_when_it_is_deep_and_found_in_a_d
     for _ in range(45):
         reader.chain.mine()
         await reader.look()
-    stored = reader.ledger.deposit(key("a"))
+    stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     assert not stored.watched
-    assert reader.ledger.deposits_to_watch("arbitrum", number) == []
+    assert await reader.ledger.deposits_to_watch("arbitrum", number) == []
     # The oldest block that is kept is 40 deep or more.
     reader.chain.replace_from(number + 8, salt=1)
     reader.chain.mine(count=60)
     assert await reader.look() == {}
-    assert reader.scanner.confirmations(key("a")) > 60
+    assert await reader.scanner.confirmations(key("a")) > 60
 
 
 async def test_a_chain_that_has_none_of_the_recorded_blocks_is_refused(reader: Reader) -> None:
@@ -356,14 +359,17 @@ async def test_nodes_that_contradict_each_other_confirm_nothing_and_move_nothing
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     await reader.look()
-    before = reader.ledger.deposit(key("a")), reader.ledger.cursors("arbitrum")
+    before = await reader.ledger.deposit(key("a")), await reader.ledger.cursors("arbitrum")
     reader.chain.mine(count=9)
     reader.chain.elsewhere = {number - 1, number}
     fork = [item for item in before[1] if item.number < number - 1]
     assert fork
     for _ in range(3):
         assert await reader.look() == {}
-        assert (reader.ledger.deposit(key("a")), reader.ledger.cursors("arbitrum")) == before
+        assert (
+            await reader.ledger.deposit(key("a")),
+            await reader.ledger.cursors("arbitrum"),
+        ) == before
     reader.chain.elsewhere = set()
     assert await reader.look() == {key("a"): CONFIRMED}
 
@@ -371,11 +377,11 @@ async def test_nodes_that_contradict_each_other_confirm_nothing_and_move_nothing
 async def test_a_block_that_a_node_does_not_know_is_not_taken_for_gone(reader: Reader) -> None:
     number = reader.chain.mine(("a", pays(5)))
     await reader.look(acknowledge=False)
-    before = reader.ledger.cursors("arbitrum")
+    before = await reader.ledger.cursors("arbitrum")
     reader.chain.mine(count=5)
     reader.chain.missing, reader.chain.blind = {number}, 9
     assert await reader.look() == {key("a"): SEEN}
-    assert reader.ledger.cursors("arbitrum") == before
+    assert await reader.ledger.cursors("arbitrum") == before
     reader.chain.missing, reader.chain.blind = set(), 0
     assert await reader.look() == {key("a"): CONFIRMED}
 
@@ -404,12 +410,12 @@ async def test_a_deposit_recorded_in_a_wrong_block_is_put_right_when_it_is_due(
     for _ in range(6):
         await reader.look()
         reader.chain.mine()
-    stored = reader.ledger.deposit(key("a"))
+    stored = await reader.ledger.deposit(key("a"))
     assert stored is not None
     await reader.ledger.put_deposits([replace(stored, block_hash=key("fork").txid)])
     reader.chain.mine(count=9)
     assert await reader.look() == {key("a"): CONFIRMED}
-    assert reader.ledger.deposit(key("a")) == replace(stored, acknowledged=CONFIRMED)
+    assert await reader.ledger.deposit(key("a")) == replace(stored, acknowledged=CONFIRMED)
 
 
 async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Reader) -> None:
@@ -421,7 +427,7 @@ async def test_a_shorter_fork_counts_confirmations_from_its_own_end(reader: Read
     reader.chain.mine(again)
     reader.chain.mine()
     assert await reader.look() == {key("a"): SEEN}
-    assert reader.scanner.confirmations(key("a")) == 2
+    assert await reader.scanner.confirmations(key("a")) == 2
 
 
 # --- until when deposits are known ---------------------------------------------------------------
@@ -492,7 +498,7 @@ async def test_a_long_absence_is_made_up_for_in_several_passes(
     for name in names:
         reader.chain.mine((name, pays(1)), count=3)
     passes = 0
-    while reader.ledger.cursors("arbitrum")[0].number < reader.chain.head:
+    while (await reader.ledger.cursors("arbitrum"))[0].number < reader.chain.head:
         assert reader.scanner.complete_until is None or passes == 0
         await reader.look()
         passes += 1
@@ -578,11 +584,11 @@ async def test_a_deposit_that_was_left_out_is_found_by_reading_again(reader: Rea
 
 async def test_what_is_known_stays_as_it_is_when_it_is_read_again(reader: Reader) -> None:
     await left_out(reader)
-    before = reader.ledger.deposit(key("known"))
+    before = await reader.ledger.deposit(key("known"))
     await reread(reader.connection, reader.ledger, 1)
     reader.restart()
     assert (await reader.look()).keys() == {key("left out")}
-    assert reader.ledger.deposit(key("known")) == before
+    assert await reader.ledger.deposit(key("known")) == before
     # Also once, where the first look after it was not acknowledged.
     await reread(reader.connection, reader.ledger, 1)
     reader.restart()
@@ -604,21 +610,21 @@ async def test_a_block_that_is_replaced_after_that_leaves_one_to_begin_from(
 
 @pytest.mark.parametrize("first", [0, 10**6])
 async def test_what_was_not_read_is_not_read_again(reader: Reader, first: int) -> None:
-    before = reader.ledger.cursors("arbitrum")
+    before = await reader.ledger.cursors("arbitrum")
     with pytest.raises(NotReread, match=f"received block {first}; allowed: 1 to 50"):
         await reread(reader.connection, reader.ledger, first)
-    assert reader.ledger.cursors("arbitrum") == before
+    assert await reader.ledger.cursors("arbitrum") == before
 
 
 async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader: Reader) -> None:
-    before = reader.ledger.cursors("arbitrum")
+    before = await reader.ledger.cursors("arbitrum")
     reader.chain.lag = 1
     with pytest.raises(NotReread, match="late"):
         await reread(reader.connection, reader.ledger, 5)
     reader.chain.lag, reader.chain.missing = 0, {4}
     with pytest.raises(ChainUnusable, match="no block 4"):
         await reread(reader.connection, reader.ledger, 5)
-    assert reader.ledger.cursors("arbitrum") == before
+    assert await reader.ledger.cursors("arbitrum") == before
 
 
 async def test_nothing_is_read_again_before_anything_was_read(

@@ -53,8 +53,8 @@ def opening_of(node: Node, ledger: SqliteOpeningLedger) -> EvmOpening:
     return EvmOpening(Link(node, NETWORK), HOT, ledger)
 
 
-def known(ledger: SqliteOpeningLedger) -> Opening | None:
-    return ledger.opening(NETWORK.name, HOT)
+async def known(ledger: SqliteOpeningLedger) -> Opening | None:
+    return await ledger.opening(NETWORK.name, HOT)
 
 
 async def test_the_first_look_is_kept_and_the_auditor_reads_it(
@@ -63,16 +63,16 @@ async def test_the_first_look_is_kept_and_the_auditor_reads_it(
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
-    assert known(ledger) is None
+    assert await known(ledger) is None
     await look(opening, node)
     first = Opening(5, node.hash_of(5), 2, WEI - 2)
-    assert known(ledger) == first
+    assert await known(ledger) == first
 
     node.sent = 3
     node.mine(count=NETWORK.failed_after + 5)
     await look(opening, node)
     await look(opening_of(node, ledger), node)  # after a start
-    assert known(ledger) == first
+    assert await known(ledger) == first
 
     wallet = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
     await database.write([Statement(wallet, (HOT.lower(),))])
@@ -90,7 +90,7 @@ async def test_a_block_that_is_replaced_takes_its_balance_with_it(
     node.sent = 1
     node.mine(count=2)
     await look(opening, node)
-    assert known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
+    assert await known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
 
 
 async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqliteOpeningLedger) -> None:
@@ -98,10 +98,10 @@ async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqliteOpeningLe
     node.mine(count=5)
     opening = opening_of(node, ledger)
     await look(opening, node)
-    first = known(ledger)
+    first = await known(ledger)
     node.lag = 3
     await look(opening, node)
-    assert known(ledger) == first
+    assert await known(ledger) == first
 
 
 async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
@@ -112,10 +112,10 @@ async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
     node.reorganise_while_asked = True
     opening = opening_of(node, ledger)
     await look(opening, node)
-    assert known(ledger) is None
+    assert await known(ledger) is None
     node.reorganise_while_asked = False
     await look(opening, node)
-    assert known(ledger) is not None
+    assert await known(ledger) is not None
 
 
 async def test_once_it_is_deep_nothing_is_asked(ledger: SqliteOpeningLedger) -> None:

@@ -179,14 +179,14 @@ def test_the_l1_part_may_double_as_the_base_fee_may_and_has_a_quarter_to_spare()
 async def test_a_payment_is_read_as_it_was_written(ledger: SqliteEvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
-    assert ledger.payment("tr_1") == first
+    assert await ledger.payment("tr_1") == first
     changed = replace(published(first), inclusion=mined(first))
     await ledger.put_payment(changed)
-    assert ledger.payment("tr_1") == changed
+    assert await ledger.payment("tr_1") == changed
     gone = replace(changed, inclusion=None, conflict=BlockPoint(4, "0x4"))
     await ledger.put_payment(gone)
-    assert ledger.payment("tr_1") == gone
-    assert ledger.payment("tr_2") is None
+    assert await ledger.payment("tr_1") == gone
+    assert await ledger.payment("tr_2") is None
 
 
 async def test_a_nonce_is_given_once_for_each_network(ledger: SqliteEvmPaymentLedger) -> None:
@@ -196,9 +196,9 @@ async def test_a_nonce_is_given_once_for_each_network(ledger: SqliteEvmPaymentLe
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("tr_1", 1))
     await ledger.add_payment(payment("tr_3", 0, network="base"))
-    assert ledger.next_nonce(NET, HOT) == ledger.next_nonce("base", HOT) == 1
-    assert ledger.next_nonce("optimism", HOT) == 0
-    assert ledger.payment("tr_2") is None
+    assert await ledger.next_nonce(NET, HOT) == await ledger.next_nonce("base", HOT) == 1
+    assert await ledger.next_nonce("optimism", HOT) == 0
+    assert await ledger.payment("tr_2") is None
 
 
 async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) -> None:
@@ -207,7 +207,7 @@ async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) 
     await ledger.put_payment(failed)
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("tr_2", 0))
-    assert ledger.next_nonce(NET, HOT) == 1
+    assert await ledger.next_nonce(NET, HOT) == 1
 
 
 async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
@@ -216,7 +216,7 @@ async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
     with pytest.raises(StoreConflict):
         await ledger.add_attempt(first, attempt("same-fees", 5))
     await ledger.add_attempt(first, attempt("more", 7))
-    found = ledger.payment("tr_1")
+    found = await ledger.payment("tr_1")
     assert found is not None
     assert [item.txid for item in found.attempts] == [f"{NET}-tr_1", "more"]
     assert found.most_fee == 65_000 * 7 * GWEI
@@ -286,15 +286,15 @@ async def test_settled_payments_are_found_by_block_or_while_they_have_none(
         where = None if number is None else mined(made, number)
         over = replace(published(made), state=PaymentState.SETTLED, inclusion=where)
         await ledger.put_payment(over)
-    assert [item.nonce for item in ledger.settled_above(NET, 5)] == [1, 2]
-    assert [item.nonce for item in ledger.settled_above(NET, 4)] == [0, 1, 2]
-    assert ledger.settled_above("base", 0) == []
+    assert [item.nonce for item in await ledger.settled_above(NET, 5)] == [1, 2]
+    assert [item.nonce for item in await ledger.settled_above(NET, 4)] == [0, 1, 2]
+    assert await ledger.settled_above("base", 0) == []
 
 
 async def test_payments_are_listed_by_nonce(ledger: SqliteEvmPaymentLedger) -> None:
     for nonce in (2, 0, 1):
         await ledger.add_payment(payment(f"tr_{nonce}", nonce))
-    found = ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED)
+    found = await ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED)
     assert [item.nonce for item in found] == [0, 1, 2]
 
 
@@ -309,17 +309,17 @@ async def test_unswept_is_what_was_confirmed_less_what_was_taken(
     await deposit(database, 2, 100, "seen")
     await deposit(database, 3, 9)
     await deposit(database, 3, 50, "confirmed", "base")
-    assert ledger.unswept(NET, 10) == [Unswept(2, "0x2", 42, 1)]
-    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 42, 1), Unswept(3, "0x3", 9, 1)]
+    assert await ledger.unswept(NET, 10) == [Unswept(2, "0x2", 42, 1)]
+    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 42, 1), Unswept(3, "0x3", 9, 1)]
     await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s", units=30))
-    assert ledger.unswept(NET, 10) == []
-    assert ledger.unswept_of(NET, 2) == 42
-    under_way = ledger.sweeps_under_way(NET)
+    assert await ledger.unswept(NET, 10) == []
+    assert await ledger.unswept_of(NET, 2) == 42
+    under_way = await ledger.sweeps_under_way(NET)
     assert under_way == [sweep(2, 1, "s", units=30)]
     await ledger.put_sweep(replace(under_way[0], state=SweepState.DONE, taken=30))
-    assert ledger.unswept(NET, 10) == [Unswept(2, "0x2", 12, 2)]
-    assert ledger.unswept_of(NET, 2) == 12
-    assert ledger.unswept_of("base", 3) == 50
+    assert await ledger.unswept(NET, 10) == [Unswept(2, "0x2", 12, 2)]
+    assert await ledger.unswept_of(NET, 2) == 12
+    assert await ledger.unswept_of("base", 3) == 50
 
 
 async def test_unswept_follows_what_becomes_of_a_deposit(
@@ -332,8 +332,8 @@ async def test_unswept_follows_what_becomes_of_a_deposit(
     ):  # fmt: skip
         change = "UPDATE evm_deposits SET acknowledged = ? WHERE address_index = 2"
         await database.write([Statement(change, (state,))])
-        assert ledger.unswept_of(NET, 2) == units
-    assert ledger.unswept(NET, 1) == []
+        assert await ledger.unswept_of(NET, 2) == units
+    assert await ledger.unswept(NET, 1) == []
 
 
 async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
@@ -343,9 +343,9 @@ async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
     change = "UPDATE evm_deposits SET acknowledged = 'removed' WHERE address_index = 2"
     await database.write([Statement(change, ())])
-    assert ledger.unswept_of(NET, 2) == -30
+    assert await ledger.unswept_of(NET, 2) == -30
     await deposit(database, 2, 31)
-    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 1, 2)]
+    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 1, 2)]
 
 
 async def test_an_address_has_one_sweep_under_way(
@@ -355,12 +355,12 @@ async def test_an_address_has_one_sweep_under_way(
     await ledger.add_payment(payment("a", 0, purpose=Purpose.SWEEP), sweep(2, 1, "a"))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
-    assert ledger.payment("b") is None
+    assert await ledger.payment("b") is None
     await ledger.put_sweep(replace(sweep(2, 1, "a"), state=SweepState.VOID))
     with pytest.raises(StoreConflict):
         await ledger.put_sweep(sweep(2, 1, "a"))
     await ledger.add_payment(payment("b", 1, purpose=Purpose.SWEEP), sweep(2, 2, "b"))
-    assert [item.serial for item in ledger.sweeps_under_way(NET)] == [2]
+    assert [item.serial for item in await ledger.sweeps_under_way(NET)] == [2]
 
 
 async def settled(ledger: SqliteEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
@@ -379,13 +379,13 @@ async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
     with pytest.raises(StoreConflict):
         await ledger.put_sweep(replace(done, state=SweepState.VOID))
     paid = await settled(ledger, made)
-    assert ledger.unswept(NET, 1) == []
+    assert await ledger.unswept(NET, 1) == []
     await ledger.put_payment(replace(paid, state=PaymentState.FAILED))
-    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 9, 2)]
-    (void,) = ledger.void_sweeps(NET, 2)
+    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 9, 2)]
+    (void,) = await ledger.void_sweeps(NET, 2)
     assert (void.state, void.taken) == (SweepState.VOID, 0)
     await ledger.put_sweep(replace(void, state=SweepState.DONE, taken=9))
-    assert (ledger.unswept(NET, 1), ledger.void_sweeps(NET, 2)) == ([], [])
+    assert (await ledger.unswept(NET, 1), await ledger.void_sweeps(NET, 2)) == ([], [])
 
 
 async def test_a_settled_payment_of_an_order_never_fails(ledger: SqliteEvmPaymentLedger) -> None:
@@ -403,8 +403,8 @@ async def test_a_sweep_found_done_has_no_payment(
     with pytest.raises(StoreConflict):
         await ledger.add_sweep(sweep(2, 1))
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=4))
-    assert ledger.sweeps_under_way(NET) == []
-    assert ledger.unswept(NET, 1) == [Unswept(2, "0x2", 5, 2)]
+    assert await ledger.sweeps_under_way(NET) == []
+    assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 5, 2)]
 
 
 # --- conditions --------------------------------------------------------------------------------

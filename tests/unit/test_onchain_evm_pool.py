@@ -156,7 +156,7 @@ async def test_a_look_that_fails_later_has_noted_what_is_pending(reader: Reader)
     reader.chain.salts = [-n - 1 for n in range(len(reader.chain.salts))]
     with pytest.raises(Exception, match="can't be settled"):
         await reader.look()
-    assert sighting(reader, "a") is not None
+    assert await sighting(reader, "a") is not None
 
 
 # --- what is a hint ------------------------------------------------------------------------------
@@ -181,8 +181,10 @@ async def test_what_does_not_pay_a_waiting_order_is_no_hint(
 ) -> None:
     reader.chain.pool = [transaction, paying("b")]
     await reader.look()
-    assert sighting(reader, "a") is None
-    assert sighting(reader, "b") == PoolSighting("arbitrum", txid_of("b"), 1, reader.clock.now)
+    assert await sighting(reader, "a") is None
+    assert await sighting(reader, "b") == PoolSighting(
+        "arbitrum", txid_of("b"), 1, reader.clock.now
+    )
 
 
 async def test_an_order_that_is_over_or_on_another_network_or_late_gives_no_hint(
@@ -195,7 +197,7 @@ async def test_an_order_that_is_over_or_on_another_network_or_late_gives_no_hint
     await wait_for_deposit(database, OURS[4].address, expires_at=reader.clock.now)
     reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(5)]
     await reader.look()
-    assert held(reader) == {1: 1, 5: 1}
+    assert await held(reader) == {1: 1, 5: 1}
 
 
 async def test_token_and_hash_are_the_same_in_any_case(reader: Reader) -> None:
@@ -203,17 +205,17 @@ async def test_token_and_hash_are_the_same_in_any_case(reader: Reader) -> None:
     made |= {"hash": "0x" + made["hash"][2:].upper(), "to": "0x" + TOKEN[2:].upper()}
     reader.chain.pool = [made]
     await reader.look()
-    assert sighting(reader, "a") is not None
+    assert await sighting(reader, "a") is not None
 
 
 async def test_the_first_sight_stays_the_first(reader: Reader) -> None:
     reader.chain.pool = [paying("a")]
     await reader.look()
-    first = sighting(reader, "a")
+    first = await sighting(reader, "a")
     later(reader, 60)
     await reader.look()
     await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("a"), 2, 7)])
-    assert sighting(reader, "a") == first
+    assert await sighting(reader, "a") == first
 
 
 # --- when the node is asked ----------------------------------------------------------------------
@@ -271,7 +273,7 @@ async def test_a_node_that_does_not_answer_is_no_failure_and_told_once(
     reader.chain.pool = [paying("b", to=5)]
     later(reader, 60)
     await reader.look()
-    assert sighting(reader, "b") is not None
+    assert await sighting(reader, "b") is not None
     assert logged.entries[-1]["event"] == "evm_pool_seen"
 
 
@@ -310,7 +312,7 @@ async def test_nodes_without_a_pending_block_give_no_hint_and_are_asked_again(
     await reader.look()
     assert len(asked) == 2
     assert logged.entries == []
-    assert sighting(reader, "a") is None
+    assert await sighting(reader, "a") is None
 
 
 async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
@@ -324,7 +326,7 @@ async def test_a_block_mined_meanwhile_is_read_whatever_its_number(
 
         monkeypatch.setattr(reader.chain, "pending_block", next_block)
         await reader.look()
-        assert sighting(reader, f"a{number}") is not None
+        assert await sighting(reader, f"a{number}") is not None
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def test_an_address_has_a_bounded_number_of_hints_whatever_is_sent_to_it(
         flood = [paying(f"flood{number}.{n}") for n in range(500)]
         reader.chain.pool = [*flood, paying("honest", to=1)]
         await reader.look()
-        assert held(reader) == {1: MOST_PER_ADDRESS, 2: 1}
+        assert await held(reader) == {1: MOST_PER_ADDRESS, 2: 1}
 
 
 async def test_a_look_notes_a_bounded_number_of_hints_and_the_next_one_the_rest(
@@ -49,9 +49,9 @@ async def test_a_look_notes_a_bounded_number_of_hints_and_the_next_one_the_rest(
         await wait_for_deposit(database, item.address, expires_at=reader.clock.now + MINUTE)
     reader.chain.pool = [paying(f"tx{n}", to=n) for n in range(12)]
     await reader.look()
-    assert sum(held(reader).values()) == 10
+    assert sum((await held(reader)).values()) == 10
     await reader.look()
-    assert sum(held(reader).values()) == 12
+    assert sum((await held(reader)).values()) == 12
 
 
 async def test_no_more_calls_are_read_than_a_block_can_hold(
@@ -77,20 +77,20 @@ async def test_hints_that_are_of_no_use_any_more_are_forgotten(
         + [PoolSighting("base", txid_of("over"), 2, at)]
     )
 
-    def left() -> list[str]:
-        return [name for name, _, _ in rows if sighting(reader, name) is not None]
+    async def left() -> list[str]:
+        return [name for name, _, _ in rows if await sighting(reader, name) is not None]
 
     reader.clock.now = at + DAY
     await reader.look()
-    assert left() == ["waits", "over", "young", "unknown"]
+    assert await left() == ["waits", "over", "young", "unknown"]
     reader.restart()
     reader.clock.now = at + DAY + 1
     await reader.look()
-    assert left() == ["waits", "young"], "an order that waits may still be paid by the first"
-    assert reader.ledger.pool_sighting("base", txid_of("over")) is not None
+    assert await left() == ["waits", "young"], "an order that waits may still be paid by the first"
+    assert await reader.ledger.pool_sighting("base", txid_of("over")) is not None
     reader.clock.now += HOUR
     await reader.look()
-    assert left() == ["waits"]
+    assert await left() == ["waits"]
 
 
 async def test_the_hint_of_a_deposit_that_is_watched_no_more_is_forgotten(
@@ -102,12 +102,12 @@ async def test_the_hint_of_a_deposit_that_is_watched_no_more_is_forgotten(
     await mined(reader, "a", at=reader.clock.now)
     reader.clock.now += HOUR
     await reader.look()
-    assert sighting(reader, "a") is not None
+    assert await sighting(reader, "a") is not None
     reader.chain.mine(count=60)
     for _ in range(3):  # confirmed, watched no more, forgotten
         reader.clock.now += HOUR
         await reader.look()
-    assert sighting(reader, "a") is None
+    assert await sighting(reader, "a") is None
     assert len(reader.book) == 1
 
 
@@ -139,4 +139,4 @@ async def test_a_hint_never_changes_and_is_of_an_address_of_ours(
         await database.write([Statement("UPDATE evm_pool_sightings SET first_seen_at = 1", ())])
     with pytest.raises(StoreConflict):
         await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("b"), 99, 5)])
-    assert sighting(reader, "a") == PoolSighting("arbitrum", txid_of("a"), 1, 5)
+    assert await sighting(reader, "a") == PoolSighting("arbitrum", txid_of("a"), 1, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,11 +37,11 @@ class Signed:
     sent: int = 0
     since: list[int] = field(default_factory=list)
 
-    def sent_since(self, _asset: Asset, at: int) -> int:
+    async def sent_since(self, _asset: Asset, at: int) -> int:
         self.since.append(at)
         return self.sent
 
-    def unmatched(self, _transfer: Transfer) -> str | None:
+    async def unmatched(self, _transfer: Transfer) -> str | None:
         return None
 
 
@@ -48,9 +49,9 @@ def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:
     return PayoutGuard(PauseSwitch(data_dir), CAPS, Signed(sent), Clock())
 
 
-def passes(held: PayoutGuard, item: Transfer) -> None:
+async def passes(held: PayoutGuard, item: Transfer) -> None:
     """It is let through, alone. Raises Unavailable."""
-    with held.passing(item):
+    async with held.passing(item):
         pass
 
 
@@ -76,21 +77,21 @@ def test_a_switch_that_can_not_be_read_counts_as_thrown(tmp_path: Path) -> None:
         guard(tmp_path).require_open()
 
 
-def test_a_transfer_at_its_cap_passes_and_one_unit_more_waits(tmp_path: Path) -> None:
+async def test_a_transfer_at_its_cap_passes_and_one_unit_more_waits(tmp_path: Path) -> None:
     held = guard(tmp_path)
-    passes(held, transfer(10))
+    await passes(held, transfer(10))
     with pytest.raises(Unavailable, match="cap per transfer"):
-        passes(held, transfer(11))
+        await passes(held, transfer(11))
     assert "ord_1/payout/1 waits" in (held.health().detail or "")
 
 
-def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) -> None:
-    passes(guard(tmp_path, sent=90), transfer(10))
+async def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) -> None:
+    await passes(guard(tmp_path, sent=90), transfer(10))
     with pytest.raises(Unavailable, match="cap per day"):
-        passes(guard(tmp_path, sent=91), transfer(10))
-    passes(guard(tmp_path, sent=91), transfer(10, USDC))
+        await passes(guard(tmp_path, sent=91), transfer(10))
+    await passes(guard(tmp_path, sent=91), transfer(10, USDC))
     signed = Signed()
-    passes(PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()), transfer(10))
+    await passes(PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock()), transfer(10))
     assert signed.since == [9 * DAY]
 
 
@@ -103,57 +104,108 @@ def test_the_cap_per_day_counts_what_was_signed_within_24_hours(tmp_path: Path) 
         pytest.param(90, (1,), [], id="the first takes what is left"),
     ],
 )
-def test_what_goes_out_together_stays_within_the_caps(
+async def test_what_goes_out_together_stays_within_the_caps(
     tmp_path: Path, sent: int, units: tuple[int, ...], passed: list[int]
 ) -> None:
     companions = [transfer(each) for each in units]
-    with guard(tmp_path, sent).passing(transfer(10), companions) as together:
+    async with guard(tmp_path, sent).passing(transfer(10), companions) as together:
         assert [item.units for item in together] == passed
 
 
-def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path: Path) -> None:
+async def test_what_is_being_signed_counts_for_the_others_of_its_asset(tmp_path: Path) -> None:
     """Hot wallets of several networks sign side by side: the books have none of it yet."""
     held = guard(tmp_path, sent=70)
-    with held.passing(transfer(10), [transfer(10)]):
-        passes(held, transfer(10))
-        with held.passing(transfer(1)), pytest.raises(Unavailable, match="cap per day"):
-            passes(held, transfer(10))
-        passes(held, transfer(1_000, USDC))
-    with pytest.raises(ZeroDivisionError), held.passing(transfer(10)):
-        raise ZeroDivisionError
-    with held.passing(transfer(10), [transfer(10), transfer(10)]) as together:
+    async with held.passing(transfer(10), [transfer(10)]):
+        await passes(held, transfer(10))
+        async with held.passing(transfer(1)):
+            with pytest.raises(Unavailable, match="cap per day"):
+                await passes(held, transfer(10))
+        await passes(held, transfer(1_000, USDC))
+    with pytest.raises(ZeroDivisionError):
+        async with held.passing(transfer(10)):
+            raise ZeroDivisionError
+    async with held.passing(transfer(10), [transfer(10), transfer(10)]) as together:
         assert len(together) == 2
 
 
-def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
+class SlowBooks(Signed):
+    """Books that answer later, as those of a database over a network do."""
+
+    answering: asyncio.Event
+
+    async def sent_since(self, _asset: Asset, at: int) -> int:
+        sent = await super().sent_since(_asset, at)
+        await self.answering.wait()
+        return sent
+
+
+async def test_guard_counts_two_wallets_of_an_asset_one_after_the_other(tmp_path: Path) -> None:
+    books = SlowBooks(sent=85)
+    books.answering = asyncio.Event()
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, books, Clock())
+    passed: list[str] = []
+
+    async def sign(name: str) -> None:
+        async with held.passing(transfer(10)):
+            passed.append(name)
+            await both_asked.wait()
+
+    both_asked = asyncio.Event()
+    signing = [asyncio.create_task(sign(name)) for name in ("arbitrum", "base")]
+    await asyncio.sleep(0)
+    books.answering.set()
+    done, _ = await asyncio.wait(signing, return_when=asyncio.FIRST_COMPLETED)
+    assert [isinstance(task.exception(), Unavailable) for task in done] == [True]
+    both_asked.set()
+    await asyncio.gather(*signing, return_exceptions=True)
+    assert passed == ["arbitrum"]
+
+
+async def test_guard_counts_a_payment_committed_while_it_reads(tmp_path: Path) -> None:
+    """Twice rather than not at all: the books were read before it, and it is being signed."""
+    books = SlowBooks(sent=85)
+    books.answering = asyncio.Event()
+    books.answering.set()
+    held = PayoutGuard(PauseSwitch(tmp_path), CAPS, books, Clock())
+    async with held.passing(transfer(10)):
+        books.answering.clear()
+        asked = asyncio.create_task(passes(held, transfer(10)))
+        await asyncio.sleep(0)
+    books.sent += 10
+    books.answering.set()
+    with pytest.raises(Unavailable, match="cap per day"):
+        await asked
+
+
+async def test_a_transfer_that_passes_later_is_not_held_against_health(tmp_path: Path) -> None:
     signed = Signed(95)
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, signed, Clock())
     with pytest.raises(Unavailable):
-        passes(held, transfer(10))
+        await passes(held, transfer(10))
     signed.sent = 0
-    passes(held, transfer(10))
+    await passes(held, transfer(10))
     assert held.health().ok
 
 
 @pytest.mark.parametrize("later", [10 * 60_000, -HOUR])
-def test_what_is_not_asked_for_any_more_is_not_held_against_health(
+async def test_what_is_not_asked_for_any_more_is_not_held_against_health(
     tmp_path: Path, later: int
 ) -> None:
     """Its order was refunded or cancelled: nobody asks for it, so nothing waits."""
     clock = Clock()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     with pytest.raises(Unavailable):
-        passes(held, transfer(11))
+        await passes(held, transfer(11))
     clock.now += later
     assert held.health().ok
 
 
-def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None:
+async def test_what_waits_and_asks_each_minute_stays_in_health(tmp_path: Path) -> None:
     clock = Clock()
     held = PayoutGuard(PauseSwitch(tmp_path), CAPS, Signed(), clock)
     for _ in range(10):
         with pytest.raises(Unavailable):
-            passes(held, transfer(11))
+            await passes(held, transfer(11))
         clock.now += 60_000
         health = held.health()
         assert (health.ok, "ord_1/payout/1 waits" in (health.detail or "")) == (False, True)

@@ -112,7 +112,7 @@ async def test_the_first_wallet_stays(ledger: SqliteMoneroLedger) -> None:
     with pytest.raises(StoreConflict):
         await ledger.adopt_wallet(replace(first, primary_address="4second"))
     await ledger.reserve_addresses(7)
-    assert ledger.wallet() == replace(first, reserved_to=7)
+    assert await ledger.wallet() == replace(first, reserved_to=7)
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
@@ -120,12 +120,12 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
 ) -> None:
     await ledger.add_addresses([address(1), address(2)])
     await ledger.add_addresses([address(2), address(3)])
-    assert ledger.addresses_above(1) == [address(2), address(3)]
-    assert ledger.highest_address() == address(3)
+    assert await ledger.addresses_above(1) == [address(2), address(3)]
+    assert await ledger.highest_address() == address(3)
     for wrong in (address(2, "8y"), Subaddress(SubaddressIndex(0, 9), "8x2")):
         with pytest.raises(StoreConflict):
             await ledger.add_addresses([address(4), wrong])
-    assert ledger.highest_address() == address(3)
+    assert await ledger.highest_address() == address(3)
 
 
 async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
@@ -134,7 +134,7 @@ async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
     await ledger.add_addresses([address(1)])
     await ledger.put_deposits([deposit("a")])
     await ledger.put_deposits([replace(deposit("a", 1, 8), first_seen_at=9999, units=1)])
-    assert ledger.deposit("a", 1) == deposit("a", 1, 8)
+    assert await ledger.deposit("a", 1) == deposit("a", 1, 8)
 
 
 async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqliteMoneroLedger) -> None:
@@ -150,8 +150,8 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
         replace(deposit(txid, 1, height), watched=False) for txid, height in (("a", 5), ("b", 9))
     ]
     await ledger.put_deposits([*over, deposit("c")])
-    assert [item.txid for item in ledger.deposits_to_watch(100)] == ["c"]
-    assert [item.txid for item in ledger.deposits_to_watch(8)] == ["b", "c"]
+    assert [item.txid for item in await ledger.deposits_to_watch(100)] == ["c"]
+    assert [item.txid for item in await ledger.deposits_to_watch(8)] == ["b", "c"]
 
 
 async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_blocks(
@@ -162,10 +162,10 @@ async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_b
     await ledger.acknowledge([("a", 1, DepositState.SEEN)], Cursor(5, "h5"), -1)
     await ledger.acknowledge([], Cursor(7, "h7"), 5)
     await ledger.acknowledge([], None, 5)
-    assert ledger.cursors() == [Cursor(7, "h7"), Cursor(5, "h5")]
+    assert await ledger.cursors() == [Cursor(7, "h7"), Cursor(5, "h5")]
     await ledger.acknowledge([("a", 1, DepositState.REMOVED)], Cursor(6, "g6"), 5)
-    assert ledger.cursors() == [Cursor(6, "g6"), Cursor(5, "h5")]
-    found = ledger.deposit("a", 1)
+    assert await ledger.cursors() == [Cursor(6, "g6"), Cursor(5, "h5")]
+    found = await ledger.deposit("a", 1)
     assert found is not None
     assert found.acknowledged is DepositState.REMOVED
 
@@ -180,7 +180,7 @@ async def test_one_payment_is_unpublished_at_a_time(ledger: SqliteMoneroLedger) 
             await ledger.add_payment(second)
     await ledger.put_payment(replace(relaying, state=PaymentState.PUBLISHED))
     await ledger.add_payment(second)
-    assert [item.payment_id for item in ledger.payments_in(PaymentState.PREPARED)] == ["b"]
+    assert [item.payment_id for item in await ledger.payments_in(PaymentState.PREPARED)] == ["b"]
 
 
 async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedger) -> None:
@@ -189,10 +189,10 @@ async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedge
     await ledger.put_payment(replace(first, state=PaymentState.PUBLISHED, relayed_at=5))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("b", "i2"))
-    assert ledger.payment("b") is None
-    assert ledger.live_key_images(["i1", "i2", "i3"]) == {"i1", "i2"}
+    assert await ledger.payment("b") is None
+    assert await ledger.live_key_images(["i1", "i2", "i3"]) == {"i1", "i2"}
     await ledger.put_payment(replace(first, state=PaymentState.FAILED, relayed_at=5))
-    assert ledger.live_key_images(["i1", "i2"]) == set()
+    assert await ledger.live_key_images(["i1", "i2"]) == set()
     await ledger.add_payment(payment("b", "i2"))
 
 
@@ -207,7 +207,7 @@ async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqliteMoneroLedger) 
     await ledger.put_payment(over)
     with pytest.raises(StoreConflict):
         await ledger.put_payment(replace(over, state=PaymentState.PUBLISHED))
-    assert ledger.payment("a") == over
+    assert await ledger.payment("a") == over
 
 
 def batch(name: str, *payees: str) -> Payment:
@@ -221,9 +221,14 @@ async def test_a_payment_of_several_transfers_is_found_by_each(
 ) -> None:
     made = batch("batch_1", "a", "b")
     await ledger.add_payment(made)
-    assert [ledger.payment(name) for name in ("a", "b", "batch_1", "c")] == [made, made, made, None]
+    assert [await ledger.payment(name) for name in ("a", "b", "batch_1", "c")] == [
+        made,
+        made,
+        made,
+        None,
+    ]
     await ledger.put_proof(made, replace(made.payee("b"), proof="p"))
-    found = ledger.payment("a")
+    found = await ledger.payment("a")
     assert found is not None
     assert [item.proof for item in found.payees] == [None, "p"]
     with pytest.raises(LookupError):
@@ -264,10 +269,10 @@ async def test_an_address_is_paid_once_in_a_payment(ledger: SqliteMoneroLedger) 
 async def test_a_published_payment_of_no_order_is_found(ledger: SqliteMoneroLedger) -> None:
     for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
         await ledger.add_payment(made)
-        assert made not in ledger.without_order()
+        assert made not in await ledger.without_order()
         out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
         await ledger.put_payment(out)
-        assert out in ledger.without_order()
+        assert out in await ledger.without_order()
 
 
 async def test_settled_payments_are_found_by_height_or_while_they_have_none(
@@ -279,8 +284,8 @@ async def test_settled_payments_are_found_by_height_or_while_they_have_none(
         done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height)
         await ledger.put_payment(done)
         await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
-    assert [item.payment_id for item in ledger.settled_above(5)] == ["b"]
-    assert [item.proof for item in ledger.settled_above(0)] == ["proof of a", "proof of b"]
-    (last,) = ledger.settled_above(5)
+    assert [item.payment_id for item in await ledger.settled_above(5)] == ["b"]
+    assert [item.proof for item in await ledger.settled_above(0)] == ["proof of a", "proof of b"]
+    (last,) = await ledger.settled_above(5)
     await ledger.put_payment(replace(last, height=None))
-    assert [item.payment_id for item in ledger.settled_above(100)] == ["b"]
+    assert [item.payment_id for item in await ledger.settled_above(100)] == ["b"]

@@ -141,7 +141,7 @@ async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqliteMone
         given = await take(pool, 13)
         assert given == [f"8w{minor}" for minor in range(first, first + 13)]
         await pool.close()
-        record = ledger.wallet()
+        record = await ledger.wallet()
         assert record is not None
         assert record.reserved_to == first + 12
         with pytest.raises(Unavailable):
@@ -178,7 +178,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
     await wallet.create_addresses(more)
     pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
     await pool.reconcile()
-    record = ledger.wallet()
+    record = await ledger.wallet()
     assert record is not None
     assert record.reserved_to == 100, "on disk at once: the next start finds no difference"
     await pool.refill()
@@ -211,7 +211,7 @@ async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
     with pytest.raises(NodeError, match="No wallet file"):
         await pool_of(wallet, ledger)
     assert wallet.made == 100
-    assert not ledger.rescan_due()
+    assert not await ledger.rescan_due()
 
 
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
@@ -220,7 +220,7 @@ async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
     pool = await pool_of(Wallet(), ledger)
     for _ in range(30):
         (address,) = await take(pool, 1)
-        record, minor = ledger.wallet(), ledger.address_minor(address)
+        record, minor = await ledger.wallet(), await ledger.address_minor(address)
         assert record is not None
         assert minor is not None
         assert minor <= record.reserved_to
@@ -235,9 +235,9 @@ async def test_two_reservations_at_the_same_time_keep_their_order(
     given += [pool.take() for _ in range(3)]
     await pool.close()
     later = AddressPool(cast("WalletClient", Wallet()), ledger, OPTIONS)
-    record = ledger.wallet()
+    record = await ledger.wallet()
     assert record is not None
-    assert record.reserved_to >= max(ledger.address_minor(item) or 0 for item in given)
+    assert record.reserved_to >= max([await ledger.address_minor(item) or 0 for item in given])
     assert later.ready == 0
 
 
@@ -252,7 +252,7 @@ async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
     monkeypatch.setattr(wallet, "store", full_disk)
     with pytest.raises(NodeError):
         await pool_of(wallet, ledger)
-    assert ledger.highest_address() is None
+    assert await ledger.highest_address() is None
 
 
 async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
@@ -264,7 +264,7 @@ async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
     older = Wallet()
     older.made = 3
     await pool_of(older, ledger)
-    highest = ledger.highest_address()
+    highest = await ledger.highest_address()
     assert highest is not None
     assert older.made >= highest.index.minor > 200
     assert older.rescans == 1
@@ -305,9 +305,9 @@ async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
     with pytest.raises(TimedOut, match="rescan_blockchain"):
         await pool.reconcile()
     pool.require_scanned()
-    assert ledger.rescan_due()
+    assert await ledger.rescan_due()
     await pool.reconcile()
-    assert (wallet.rescans, ledger.rescan_due()) == (1, False)
+    assert (wallet.rescans, await ledger.rescan_due()) == (1, False)
 
 
 @pytest.mark.parametrize("made", [0, 150], ids=["while addresses are made", "while it scans"])
@@ -334,13 +334,13 @@ async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
     make = wallet.create_addresses
 
     async def noted(count: int) -> list[Subaddress]:
-        due.append(ledger.rescan_due())
+        due.append(await ledger.rescan_due())
         return await make(count)
 
     monkeypatch.setattr(wallet, "create_addresses", noted)
     await unhurried(wallet, ledger).reconcile()
     assert set(due) == {True}
-    assert not ledger.rescan_due()
+    assert not await ledger.rescan_due()
 
 
 async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
@@ -357,7 +357,7 @@ async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
     monkeypatch.setattr(wallet, "store", full_disk)
     with pytest.raises(NodeError):
         await unhurried(wallet, ledger).reconcile()
-    assert ledger.rescan_due()
+    assert await ledger.rescan_due()
 
 
 async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoneroLedger) -> None:
@@ -375,7 +375,7 @@ async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoner
     await pool.reconcile()
     pool.require_scanned()
     assert wallet.rescans == 1
-    assert not ledger.rescan_due()
+    assert not await ledger.rescan_due()
 
 
 async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
@@ -388,7 +388,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
         with pytest.raises(ChainUnusable, match="rescanning"):
             await pool.reconcile()
     await pool.close()
-    assert ledger.rescan_due()
+    assert await ledger.rescan_due()
     wallet.may_end.set()
     await unhurried(wallet, ledger).reconcile()
     assert wallet.rescans == 1
@@ -399,7 +399,7 @@ async def test_a_wallet_rescans_for_what_it_did_not_look_ahead_to(
     ledger: SqliteMoneroLedger, lacks: int, rescans: int
 ) -> None:
     wallet = await restored(ledger)
-    highest = ledger.highest_address()
+    highest = await ledger.highest_address()
     assert highest is not None
     wallet.made = wallet.stored = highest.index.minor - lacks
     await unhurried(wallet, ledger).reconcile()

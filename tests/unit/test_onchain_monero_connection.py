@@ -151,7 +151,7 @@ async def test_a_node_that_is_not_in_step_is_not_relied_on(
 async def test_the_wallet_of_the_first_start_is_the_only_one(pair: Pair) -> None:
     connection = pair.connection()
     await connection.check_wallet()
-    assert pair.ledger.wallet() == WalletRecord("stagenet", "5first", 0)
+    assert await pair.ledger.wallet() == WalletRecord("stagenet", "5first", 0)
     assert connection.primary_address == "5first"
     pair.daemons.primary = "5second"
     for check in (connection.check_wallet, connection.require_wallet, connection.prepare_wallet):
@@ -165,7 +165,7 @@ async def test_a_service_stays_on_the_network_of_its_first_start(pair: Pair) -> 
     pair.daemons.nettype = "mainnet"
     with pytest.raises(ChainUnusable, match="the wallet is of mainnet, not of stagenet"):
         await pair.connection().check_wallet()
-    assert pair.ledger.wallet() is None
+    assert await pair.ledger.wallet() is None
     pair.options = MoneroOptions(nettype="fakechain")
     await pair.connection().check_wallet()
     pair.options = MoneroOptions(nettype="mainnet")

@@ -84,7 +84,7 @@ class Ending:
     gone: MoneroGone
 
     async def end(self) -> str | None:
-        return await self.gone.end(self.desk.known("tr_1"))
+        return await self.gone.end(await self.desk.known("tr_1"))
 
     async def refused(self, why: str) -> None:
         with pytest.raises(NotAdopted, match=why):

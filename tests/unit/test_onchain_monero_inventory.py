@@ -243,10 +243,10 @@ class Payments:
         self.busy, self.unfinished = busy, unfinished
         self.finished = 0
 
-    def under_way(self) -> frozenset[object]:
+    async def under_way(self) -> frozenset[object]:
         return frozenset()
 
-    def is_busy(self) -> bool:
+    async def is_busy(self) -> bool:
         return self.busy
 
     async def finish_upkeep(self) -> bool:

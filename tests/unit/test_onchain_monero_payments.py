@@ -165,7 +165,7 @@ class Wallet:
     async def relay(self, metadata: str) -> None:
         """Notes how far the database says that it is by then."""
         txid = metadata.removeprefix("meta of ")
-        live = self.ledger.payments_in(*PaymentState)
+        live = await self.ledger.payments_in(*PaymentState)
         self.states += [item.state for item in live if item.txid == txid]
         self.relayed.append(txid)
         self.calls.append("relay")
@@ -209,13 +209,13 @@ class Desk:
         assert (await self.payments.publish(made)).outcome is Outcome.PENDING
         return made
 
-    def known(self, name: str = "tr_1") -> Payment:
-        found = self.ledger.payment(name)
+    async def known(self, name: str = "tr_1") -> Payment:
+        found = await self.ledger.payment(name)
         assert found is not None
         return found
 
-    def all(self) -> list[Payment]:
-        return self.ledger.payments_in(*PaymentState)
+    async def all(self) -> list[Payment]:
+        return await self.ledger.payments_in(*PaymentState)
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(de
     await desk.published(transfer("tr_1"))
     await desk.prepared(transfer("tr_2"))
     assert desk.wallet.frozen == {"a"}
-    assert [item.key_images for item in desk.all()] == [("a",), ("b",)]
+    assert [item.key_images for item in await desk.all()] == [("a",), ("b",)]
 
 
 async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(desk: Desk) -> None:
@@ -271,7 +271,7 @@ async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(desk:
     desk.wallet.keeps_frozen = False
     with pytest.raises(Unavailable, match="has spent"):
         await desk.sign(transfer("tr_2"))
-    assert len(desk.all()) == 1
+    assert len(await desk.all()) == 1
 
 
 async def test_money_of_a_settled_payment_is_spent_for_good(desk: Desk) -> None:
@@ -288,14 +288,14 @@ async def test_another_amount_than_asked_for_is_not_committed(desk: Desk, over: 
     desk.wallet.over = over
     with pytest.raises(Unavailable, match="another amount"):
         await desk.sign(transfer())
-    assert desk.all() == []
+    assert await desk.all() == []
 
 
 async def test_a_fee_is_bounded_for_each_transfer(desk: Desk) -> None:
     desk.wallet.fee = FEE + 1
     with pytest.raises(Unavailable, match="fee is too high"):
         await desk.sign(transfer())
-    assert desk.all() == []
+    assert await desk.all() == []
     desk.wallet.fee = 2 * FEE
     signed = await desk.sign(transfer("tr_1"), transfer("tr_2"))
     assert signed.transfer_ids == ("tr_1", "tr_2")
@@ -306,7 +306,7 @@ async def test_a_batch_that_costs_too_much_is_not_made(desk: Desk) -> None:
     with pytest.raises(Unavailable, match="fee is too high"):
         await desk.sign(transfer("tr_1"), transfer("tr_2"))
     assert [len(item) for item in desk.wallet.signed] == [2, 1], "alone it was tried, too"
-    assert desk.all() == []
+    assert await desk.all() == []
 
 
 async def test_parts_are_equal_and_lose_nothing(desk: Desk) -> None:
@@ -340,7 +340,7 @@ async def test_only_a_wrong_address_is_an_end(
     with pytest.raises(raised) as told:
         await desk.sign(transfer())
     assert ("Not enough XMR is unlocked" in str(told.value)) is (code in SHORT_OF_MONEY)
-    assert desk.all() == []
+    assert await desk.all() == []
     desk.wallet.failure = None
     await desk.sign(transfer())
 
@@ -419,19 +419,19 @@ async def test_what_the_network_has_meanwhile_holds_nothing_back(desk: Desk) -> 
         await desk.sign(transfer("tr_2"))
     desk.node.known[made.txid or ""] = None
     await desk.sign(transfer("tr_2"))
-    assert desk.known("tr_1").state is PaymentState.PUBLISHED
+    assert (await desk.known("tr_1")).state is PaymentState.PUBLISHED
 
 
 async def test_upkeep_is_brought_to_its_end(desk: Desk) -> None:
     await desk.published(transfer())
     await desk.payments.prepare_upkeep(upkeep())
     assert await desk.payments.finish_upkeep()
-    made = desk.known("upkeep-1")
+    made = await desk.known("upkeep-1")
     assert (made.state, desk.wallet.relayed) == (PaymentState.PUBLISHED, ["tx1", made.txid])
     desk.node.known |= {"tx1": desk.node.top, made.txid: desk.node.top}
     desk.node.top += 5
     assert not await desk.payments.finish_upkeep()
-    assert desk.known("upkeep-1").state is PaymentState.SETTLED
+    assert (await desk.known("upkeep-1")).state is PaymentState.SETTLED
 
 
 # --- what is published ---------------------------------------------------------------------------
@@ -442,7 +442,7 @@ async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(desk: Desk)
     desk.wallet.calls.clear()
     await desk.payments.publish(made)
     assert desk.wallet.states == [PaymentState.RELAYING]
-    assert desk.known().relayed_at == desk.clock.now
+    assert (await desk.known()).relayed_at == desk.clock.now
     assert desk.wallet.calls == ["refresh", "relay", "store"]
     assert desk.node.submitted == []
 
@@ -471,7 +471,7 @@ async def test_another_wallet_is_told_nothing_and_signs_nothing(desk: Desk) -> N
     desk.wallet.primary = "4other"
     with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.payments.publish(made)
-    assert (desk.wallet.relayed, desk.known().state) == ([], PaymentState.PREPARED)
+    assert (desk.wallet.relayed, (await desk.known()).state) == ([], PaymentState.PREPARED)
     desk.wallet.primary = OWN
     await desk.payments.publish(made)
     desk.wallet.primary = "4other"
@@ -493,12 +493,12 @@ async def test_another_wallet_does_not_judge_a_destination(desk: Desk) -> None:
 async def test_what_has_failed_is_never_handed_over(desk: Desk) -> None:
     state = PaymentState.FAILED
     made = await desk.prepared(transfer())
-    await desk.ledger.put_payment(replace(desk.known(), state=state))
+    await desk.ledger.put_payment(replace(await desk.known(), state=state))
     assert (await desk.payments.publish(made)).outcome is Outcome.UNKNOWN
     assert (desk.wallet.relayed, desk.node.submitted) == ([], [])
     with pytest.raises(TransferRejected, match=state):
         await desk.sign(transfer())
-    assert desk.known().state is state
+    assert (await desk.known()).state is state
 
 
 @pytest.mark.parametrize("other", [{"txid": "tx9"}, {"raw": "raw of tx9"}])
@@ -522,12 +522,15 @@ async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(desk: Desk) -
         desk.node.top = mined + depth - 1
         verdict = await desk.payments.look_up(made)
         assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, f"{depth} of 3 confirmations")
-        assert (desk.known().state, desk.known().height) == (PaymentState.PUBLISHED, mined)
+        assert ((await desk.known()).state, (await desk.known()).height) == (
+            PaymentState.PUBLISHED,
+            mined,
+        )
         with pytest.raises(Unavailable, match="not settled"):
             await desk.payments.receipt(made)
     desk.node.top += 1
     assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert desk.known().state is PaymentState.SETTLED
+    assert (await desk.known()).state is PaymentState.SETTLED
 
 
 async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_same_bytes(
@@ -538,12 +541,15 @@ async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_
     await desk.payments.look_up(made)
     desk.node.known["tx1"] = None
     assert (await desk.payments.look_up(made)).reason == "0 of 3 confirmations"
-    assert desk.known().height is None
+    assert (await desk.known()).height is None
     desk.node.known["tx1"] = desk.node.top
     await desk.payments.look_up(made)
     desk.node.known.clear()
     assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
-    assert (desk.known().state, desk.known().height) == (PaymentState.PUBLISHED, None)
+    assert ((await desk.known()).state, (await desk.known()).height) == (
+        PaymentState.PUBLISHED,
+        None,
+    )
     await desk.payments.publish(made)
     assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], ["raw of tx1"])
 
@@ -554,7 +560,7 @@ async def test_an_input_that_was_spent_while_blocks_came_says_nothing_yet(desk: 
     desk.node.known.clear()
     desk.node.spent, desk.node.replaced = {"a"}, 1
     assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
-    assert desk.known().conflict is None
+    assert (await desk.known()).conflict is None
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["in the pool again", "nowhere"])
@@ -566,23 +572,23 @@ async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
     desk.node.spent = {"a"}
     assert (await desk.payments.look_up(made)).outcome is Outcome.UNKNOWN
     desk.clock.now += 61 * MINUTE_MS
-    assert "something has spent an input" in (desk.payments.stuck() or "")
+    assert "something has spent an input" in (await desk.payments.stuck() or "")
     desk.node.spent = set()
     desk.node.known = {"tx1": None} if is_back else {}
     await desk.payments.look_up(made)
     told = "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
     end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
-    assert desk.payments.stuck() == told + end
+    assert await desk.payments.stuck() == told + end
 
 
 async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(
     desk: Desk,
 ) -> None:
     made = await desk.published(transfer())
-    await desk.ledger.put_payment(replace(desk.known(), state=PaymentState.FAILED))
+    await desk.ledger.put_payment(replace(await desk.known(), state=PaymentState.FAILED))
     desk.node.known["tx1"] = desk.node.top - 50
     assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert desk.known().state is PaymentState.FAILED
+    assert (await desk.known()).state is PaymentState.FAILED
 
 
 # --- afterwards ----------------------------------------------------------------------------------
@@ -591,28 +597,28 @@ async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_t
 async def test_a_payment_that_does_not_come_further_is_told_in_time(desk: Desk) -> None:
     made = await desk.prepared(transfer())
     desk.clock.now += 10 * MINUTE_MS
-    assert desk.payments.stuck() is None
+    assert await desk.payments.stuck() is None
     desk.clock.now += 1
     told = "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
-    assert desk.payments.stuck() == told
+    assert await desk.payments.stuck() == told
     assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
     desk.clock.now += 60 * MINUTE_MS
-    assert desk.payments.stuck() is None, "an hour from the relay, not from the signature"
+    assert await desk.payments.stuck() is None, "an hour from the relay, not from the signature"
     desk.clock.now += 1
-    assert "not mined for long" in (desk.payments.stuck() or "")
+    assert "not mined for long" in (await desk.payments.stuck() or "")
     desk.node.known["tx1"] = desk.node.top
     await desk.payments.look_up(made)
-    assert desk.payments.stuck() is None
+    assert await desk.payments.stuck() is None
 
 
 async def test_what_is_signed_and_not_on_the_network_keeps_the_wallet_busy(desk: Desk) -> None:
-    assert not desk.payments.is_busy()
+    assert not await desk.payments.is_busy()
     made = await desk.prepared(transfer())
-    assert desk.payments.is_busy()
-    assert desk.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
+    assert await desk.payments.is_busy()
+    assert await desk.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
     await desk.payments.publish(made)
-    assert not desk.payments.is_busy()
-    assert desk.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
+    assert not await desk.payments.is_busy()
+    assert await desk.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
 
 
 async def test_a_receipt_has_a_proof_that_is_made_once_or_none(desk: Desk) -> None:
@@ -627,6 +633,6 @@ async def test_a_receipt_has_a_proof_that_is_made_once_or_none(desk: Desk) -> No
     assert (receipt.units, receipt.fee, receipt.height) == (XMR, FEE, mined)
     assert await desk.payments.receipt(made) == receipt
     assert desk.wallet.proofs == 2
-    await desk.ledger.put_payment(replace(desk.known(), height=None))
+    await desk.ledger.put_payment(replace(await desk.known(), height=None))
     with pytest.raises(Unavailable, match="not settled"):
         await desk.payments.receipt(made)

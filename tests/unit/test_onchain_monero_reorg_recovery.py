@@ -142,11 +142,11 @@ class Desk:
             self.node.known[made.txid] = height
         return done
 
-    def height(self, name: str) -> int | None:
-        return self.known(name).height
+    async def height(self, name: str) -> int | None:
+        return (await self.known(name)).height
 
-    def known(self, name: str) -> Payment:
-        found = self.ledger.payment(name)
+    async def known(self, name: str) -> Payment:
+        found = await self.ledger.payment(name)
         assert found is not None
         return found
 
@@ -179,7 +179,7 @@ async def test_a_settled_payment_is_told_for_as_long_as_it_is_in_no_block(
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
     assert desk.recovery.gone is None
-    assert desk.height("tr_1") == desk.node.top - 1
+    assert await desk.height("tr_1") == desk.node.top - 1
 
 
 async def test_what_the_node_has_not_is_handed_over_until_it_is_in_a_block(desk: Desk) -> None:
@@ -189,7 +189,7 @@ async def test_what_the_node_has_not_is_handed_over_until_it_is_in_a_block(desk:
     for _ in range(2):
         await desk.look(blocks=1)
         assert "published again (invalid)" in (desk.recovery.gone or "")
-    assert desk.height("tr_1") is None
+    assert await desk.height("tr_1") is None
     desk.node.says = Submission.ACCEPTED
     await desk.look()
     assert "published again (accepted)" in (desk.recovery.gone or "")
@@ -333,11 +333,13 @@ async def test_a_split_that_can_not_be_mined_again_is_given_up(
     await desk.look()
     for _ in range(OPTIONS.failed_after - 1):
         await desk.look(blocks=1)
-    assert desk.known("upkeep").state is state
+    assert (await desk.known("upkeep")).state is state
     await desk.look(blocks=1)
-    assert desk.known("upkeep").state is PaymentState.FAILED
-    assert desk.known("tr_1").state is state
-    assert desk.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {"image of tr_1"}
+    assert (await desk.known("upkeep")).state is PaymentState.FAILED
+    assert (await desk.known("tr_1")).state is state
+    assert await desk.ledger.live_key_images(["image of upkeep", "image of tr_1"]) == {
+        "image of tr_1"
+    }
 
 
 async def test_a_split_that_comes_back_in_time_is_kept(desk: Desk) -> None:
@@ -349,5 +351,5 @@ async def test_a_split_that_comes_back_in_time_is_kept(desk: Desk) -> None:
             await desk.look(blocks=1)
         desk.node.known[made.txid] = desk.node.top
         await desk.look(blocks=1)
-    assert desk.known("upkeep").state is PaymentState.SETTLED
+    assert (await desk.known("upkeep")).state is PaymentState.SETTLED
     assert desk.recovery.gone is None

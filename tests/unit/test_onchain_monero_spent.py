@@ -142,10 +142,10 @@ class Desk:
         """What is said of the payment so many blocks later."""
         self.node.top += blocks
         self.clock.now += blocks * 120_000
-        return await self.presence.verdict(self.payment())
+        return await self.presence.verdict(await self.payment())
 
-    def payment(self) -> Payment:
-        found = self.ledger.payment("tr_1")
+    async def payment(self) -> Payment:
+        found = await self.ledger.payment("tr_1")
         assert found is not None
         return found
 
@@ -188,12 +188,12 @@ async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(d
         verdict = await desk.look(blocks=1)
         assert verdict.outcome is Outcome.UNKNOWN
     assert "no other transaction" in verdict.reason
-    payment = desk.ledger.payment("tr_1")
+    payment = await desk.ledger.payment("tr_1")
     assert payment is not None
     assert payment.state is PaymentState.PUBLISHED
-    assert desk.ledger.live_key_images(payment.key_images) == set(payment.key_images)
+    assert await desk.ledger.live_key_images(payment.key_images) == set(payment.key_images)
     desk.clock.now += 3_600_000
-    assert "something has spent an input of it" in (desk.payments().stuck() or "")
+    assert "something has spent an input of it" in (await desk.payments().stuck() or "")
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -209,7 +209,7 @@ async def test_it_has_failed_once_what_took_its_input_is_found_deep(
             desk.restart()
     verdict = await desk.look(blocks=1)
     assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.FAILED, True)
-    payment = desk.ledger.payment("tr_1")
+    payment = await desk.ledger.payment("tr_1")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
 
@@ -219,17 +219,17 @@ async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_firs
 ) -> None:
     desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
     desk.node.mined = {**desk.wallet.sent}
-    await desk.ledger.put_payment(replace(desk.payment(), height=SIGNED_AT))
+    await desk.ledger.put_payment(replace(await desk.payment(), height=SIGNED_AT))
     assert (await desk.look(blocks=6)).outcome is Outcome.FAILED
-    assert desk.payment().conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
-    assert desk.payment().height is None
+    assert (await desk.payment()).conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
+    assert (await desk.payment()).height is None
 
 
 async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -> None:
     """For as long as the block of that moment is there, over restarts too."""
-    await desk.ledger.put_payment(replace(desk.payment(), height=SIGNED_AT))
+    await desk.ledger.put_payment(replace(await desk.payment(), height=SIGNED_AT))
     assert "(1 blocks ago at least)" in (await desk.look()).reason
-    assert desk.payment().height is None
+    assert (await desk.payment()).height is None
     assert "(5 blocks ago at least)" in (await desk.look(blocks=4)).reason
     desk.restart()
     assert "(6 blocks ago at least)" in (await desk.look(blocks=1)).reason
@@ -268,7 +268,7 @@ async def test_another_wallet_is_not_asked_what_it_has_sent(desk: Desk) -> None:
     desk.node.mined = {**desk.wallet.sent}
     with pytest.raises(ChainUnusable, match="another wallet"):
         await desk.look(blocks=9)
-    assert desk.payment().state is PaymentState.PUBLISHED
+    assert (await desk.payment()).state is PaymentState.PUBLISHED
 
 
 async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) -> None:

@@ -50,7 +50,7 @@ class Wallet:
         await asyncio.sleep(0)  # others run while a wallet is asked
         if self.failure is not None:
             raise self.failure
-        return self._ledger.not_on_record(self.sent)
+        return await self._ledger.not_on_record(self.sent)
 
 
 class Signing(FakeAdapter):
@@ -125,14 +125,14 @@ async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(
     with pytest.raises(Unavailable, match="not on record"):
         await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert (stand.switch.reason() or "").startswith(TOLD)
-    assert TOLD in str(stand.engine.health().detail)
+    assert TOLD in str((await stand.engine.health()).detail)
     with pytest.raises(Unavailable, match="paused"):
         await stand.engine.prepare(transfer("monero"), [], Recorder())
 
     stand.switch.resume()
     await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
-    assert "database does not know" not in str(stand.engine.health().detail)
+    assert "database does not know" not in str((await stand.engine.health()).detail)
 
     stand.start()
     await stand.engine.prepare(transfer("monero"), [], Recorder())
@@ -167,7 +167,7 @@ async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: 
         " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
     )
     await stand.database.write([Statement(recorded, ())])
-    assert stand.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
+    assert await stand.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
 
 
 async def test_the_other_asset_does_not_wait(stand: Stand) -> None:
@@ -187,7 +187,7 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
     stand.steady.now += 2
     await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
-    assert "can't be looked at" in str(stand.engine.health().detail)
+    assert "can't be looked at" in str((await stand.engine.health()).detail)
 
     stand.wallet.failure, stand.wallet.sent = None, {"ab"}
     with pytest.raises(Unavailable, match="not on record"):
@@ -266,7 +266,7 @@ class Daemons:
         self.asked_from.append(from_height)
         return [type("Sent", (), {"txid": "ab"})]
 
-    def wallet(self) -> WalletRecord:
+    async def wallet(self) -> WalletRecord:
         return WalletRecord("fakechain", "4Own", 0)
 
     async def outputs(self) -> list[Any]:
@@ -277,7 +277,7 @@ class Daemons:
         self.height_now = self.top = self.top + self.mines
         return found
 
-    def live_key_images(self, images: list[str]) -> set[str]:
+    async def live_key_images(self, images: list[str]) -> set[str]:
         return self.live & set(images)
 
 
@@ -344,8 +344,8 @@ async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in
         with pytest.raises(Unavailable, match="not known yet"):
             await stand.engine.prepare(transfer("monero"), [], Recorder())
         stand.steady.now += PATIENCE_MS
-    assert "the node's pool has what spends 2 outputs" in str(stand.engine.health().detail)
+    assert "the node's pool has what spends 2 outputs" in str((await stand.engine.health()).detail)
     stand.wallet.failure = None
     await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
-    assert "pool" not in str(stand.engine.health().detail)
+    assert "pool" not in str((await stand.engine.health()).detail)

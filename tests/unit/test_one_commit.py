@@ -49,12 +49,12 @@ async def record(books: Books, order: Order) -> None:
     await books.processor.record(signed, commit)
 
 
-def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
+async def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
     """What the order says of its payout, and whether the wallet has a payment of it."""
     now = books.store.order(order.order_id)
     name = order.transfers[0].transfer_id
     payout = now.transfer(name) if now else None
-    paid = books.monero.payment(name), books.evm.payment(name)
+    paid = await books.monero.payment(name), await books.evm.payment(name)
     return payout.state if payout else None, any(paid)
 
 
@@ -65,7 +65,7 @@ async def test_record_commits_order_and_wallet_together(
     async with due(tmp_path, direction) as (books, order):
         groups = count_commits(books)
         await record(books, order)
-        assert on_record(books, order) == (TransferState.PREPARED, True)
+        assert await on_record(books, order) == (TransferState.PREPARED, True)
         assert groups == [1]
 
 
@@ -91,8 +91,8 @@ async def test_record_of_a_cancelled_transfer_writes_nothing(
         before = mark_of(books.db)
         with pytest.raises(ImpossibleTransition):
             await record(books, order)
-        assert on_record(books, order) == (TransferState.CANCELLED, False)
-        assert (mark_of(books.db), books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
+        assert await on_record(books, order) == (TransferState.CANCELLED, False)
+        assert (mark_of(books.db), await books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
     async with opened(tmp_path) as books:
         assert books.adopted.payments == []
 
@@ -110,4 +110,4 @@ async def test_record_that_the_wallet_refuses_leaves_the_order(
             await books.monero.add_payment(other)
         with pytest.raises(StoreConflict):
             await record(books, order)
-        assert on_record(books, order) == (TransferState.PLANNED, False)
+        assert await on_record(books, order) == (TransferState.PLANNED, False)

@@ -28,7 +28,7 @@ class Desk:
     def order(self, _order_id: str) -> Order:
         return self.held
 
-    def confirmations(self, _key: DepositKey) -> int:
+    async def confirmations(self, _key: DepositKey) -> int:
         return 10
 
     def transfers_per_payment(self, _network: str) -> int:

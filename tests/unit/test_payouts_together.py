@@ -50,7 +50,7 @@ class Desk:
     not_seen: set[str] = field(default_factory=set)
     down: set[str] = field(default_factory=set)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         if key.txid in self.down:
             raise Unavailable("no node serves it")
         return 0 if key.txid in self.not_seen else 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
@@ -25,7 +25,7 @@ def scanners() -> dict[str, Any]:
     anything = MagicMock()
 
     def ledger(name: str) -> Any:
-        return MagicMock(deposit=lambda *_key: on_record[name])
+        return MagicMock(deposit=AsyncMock(return_value=on_record[name]))
 
     return {
         "arbitrum": EvmDepositScanner(anything, ledger("arbitrum"), anything),
@@ -34,5 +34,5 @@ def scanners() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("network", ["arbitrum", "monero"])
-def test_before_the_first_look_no_deposit_on_record_has_confirmations(network: str) -> None:
-    assert scanners()[network].confirmations(DepositKey(network, "tx", 0)) == 0
+async def test_before_the_first_look_no_deposit_on_record_has_confirmations(network: str) -> None:
+    assert await scanners()[network].confirmations(DepositKey(network, "tx", 0)) == 0

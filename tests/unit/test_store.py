@@ -229,14 +229,16 @@ async def test_what_the_operator_writes_beside_the_service_is_seen_without_a_com
 ) -> None:
     monkeypatch.setattr("rpcsvc.store.backends.sqlite.database.SNAPSHOT_SECONDS", 0)
     ledger = SqliteUnrecordedLedger(database)
-    assert ledger.explained("monero") == []
+    assert await ledger.explained("monero") == []
     assert explain(tmp_path, "monero", "tx", "paid by hand", NOW)
-    assert ledger.explained("monero") == [], "reads share a transaction, which nothing has ended"
+    assert await ledger.explained("monero") == [], (
+        "reads share a transaction, which nothing has ended"
+    )
     await turn_of_the_loop()
-    assert ledger.explained("monero") == ["tx"]
+    assert await ledger.explained("monero") == ["tx"]
     assert take_back(tmp_path, "monero", "tx")
     await turn_of_the_loop()
-    assert ledger.explained("monero") == []
+    assert await ledger.explained("monero") == []
 
 
 async def turn_of_the_loop() -> None:

@@ -60,23 +60,26 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
         )
         ledger = SqliteUnrecordedLedger(database)
         lost = UnattributedDeposit("arbitrum", "lost", "0xLost", 2_500_000, None)
-        assert ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
+        assert await ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
         await write(database, (_SAYS, ("confirmed", "astray")))
         astray = UnattributedDeposit("base", "astray", address, 2_500_000, placed.order_id)
-        assert ledger.unattributed_deposits() == [lost, astray]
+        assert await ledger.unattributed_deposits() == [lost, astray]
 
         side = Side(ledger)
-        (note,) = side.notes()
+        (note,) = await side.notes()
         assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
         explained = (
             "INSERT INTO explained_transactions (network, txid, note, at)"
             " VALUES (?, ?, 'sent back', 1)"
         )
         await write(database, (explained, ("arbitrum", "lost")))
-        assert f"astray on base came to the address of order {placed.order_id}" in side.notes()[0]
+        assert (
+            f"astray on base came to the address of order {placed.order_id}"
+            in (await side.notes())[0]
+        )
 
         await write(database, (_SAYS, ("removed", "astray")))
-        assert (ledger.unattributed_deposits(), side.notes()) == ([], [])
+        assert (await ledger.unattributed_deposits(), await side.notes()) == ([], [])
 
 
 async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> None:
@@ -88,13 +91,15 @@ async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> Non
     await write(database, ("INSERT INTO monero_addresses VALUES (1, '8Lost')", ()))
     await write(database, (deposit, ("seen",)))
     ledger = SqliteUnrecordedLedger(database)
-    assert ledger.unattributed_deposits() == []
+    assert await ledger.unattributed_deposits() == []
     says = "UPDATE monero_deposits SET acknowledged = ?"
     await write(database, (says, ("confirmed",)))
-    assert ledger.unattributed_deposits() == [UnattributedDeposit("monero", "tx", "8Lost", 7, None)]
-    assert Side(ledger).notes() == [], "it is not USDC"
+    assert await ledger.unattributed_deposits() == [
+        UnattributedDeposit("monero", "tx", "8Lost", 7, None)
+    ]
+    assert await Side(ledger).notes() == [], "it is not USDC"
     await write(database, (says, ("removed",)))
-    assert ledger.unattributed_deposits() == []
+    assert await ledger.unattributed_deposits() == []
     await database.close()
 
 
@@ -108,7 +113,7 @@ async def test_a_database_that_is_down_is_no_matter_of_notes(
         raise Unavailable("locked")
 
     monkeypatch.setattr(ledger, "unattributed_deposits", down)
-    assert Side(ledger).notes() == []
+    assert await Side(ledger).notes() == []
     await database.close()
 
 

@@ -170,7 +170,7 @@ async def _look(settings: Settings, network: str, txid: str, wei: int) -> str | 
 
 async def _look_at_monero(settings: Settings, txid: str) -> str | None:
     with snapshot(settings.data_dir) as taken:
-        known = SqliteMoneroLedger(taken).wallet()
+        known = await SqliteMoneroLedger(taken).wallet()
     _, wallet = wiring.monero_clients(settings.onchain)
     async with wallet:
         if known is not None:

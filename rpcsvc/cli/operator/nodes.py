@@ -43,10 +43,10 @@ class Recorded:
     hot_wallet: str | None
 
 
-def recorded_wallets(taken: Snapshot) -> Recorded:
+async def recorded_wallets(taken: Snapshot) -> Recorded:
     """What the database knows of the wallets. Raises errors.Unavailable."""
-    evm = SqliteEvmDepositLedger(taken).wallet()
-    return Recorded(SqliteMoneroLedger(taken).wallet(), evm.hot_address if evm else None)
+    evm = await SqliteEvmDepositLedger(taken).wallet()
+    return Recorded(await SqliteMoneroLedger(taken).wallet(), evm.hot_address if evm else None)
 
 
 async def look_at_all(

@@ -133,7 +133,7 @@ def _recorded(settings: Settings) -> Recorded:
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
         with empty_snapshot() if is_new else snapshot(settings.data_dir) as taken:
-            return recorded_wallets(taken)
+            return asyncio.run(recorded_wallets(taken))
     except BooksUnreadable as error:
         raise UsageError(str(error)) from error
 

@@ -143,7 +143,8 @@ def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
 
     try:
         with snapshot(settings.data_dir) as taken:
-            books, recorded = _read(taken, now), recorded_wallets(taken)
+            books = asyncio.run(_read(taken, now))
+            recorded = asyncio.run(recorded_wallets(taken))
     except BooksUnreadable as error:
         raise UsageError(f"{error} Before the first start: rpcsvc onchain init") from error
     alone = not is_running(settings)
@@ -151,15 +152,16 @@ def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
     return books, found
 
 
-def _read(taken: Snapshot, now: int) -> _Books:
+async def _read(taken: Snapshot, now: int) -> _Books:
     from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
     from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
     from rpcsvc.store.onchain_unrecorded import unattributed_deposits  # noqa: PLC0415
     from rpcsvc.store.operator_books import OperatorBooks, owed, reserved  # noqa: PLC0415
 
     books, sums = OperatorBooks(taken), OnchainBooks(taken)
-    wallet = SqliteEvmDepositLedger(taken).wallet()
+    wallet = await SqliteEvmDepositLedger(taken).wallet()
     orders = books.open_orders()
+    since = now - _DAY_MS
     return _Books(
         hot_wallet=wallet.hot_address if wallet else None,
         reserved=reserved(orders, now),
@@ -169,7 +171,7 @@ def _read(taken: Snapshot, now: int) -> _Books:
         monero_fees=books.monero_fees(),
         gas_fees=books.gas_fees(),
         unattributed=unattributed_deposits(taken),
-        sent_today={asset.symbol: sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)},
+        sent_today={asset.symbol: await sums.sent_since(asset, since) for asset in (XMR, USDC)},
     )
 
 

@@ -128,7 +128,7 @@ class _Adoption:
         chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
         served = next((node for node in nodes if node.network.name == name), None)
-        wallet = SqliteEvmDepositLedger(self._db).wallet()
+        wallet = await SqliteEvmDepositLedger(self._db).wallet()
         if served is None or wallet is None:
             raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
         connection, ledger = (

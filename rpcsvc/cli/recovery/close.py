@@ -116,7 +116,7 @@ class _Closing:
                 " service. Once that is deep, one that was not settled fails by itself. If health"
                 " goes on naming it, stop the service and close it again."
             )
-        closed = self._paid_with(opened)
+        closed = await self._paid_with(opened)
         for each in closed:
             await self._settle(each, transfer.txid or "")
         return "\n".join([
@@ -132,7 +132,7 @@ class _Closing:
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
             return await self._end_monero(name)
-        payment = SqliteEvmPaymentLedger(self.database).payment(name)
+        payment = await SqliteEvmPaymentLedger(self.database).payment(name)
         if payment is None or opened.transfer.state is not TransferState.SETTLED:
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
@@ -149,9 +149,9 @@ class _Closing:
             await require_gone(EvmConnection(node.client, node.network), payment)
         return None
 
-    def _paid_with(self, opened: Open) -> list[Open]:
+    async def _paid_with(self, opened: Open) -> list[Open]:
         """It, and the other transfers that its transaction was to pay."""
-        payment = SqliteMoneroLedger(self.database).payment(opened.transfer.transfer_id)
+        payment = await SqliteMoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
         found = [opened]
         for name in sorted(names - {opened.transfer.transfer_id}):
@@ -162,7 +162,7 @@ class _Closing:
 
     async def _end_monero(self, name: str) -> str | None:
         ledger, onchain = SqliteMoneroLedger(self.database), self.settings.onchain
-        payment = ledger.payment(name)
+        payment = await ledger.payment(name)
         if payment is None:
             raise NotAdopted(f"{name} has no signed payment on record.")
         node, wallet = wiring.monero_clients(onchain)

@@ -210,7 +210,7 @@ class SettlementEngine(Protocol):
         """What the network says of the transfer's transaction id."""
         ...
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
         ...
 
@@ -218,6 +218,6 @@ class SettlementEngine(Protocol):
         """How many confirmations make a deposit on this network final."""
         ...
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether the engine can settle now."""
         ...

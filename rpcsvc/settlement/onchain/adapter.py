@@ -94,7 +94,7 @@ class ChainAdapter(Protocol):
         """How many transfers one transaction of a network may carry out."""
         ...
 
-    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record: the payment journal brought it back, and its
         order has planned the transfer since. Raises TransferRejected when it failed.
         """
@@ -123,7 +123,7 @@ class ChainAdapter(Protocol):
         """
         ...
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
         ...
 
@@ -135,10 +135,10 @@ class ChainAdapter(Protocol):
         """Work between passes: make addresses ahead, sweep, note what the operator must know."""
         ...
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether this adapter can settle now."""
         ...
 
-    def notes(self) -> list[str]:
+    async def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
         ...

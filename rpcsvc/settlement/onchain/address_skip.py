@@ -44,7 +44,7 @@ async def skip_monero(
     if rescan:
         # On record first: should it end half-way, the service makes up for it at its start.
         await ledger.note_rescan_due()
-    recorded = ledger.highest_address()
+    recorded = await ledger.highest_address()
     after = recorded.index.minor if recorded else 0
     for size in _batches(count, options.addresses_per_call):
         made = await connection.wallet.create_addresses(size)
@@ -78,7 +78,7 @@ async def skip_evm(keys: HdKeys, ledger: EvmDepositLedger, count: int) -> int:
 
     Raises ChainUnusable for another mnemonic than that of the first start.
     """
-    wallet, newest = ledger.wallet(), ledger.highest_address()
+    wallet, newest = await ledger.wallet(), await ledger.highest_address()
     hot = await asyncio.to_thread(keys.address, HOT_WALLET_INDEX)
     if wallet is None or wallet.hot_address != hot:
         recorded = "none" if wallet is None else wallet.hot_address

@@ -57,7 +57,7 @@ class OnchainEngine:
         floors: Mapping[Asset, int],
         poll_ms: int,
         reconciliations: Mapping[Asset, StartupReconciliation] | None = None,
-        unserved: Callable[[], str | None] = lambda: None,
+        unserved: Callable[[], Awaitable[str | None]] | None = None,
         journal: PaymentJournal | None = None,
     ) -> None:
         self._adapters = {adapter.asset: adapter for adapter in adapters}
@@ -182,9 +182,9 @@ class OnchainEngine:
         ]
         await each_of(_acknowledge(adapter, sightings) for adapter in looked)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How many confirmations a deposit has now; 0 while it is in the pool or gone."""
-        return self._of(key.network).confirmations(key)
+        return await self._of(key.network).confirmations(key)
 
     def required_confirmations(self, network: str) -> int:
         """How many confirmations make a deposit on this network final."""
@@ -201,14 +201,14 @@ class OnchainEngine:
     ) -> None:
         """Sign and record without publishing. Raises TransferRejected and errors.Unavailable."""
         adapter = self._of(transfer.network)
-        if (known := adapter.recorded(transfer)) is not None:
+        if (known := await adapter.recorded(transfer)) is not None:
             # The payment journal brought it back before its order planned it: it is out already.
             await record(known)
             return
         self._guard.require_open()
         if self._journal is not None:
             await self._journal.require_ready()
-        with self._guard.passing(transfer, companions) as together:
+        async with self._guard.passing(transfer, companions) as together:
             if (look := self._reconciliations.get(adapter.asset)) is not None:
                 await look.require_done()
             # Payouts may have been paused meanwhile: by another caller's first look, which leaves
@@ -228,10 +228,12 @@ class OnchainEngine:
         adapter = self._of(transfer.network)
         return await _with_receipt(adapter, transfer, await adapter.look_up(transfer))
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether everything can be settled, and if not, what is wrong."""
         checks = [("payouts", self._guard.health())]
-        checks += [(adapter.asset.symbol, adapter.health()) for adapter in self._adapters.values()]
+        checks += [
+            (adapter.asset.symbol, await adapter.health()) for adapter in self._adapters.values()
+        ]
         checks += [(asset.symbol, watch.health()) for asset, watch in self._watches.items()]
         checks += [(asset.symbol, look.health()) for asset, look in self._reconciliations.items()]
         checks += [
@@ -239,17 +241,17 @@ class OnchainEngine:
             for adapter in self._adapters.values()
         ]
         checks += [(asset.symbol, _upkeep(fault)) for asset, fault in self._faults.items()]
-        checks += [("orders", self._without_node())]
+        checks += [("orders", await self._without_node())]
         if self._journal is not None:
             checks.append(("payouts", self._journal.health()))
         wrong = [f"{name}: {check.detail}" for name, check in checks if not check.ok]
-        notes = [text for adapter in self._adapters.values() for text in adapter.notes()]
+        notes = [text for adapter in self._adapters.values() for text in await adapter.notes()]
         return Health(not wrong, "; ".join(wrong + notes) or None)
 
-    def _without_node(self) -> Health:
+    async def _without_node(self) -> Health:
         """Whether all orders are of networks that a node serves: the others wait for ever."""
         try:
-            problem = self._unserved()
+            problem = await self._unserved() if self._unserved else None
         except Unavailable:
             return Health(True)  # the database's own health tells
         return Health(problem is None, problem)

@@ -8,9 +8,10 @@ nothing is lost by waiting, and health says why.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -47,11 +48,11 @@ class Caps:
 class Signed(Protocol):
     """What the wallets have signed away, as the books have it."""
 
-    def sent_since(self, asset: Asset, at: int) -> int:
+    async def sent_since(self, asset: Asset, at: int) -> int:
         """Units signed away since a time (ms), other than what can never be made."""
         ...
 
-    def unmatched(self, transfer: Transfer) -> str | None:
+    async def unmatched(self, transfer: Transfer) -> str | None:
         """A payment on record that the transfer's order does not know, in words; None: none is."""
         ...
 
@@ -168,6 +169,8 @@ class PayoutGuard:
         self._held: dict[str, _Held] = {}
         # Units that are being signed: wallets work side by side, and their books don't have it yet.
         self._passing = Counter[Asset]()
+        # Held from the sums of the books until a transfer counts: two wallets may pay one asset.
+        self._counting = asyncio.Lock()
 
     def paused(self) -> str | None:
         """Why payouts are paused; None when they are not."""
@@ -178,50 +181,54 @@ class PayoutGuard:
         if self.paused() is not None:
             raise Unavailable("Payouts are paused by the operator. Try again later.")
 
-    @contextmanager
-    def passing(
+    @asynccontextmanager
+    async def passing(
         self, transfer: Transfer, companions: Sequence[Transfer] = ()
-    ) -> Iterator[list[Transfer]]:
+    ) -> AsyncIterator[list[Transfer]]:
         """Let a transfer pass to be signed, with those of ``companions`` that may go along.
 
         Within the block they count for all others. Raises errors.Unavailable for a transfer that
         is too large, or too much for one day.
         """
-        self._require_within_caps(transfer)
-        together = self._within_caps(companions, after=transfer)
-        units = sum(item.units for item in (transfer, *together))
-        self._passing[transfer.asset] += units
+        async with self._counting:
+            await self._require_within_caps(transfer)
+            together = await self._within_caps(companions, after=transfer)
+            units = sum(item.units for item in (transfer, *together))
+            self._passing[transfer.asset] += units
         try:
             yield together
         finally:
             self._passing[transfer.asset] -= units
 
-    def _require_within_caps(self, transfer: Transfer) -> None:
+    async def _require_within_caps(self, transfer: Transfer) -> None:
         self._held.pop(transfer.transfer_id, None)
-        problem = self._signed.unmatched(transfer) or self._over(transfer)
+        problem = await self._signed.unmatched(transfer) or await self._over(transfer)
         if problem is not None:
             self._held[transfer.transfer_id] = _Held(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
-    def _within_caps(self, transfers: Sequence[Transfer], *, after: Transfer) -> list[Transfer]:
+    async def _within_caps(
+        self, transfers: Sequence[Transfer], *, after: Transfer
+    ) -> list[Transfer]:
         """Those that may go out together with ``after``; the others wait for their own turn."""
         passed: list[Transfer] = []
         units = after.units
         for transfer in transfers:
-            if self._signed.unmatched(transfer) is None and (
-                self._over(transfer, besides=units) is None
+            if await self._signed.unmatched(transfer) is None and (
+                await self._over(transfer, besides=units) is None
             ):
                 passed.append(transfer)
                 units += transfer.units
         return passed
 
-    def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
+    async def _over(self, transfer: Transfer, besides: int = 0) -> str | None:
         """What a transfer is over, if ``besides`` units are about to be signed away as well."""
         caps, asset = self._caps[transfer.asset], transfer.asset
         if transfer.units > caps.per_transfer:
             return _over("the cap per transfer", caps.per_transfer, asset)
-        sent = self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
-        sent += self._passing[asset]
+        # In this order: what is committed meanwhile counts twice, rather than not at all.
+        passing = self._passing[asset]
+        sent = passing + await self._signed.sent_since(asset, self._clock.now_ms() - _DAY_MS)
         if sent + besides + transfer.units > caps.per_day:
             return _over("the cap per day", caps.per_day, asset)
         return None

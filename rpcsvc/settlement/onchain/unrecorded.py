@@ -33,7 +33,7 @@ class UnrecordedLedger(Protocol):
     Everything may raise errors.Unavailable.
     """
 
-    def acknowledged_nonce(self, network: str, sender: str) -> int | None:
+    async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """Up to which nonce of the sender, itself left out, the operator was told; None: never."""
         ...
 
@@ -41,22 +41,22 @@ class UnrecordedLedger(Protocol):
         """Note that the operator was told of all nonces below this one."""
         ...
 
-    def explained(self, network: str) -> list[str]:
+    async def explained(self, network: str) -> list[str]:
         """The ids of the transactions that the operator made by hand, and said so."""
         ...
 
-    def monero_cursor(self) -> int | None:
+    async def monero_cursor(self) -> int | None:
         """The newest block of Monero whose deposits are on record; None before the first look."""
         ...
 
-    def not_on_record(self, txids: Collection[str]) -> list[str]:
+    async def not_on_record(self, txids: Collection[str]) -> list[str]:
         """Those of the wallet's Monero transactions that nobody knows of, in order.
 
         That is: no payment of the service, not explained, and the operator was not told of them.
         """
         ...
 
-    def unattributed_deposits(self) -> list[UnattributedDeposit]:
+    async def unattributed_deposits(self) -> list[UnattributedDeposit]:
         """Confirmed deposits that are of no order and not explained; the first 1,000."""
         ...
 

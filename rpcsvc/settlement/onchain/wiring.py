@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,7 @@ class Parts:
     monero_ledger: MoneroLedger
     evm_ledgers: Ledgers
     signed: Signed
-    unserved: Callable[[], str | None]
+    unserved: Callable[[], Awaitable[str | None]]
     journal: PaymentJournal | None = None
 
 

@@ -98,8 +98,8 @@ class SandboxControls:
         hold it.
         """
         async with self._engine.moving:  # of two at once, the second finds the first on its way
-            tx = self._deposit(order, self._due(order) if units is None else units)
-            self._require_room(tx)
+            tx = self._deposit(order, await self._due(order) if units is None else units)
+            await self._require_room(tx)
             await self._ledger.broadcast(tx)
         return tx
 
@@ -117,11 +117,11 @@ class SandboxControls:
             broadcast_at=self._clock.now_ms(),
         )
 
-    def _due(self, order: Order) -> int:
+    async def _due(self, order: Order) -> int:
         """What is due beside what is on its way: sent, and not yet seen by the order."""
         terms = order.terms
         seen = {item.key.txid for item in order.deposits if item.is_active}
-        txs = self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
+        txs = await self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
         unseen = sum(
             tx.units for tx in txs if tx.state is not TxState.DROPPED and tx.txid not in seen
         )
@@ -168,32 +168,33 @@ class SandboxControls:
             self._clock.offset_ms = offset
 
     async def _pause(self, *, paused: bool) -> None:
-        now = self._clock.now_ms()
-        for chain in self._ledger.chains():
-            await self._ledger.put_chain(chain.pause(now) if paused else chain.resume(now))
+        async with self._engine.moving:
+            now = self._clock.now_ms()
+            for chain in await self._ledger.chains():
+                await self._ledger.put_chain(chain.pause(now) if paused else chain.resume(now))
 
     async def _reorganise(self, order: Order) -> None:
         """Take the blocks from the order's last deposit on away; their transactions are pooled."""
-        tx = self._last_deposit(order, TxState.MINED)
-        above = self._ledger.mined_above(tx.network, (tx.block_height or 0) - 1)
+        tx = await self._last_deposit(order, TxState.MINED)
+        above = await self._ledger.mined_above(tx.network, (tx.block_height or 0) - 1)
         await self._ledger.unmine(above, self._clock.now_ms())
 
     async def _drop(self, order: Order) -> None:
         """The order's last deposit is gone for good, as if its inputs were spent elsewhere."""
-        tx = self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
+        tx = await self._last_deposit(order, TxState.MINED, TxState.MEMPOOL)
         if tx.state is TxState.MINED:
             await self._reorganise(order)
         await self._ledger.set_state(tx, TxState.DROPPED, self._clock.now_ms())
 
     async def _restore(self, order: Order) -> None:
         """A dropped deposit is in the pool again."""
-        tx = self._last_deposit(order, TxState.DROPPED)
-        self._require_room(tx)
+        tx = await self._last_deposit(order, TxState.DROPPED)
+        await self._require_room(tx)
         await self._ledger.set_state(tx, TxState.MEMPOOL, self._clock.now_ms())
 
-    def _require_room(self, tx: Tx) -> None:
+    async def _require_room(self, tx: Tx) -> None:
         """Raise AmountAboveMaximum when the wallet's balance would be more than can be stored."""
-        room, asset = self._engine.room(tx.network), asset_of(tx.network)
+        room, asset = await self._engine.room(tx.network), asset_of(tx.network)
         if tx.units > room:
             most = format_units(room, asset)
             raise AmountAboveMaximum(
@@ -203,9 +204,9 @@ class SandboxControls:
                 details={"maximum": most, "asset": asset.symbol},
             )
 
-    def _last_deposit(self, order: Order, *states: TxState) -> Tx:
+    async def _last_deposit(self, order: Order, *states: TxState) -> Tx:
         terms = order.terms
-        txs = self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
+        txs = await self._ledger.transactions_to(terms.deposit_network, terms.deposit_address)
         for tx in reversed(txs):
             if tx.state in states:
                 return tx

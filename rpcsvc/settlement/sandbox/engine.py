@@ -100,9 +100,9 @@ class SandboxEngine:
 
     async def start(self) -> None:
         """Make the chains at the first start, and take up the settings of earlier runs."""
-        self.settings = self._ledger.settings()
+        self.settings = await self._ledger.settings()
         self._clock.offset_ms = self.settings.get(Setting.CLOCK_OFFSET_MS, 0)
-        known = {chain.network for chain in self._ledger.chains()}
+        known = {chain.network for chain in await self._ledger.chains()}
         missing = [c for c in self._initial_chains() if c.network not in known]
         if missing:
             await self._ledger.add_chains(missing)
@@ -112,7 +112,7 @@ class SandboxEngine:
         if self.settings.get(Setting.ENGINE_DOWN):
             raise Unavailable("The sandbox engine is down (fault engine_down). Try again later.")
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Down only by fault."""
         down = bool(self.settings.get(Setting.ENGINE_DOWN))
         return Health(not down, "fault engine_down is on" if down else None)
@@ -169,15 +169,15 @@ class SandboxEngine:
 
     async def observe(self) -> Observation:
         """Mine what is due, then show every deposit that is not finished with."""
-        if not self._ledger.watched():
+        if not await self._ledger.watched():
             return self._observation((), self._clock.now_ms())
         async with self.moving:
             now = self._clock.now_ms()
-            chains = {chain.network: chain for chain in self._ledger.chains()}
+            chains = {chain.network: chain for chain in await self._ledger.chains()}
             await self._mine_due(chains, now)
             shown = [
                 self._sighting(chains[tx.network], tx, now)
-                for tx in self._ledger.watched()
+                for tx in await self._ledger.watched()
                 if tx.kind is TxKind.DEPOSIT
             ]
             return self._observation(shown, now)
@@ -191,32 +191,32 @@ class SandboxEngine:
         final = [
             tx
             for s in sightings
-            if s.state is not DepositState.SEEN and (tx := self._final(s)) is not None
+            if s.state is not DepositState.SEEN and (tx := await self._final(s)) is not None
         ]
         if final:
             await self._ledger.unwatch(final)
 
-    def _final(self, sighting: DepositSighting) -> Tx | None:
+    async def _final(self, sighting: DepositSighting) -> Tx | None:
         """The deposit's transaction, if the chain still says what was committed of it."""
-        tx = self._ledger.transaction(sighting.key.network, sighting.key.txid)
+        chain, now = await self._chain(sighting.key.network), self._clock.now_ms()
+        tx = await self._ledger.transaction(sighting.key.network, sighting.key.txid)
         if tx is None:
             return None
-        now = self._sighting(self._chain(tx.network), tx, self._clock.now_ms())
-        return tx if now.state is sighting.state else None
+        return tx if self._sighting(chain, tx, now).state is sighting.state else None
 
     async def _mine_due(self, chains: Mapping[str, Chain], now: int) -> None:
-        watched = self._ledger.watched()
-        due = [m for tx in watched if (m := self._mine(chains[tx.network], tx, now))]
+        watched = await self._ledger.watched()
+        due = [m for tx in watched if (m := await self._mine(chains[tx.network], tx, now))]
         if due:
             await self._ledger.mine(due)
 
-    def _mine(self, chain: Chain, tx: Tx, now: int) -> Mined | None:
+    async def _mine(self, chain: Chain, tx: Tx, now: int) -> Mined | None:
         if tx.state is not TxState.MEMPOOL:
             return None
         height = chain.including_height(tx.broadcast_at, now)
         if height is None:
             return None
-        fork = self._ledger.orphaned_count(chain.network)
+        fork = await self._ledger.orphaned_count(chain.network)
         digest = block_hash(chain.network, height, fork)
         return Mined(tx, height, digest, chain.mined_at(height))
 
@@ -232,10 +232,11 @@ class SandboxEngine:
     def _confirmed(self, chain: Chain, tx: Tx, now: int) -> bool:
         return _depth(chain, tx, now) >= self.required_confirmations(tx.network)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How many blocks deep a deposit is now."""
-        tx = self._ledger.transaction(key.network, key.txid)
-        return _depth(self._chain(key.network), tx, self._clock.now_ms()) if tx else 0
+        chain, now = await self._chain(key.network), self._clock.now_ms()
+        tx = await self._ledger.transaction(key.network, key.txid)
+        return _depth(chain, tx, now) if tx else 0
 
     def required_confirmations(self, network: str) -> int:
         """How many blocks deep a transaction must be."""
@@ -259,7 +260,7 @@ class SandboxEngine:
     ) -> None:
         """Sign and record. A nonce makes each signature another transaction, as on a chain."""
         self.require_ready()
-        if self._available(transfer.network) < transfer.units + transfer.fee:
+        if await self._available(transfer.network) < transfer.units + transfer.fee:
             raise Unavailable(f"The {transfer.network} wallet does not hold enough.")
         if transfer.units <= 0:
             raise TransferRejected("A transfer must carry a positive amount.")
@@ -294,41 +295,47 @@ class SandboxEngine:
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the simulated chain says of the transfer's transaction id."""
         self.require_ready()
-        tx = self._ledger.transaction(transfer.network, transfer.txid or "")
+        # Read before the transaction: of one that a reorganisation takes meanwhile, no later depth.
+        chain, now = await self._chain(transfer.network), self._clock.now_ms()
+        tx = await self._ledger.transaction(transfer.network, transfer.txid or "")
         if tx is None or tx.state is TxState.DROPPED:
             return Verdict(Outcome.ABSENT)
         if tx.state is TxState.REVERTED:
             return Verdict(Outcome.FAILED, "The network reverted the transaction.")
-        if self._confirmed(self._chain(tx.network), tx, self._clock.now_ms()):
+        if self._confirmed(chain, tx, now):
             return Verdict(Outcome.SETTLED)
         return Verdict(Outcome.PENDING)
 
-    def _available(self, network: str) -> int:
+    async def _available(self, network: str) -> int:
         """The wallet's balance less what it has in the pool, in atomic units."""
-        leaving = sum(
-            tx.balance_effect
-            for tx in self._ledger.watched()
-            if tx.network == network and tx.kind is TxKind.TRANSFER
-        )
-        return self._chain(network).balance + leaving
+        async with self.moving:  # a block between the two reads would take a transfer from both
+            leaving = sum(
+                tx.balance_effect
+                for tx in await self._ledger.watched()
+                if tx.network == network and tx.kind is TxKind.TRANSFER
+            )
+            return (await self._chain(network)).balance + leaving
 
-    def room(self, network: str) -> int:
-        """How much more the wallet may be sent, so that its balance can always be stored."""
+    async def room(self, network: str) -> int:
+        """How much more the wallet may be sent, so that its balance can always be stored.
+
+        Only for who holds ``moving``.
+        """
         coming = sum(
             tx.units
-            for tx in self._ledger.watched()
+            for tx in await self._ledger.watched()
             if (tx.network, tx.kind, tx.state) == (network, TxKind.DEPOSIT, TxState.MEMPOOL)
         )
-        return MAX_UNITS - self._chain(network).balance - coming
+        return MAX_UNITS - (await self._chain(network)).balance - coming
 
     async def _strikes(self, order_id: str, fault: Fault) -> bool:
-        if not self._ledger.has_fault(order_id, fault):
+        if not await self._ledger.has_fault(order_id, fault):
             return False
         await self._ledger.clear_fault(order_id, fault)
         return True
 
-    def _chain(self, network: str) -> Chain:
-        return next(c for c in self._ledger.chains() if c.network == network)
+    async def _chain(self, network: str) -> Chain:
+        return next(c for c in await self._ledger.chains() if c.network == network)
 
     def _initial_chains(self) -> list[Chain]:
         now = self._clock.now_ms()

@@ -82,35 +82,35 @@ class Mined:
 class SandboxLedger(Protocol):
     """Keeps the simulated chains. Reads are of committed state; writes are durable on return."""
 
-    def chains(self) -> list[Chain]:
+    async def chains(self) -> list[Chain]:
         """All chains."""
         ...
 
-    def transaction(self, network: str, txid: str) -> Tx | None:
+    async def transaction(self, network: str, txid: str) -> Tx | None:
         """One transaction."""
         ...
 
-    def watched(self) -> list[Tx]:
+    async def watched(self) -> list[Tx]:
         """All transactions that the service has not finished with, oldest first."""
         ...
 
-    def transactions_to(self, network: str, recipient: str) -> list[Tx]:
+    async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
         """All transactions to an address, oldest first."""
         ...
 
-    def mined_above(self, network: str, height: int) -> list[Tx]:
+    async def mined_above(self, network: str, height: int) -> list[Tx]:
         """All transactions in blocks above ``height``."""
         ...
 
-    def orphaned_count(self, network: str) -> int:
+    async def orphaned_count(self, network: str) -> int:
         """How many blocks the chain has lost to reorganisations."""
         ...
 
-    def has_fault(self, order_id: str, fault: Fault) -> bool:
+    async def has_fault(self, order_id: str, fault: Fault) -> bool:
         """Whether a fault waits for the order."""
         ...
 
-    def settings(self) -> dict[Setting, int]:
+    async def settings(self) -> dict[Setting, int]:
         """All settings that were changed."""
         ...
 

@@ -288,7 +288,7 @@ class UpstreamEngine:
         """
         self.watch.require_known()
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether the upstream answers, its chains are known, and it is on our network."""
         answers = self._client.health()
         return answers if not answers.ok else self.watch.health()
@@ -362,7 +362,7 @@ class UpstreamEngine:
         """Nothing is ever paid from here."""
         raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
 
-    def confirmations(self, key: DepositKey) -> int:  # noqa: ARG002 - port
+    async def confirmations(self, key: DepositKey) -> int:  # noqa: ARG002 - port
         """Not known here."""
         return 0
 

@@ -89,12 +89,16 @@ class EvmNetworkAdapter:
         nonces = EvmNonces(
             self.connection, signer.address, ledgers.payments, ledgers.unrecorded, switch
         )
+
+        async def is_ours(address: str) -> bool:
+            return bool(await ledgers.deposits.ours([address]))
+
         self.payments = EvmPayments(
             self.connection,
             signer,
             ledgers.payments,
             clock,
-            lambda a: bool(ledgers.deposits.ours([a])),
+            is_ours,
             nonces,
         )
         self.opening = EvmOpening(self.connection, signer.address, ledgers.openings)
@@ -174,7 +178,7 @@ class EvmNetworkAdapter:
         except Unavailable as reason:
             log.info("evm_upkeep_put_off", network=self.network.name, reason=reason.message)
 
-    def problems(self) -> list[str]:
+    async def problems(self) -> list[str]:
         """What is wrong, in words for the operator."""
         name = self.network.name
         failed = self._fault and f"the upkeep of {name} has failed ({self._fault})"
@@ -188,7 +192,7 @@ class EvmNetworkAdapter:
             found.append(f"the hot wallet on {name} is short of ether for gas")
         if (why := self._why_nothing_is_sent()) is not None:
             found.append(why)
-        if stuck := self.payments.stuck():
+        if stuck := await self.payments.stuck():
             found.append(stuck)
         return found + self.payments.conditions()
 
@@ -318,9 +322,9 @@ class EvmAdapter:
         """These are committed: the cursors may move."""
         await each_of(b.deposits.acknowledge(sightings) for b in self._by_network.values())
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How deep a deposit was at the last look; 0 when it is gone."""
-        return self._by_network[key.network].deposits.confirmations(key)
+        return await self._by_network[key.network].deposits.confirmations(key)
 
     def required_confirmations(self, network: str) -> int:
         """How many confirmations a deposit needs."""
@@ -332,9 +336,9 @@ class EvmAdapter:
         """Each transfer is a transaction of its own."""
         return 1
 
-    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        return self._by_network[transfer.network].payments.recorded(transfer)
+        return await self._by_network[transfer.network].payments.recorded(transfer)
 
     async def prepare(
         self,
@@ -361,7 +365,7 @@ class EvmAdapter:
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
         """Proof of a settled transfer. Raises errors.Unavailable."""
-        return evm_receipt(self._by_network[transfer.network].payments.receipt(transfer))
+        return evm_receipt(await self._by_network[transfer.network].payments.receipt(transfer))
 
     # --- between passes ------------------------------------------------------------------------
 
@@ -383,21 +387,23 @@ class EvmAdapter:
     async def _each(self, work: Callable[[EvmNetworkAdapter], Awaitable[None]]) -> None:
         await asyncio.gather(*(adapter.keep_up(work) for adapter in self._by_network.values()))
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether USDC can be settled on every network, and if not, what is wrong."""
-        problems = [text for adapter in self._by_network.values() for text in adapter.problems()]
+        problems = [
+            text for adapter in self._by_network.values() for text in await adapter.problems()
+        ]
         return Health(not problems, "; ".join(problems) or None)
 
-    def notes(self) -> list[str]:
+    async def notes(self) -> list[str]:
         """What the operator should see to in time: what can't be swept, what is of no order."""
         unswept = [text for adapter in self._by_network.values() for text in adapter.notes()]
-        return unswept + self._of_no_order()
+        return unswept + await self._of_no_order()
 
-    def _of_no_order(self) -> list[str]:
+    async def _of_no_order(self) -> list[str]:
         try:
             found = [
                 item
-                for item in self._unrecorded.unattributed_deposits()
+                for item in await self._unrecorded.unattributed_deposits()
                 if item.network in self.networks
             ]
         except Unavailable:

@@ -66,7 +66,7 @@ class EvmAddressPool:
             if self._is_open:
                 return
             hot = await asyncio.to_thread(self._keys.address, HOT_WALLET_INDEX)
-            wallet = self._ledger.wallet()
+            wallet = await self._ledger.wallet()
             if wallet is None:
                 await self._ledger.adopt_wallet(hot)
             elif wallet.hot_address != hot:
@@ -94,8 +94,8 @@ class EvmAddressPool:
 
     async def _take_up(self, reserved_to: int) -> None:
         await self._know_all(reserved_to)
-        given_back = self._ledger.addresses_above(reserved_to)
-        await self._require_ours(given_back or self._newest())
+        given_back = await self._ledger.addresses_above(reserved_to)
+        await self._require_ours(given_back or await self._newest())
         self._top = max(reserved_to, self._top)
         if given_back:
             await self._ledger.add_addresses(given_back)
@@ -105,13 +105,13 @@ class EvmAddressPool:
         """Record what was handed out after the copy that the database is, if it is one: what comes
         to those addresses has to be seen.
         """
-        if missing := self._ledger.unknown_addresses(reserved_to):
+        if missing := await self._ledger.unknown_addresses(reserved_to):
             log.warning("evm_addresses_recorded_anew", addresses=len(missing))
             await self._ledger.add_addresses(await asyncio.to_thread(self._derive, missing))
             await self._ledger.reserve_addresses(reserved_to)
 
-    def _newest(self) -> list[EvmAddress]:
-        newest = self._ledger.highest_address()
+    async def _newest(self) -> list[EvmAddress]:
+        newest = await self._ledger.highest_address()
         return [newest] if newest else []
 
     async def _require_ours(self, recorded: list[EvmAddress]) -> None:

@@ -67,9 +67,9 @@ class EvmAdoption:
         self._require_event(wanted.transfer, receipt)
         fields = await self._signed(txid)
         attempt = await self._attempt(fields, receipt)
-        known = self._ledger.payment(wanted.transfer.transfer_id)
+        known = await self._ledger.payment(wanted.transfer.transfer_id)
         if known is None:
-            self._require_free_nonce(fields.nonce)
+            await self._require_free_nonce(fields.nonce)
             payment = self._payment(wanted.transfer, fields, attempt)
 
             async def commit(rows: Rows) -> None:
@@ -156,8 +156,8 @@ class EvmAdoption:
             raise NotAdopted(f"The payment of {name} on record is {known.state}, which is final.")
         await self._ledger.add_attempt(known, _above(known.latest, attempt))
 
-    def _require_free_nonce(self, nonce: int) -> None:
-        for item in self._ledger.payments_in(self._network.name, *PaymentState):
+    async def _require_free_nonce(self, nonce: int) -> None:
+        for item in await self._ledger.payments_in(self._network.name, *PaymentState):
             if (item.sender.lower(), item.nonce) == (self._hot.lower(), nonce):
                 raise NotAdopted(
                     f"Its nonce {nonce} is on record for {item.payment_id}: look at that one first."

@@ -5,7 +5,7 @@ What does not live here: signing (payments.py), whether the gas is worth it (gas
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -30,7 +30,7 @@ class EvmChecks:
         connection: EvmConnection,
         gas: EvmGas,
         hot_wallet: str,
-        is_ours: Callable[[str], bool],
+        is_ours: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._connection = connection
         self._network = connection.network
@@ -46,7 +46,7 @@ class EvmChecks:
         """
         if transfer.network != self._network.name:
             raise LookupError(f"{transfer.transfer_id} is to be paid on {transfer.network}")
-        recipient = self._destination(transfer.address)
+        recipient = await self._destination(transfer.address)
         await self._connection.check()
         if self._connection.paused:
             raise Unavailable(f"USDC on {self._network.name} is paused by its issuer.")
@@ -60,12 +60,12 @@ class EvmChecks:
             self._network.token, data, await self._gas_for(data),
         )  # fmt: skip
 
-    def _destination(self, address: str) -> str:
+    async def _destination(self, address: str) -> str:
         try:
             recipient = parse_evm_address(address, forbidden={self._network.token.lower()})
         except InvalidDestination as refused:
             raise TransferRejected(f"the destination can't be paid: {refused.message}") from refused
-        if recipient == self._hot_wallet or self._is_ours(recipient):
+        if recipient == self._hot_wallet or await self._is_ours(recipient):
             raise TransferRejected("the destination is an address of the service itself")
         return recipient
 

@@ -42,17 +42,17 @@ class EventReader:
         self._ledger = ledger
         self.wanted = LogFilter(connection.network.token, (TRANSFER_TOPIC,))
 
-    def paying(self, piece: LogRange) -> list[Log]:
+    async def paying(self, piece: LogRange) -> list[Log]:
         """The events of some blocks that are deposits. All others are told by their bytes alone.
 
         Raises BadAnswer; ChainUnusable when the address pool was not loaded.
         """
         recipients = [self._recipient(item, piece) for item in piece.logs]
-        ours = {item.address.lower() for item in self._ledger.ours(set(recipients))}
+        ours = {item.address.lower() for item in await self._ledger.ours(set(recipients))}
         logs = [item for item, to in zip(piece.logs, recipients, strict=True) if to in ours]
-        return [item for item, _ in self._payments(logs, _LOGS)]
+        return [item for item, _ in await self._payments(logs, _LOGS)]
 
-    def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
+    async def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
         """What a transaction pays to us, by the place of the event within it.
 
         Raises BadAnswer; ChainUnusable when the address pool was not loaded.
@@ -63,7 +63,7 @@ class EventReader:
         if not receipt.ok:
             return {}
         events = [item for item in receipt.logs if self._is_transfer(item)]
-        paid = self._payments(events, _RECEIPT)
+        paid = await self._payments(events, _RECEIPT)
         return {receipt.position_of(item.log_index): what for item, what in paid}
 
     def _recipient(self, item: Log, piece: LogRange) -> str:
@@ -76,7 +76,7 @@ class EventReader:
     def _is_transfer(self, item: Log) -> bool:
         return item.address == self._network.token and item.topics[:1] == (TRANSFER_TOPIC,)
 
-    def _payments(self, logs: Iterable[Log], method: str) -> list[tuple[Log, Paid]]:
+    async def _payments(self, logs: Iterable[Log], method: str) -> list[tuple[Log, Paid]]:
         """Those Transfer events that are deposits, with what each paid.
 
         The service's own transfers are none, nor is one of nothing: anyone may send as many of
@@ -86,8 +86,8 @@ class EventReader:
         if not events:
             return []
         parties = {name for _, event in events for name in (event.sender, event.to)}
-        ours = {item.address: item.index for item in self._ledger.ours(parties)}
-        own = {*ours, self._hot_address()}
+        ours = {item.address: item.index for item in await self._ledger.ours(parties)}
+        own = {*ours, await self._hot_address()}
         paid = []
         for item, event in events:
             index = ours.get(event.to)
@@ -108,8 +108,8 @@ class EventReader:
         except ValueError as error:
             raise self._bad(method, f"has a broken event of {item.txid}") from error
 
-    def _hot_address(self) -> str:
-        wallet = self._ledger.wallet()
+    async def _hot_address(self) -> str:
+        wallet = await self._ledger.wallet()
         if wallet is None:
             raise ChainUnusable("the mnemonic is not recorded yet: the address pool was not loaded")
         return wallet.hot_address

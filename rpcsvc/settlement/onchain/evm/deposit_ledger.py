@@ -89,7 +89,7 @@ class PoolSighting:
 class EvmDepositLedger(Protocol):
     """The database as deposits use it. Everything may raise errors.Unavailable."""
 
-    def wallet(self) -> EvmWallet | None:
+    async def wallet(self) -> EvmWallet | None:
         """The mnemonic of the first start."""
         ...
 
@@ -97,19 +97,19 @@ class EvmDepositLedger(Protocol):
         """Record the mnemonic; refused when there is one already."""
         ...
 
-    def addresses_above(self, index: int) -> list[EvmAddress]:
+    async def addresses_above(self, index: int) -> list[EvmAddress]:
         """The addresses with a higher index, in order."""
         ...
 
-    def unknown_addresses(self, to: int) -> list[int]:
+    async def unknown_addresses(self, to: int) -> list[int]:
         """The indices from 1 up to ``to`` that have no address on record."""
         ...
 
-    def highest_address(self) -> EvmAddress | None:
+    async def highest_address(self) -> EvmAddress | None:
         """The newest address."""
         ...
 
-    def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
+    async def ours(self, addresses: Collection[str]) -> list[EvmAddress]:
         """Those that are recorded, of addresses in any case, by one query."""
         ...
 
@@ -124,7 +124,7 @@ class EvmDepositLedger(Protocol):
         """Addresses up to this index may have been handed out; those above were not."""
         ...
 
-    def cursors(self, network: str) -> list[EvmCursor]:
+    async def cursors(self, network: str) -> list[EvmCursor]:
         """Blocks up to which deposits are committed, newest first."""
         ...
 
@@ -132,15 +132,15 @@ class EvmDepositLedger(Protocol):
         """Record where a network is looked at from; up to there, nothing can be for orders."""
         ...
 
-    def deposit(self, key: DepositKey) -> EvmDeposit | None:
+    async def deposit(self, key: DepositKey) -> EvmDeposit | None:
         """One deposit."""
         ...
 
-    def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
+    async def deposits_by(self, network: str, txids: Collection[str]) -> list[EvmDeposit]:
         """The deposits made by these transactions, by one query."""
         ...
 
-    def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
+    async def deposits_to_watch(self, network: str, above: int) -> list[EvmDeposit]:
         """Deposits that are watched, and all in blocks above a number."""
         ...
 
@@ -156,23 +156,25 @@ class EvmDepositLedger(Protocol):
         """Record the states that are committed, and move the cursor."""
         ...
 
-    def is_awaiting(self, network: str, now_ms: int) -> bool:
+    async def is_awaiting(self, network: str, now_ms: int) -> bool:
         """Whether an order waits for a deposit on this network that would be in time now."""
         ...
 
-    def awaiting(self, network: str, addresses: Collection[str], now_ms: int) -> list[EvmAddress]:
+    async def awaiting(
+        self, network: str, addresses: Collection[str], now_ms: int
+    ) -> list[EvmAddress]:
         """Those of addresses, in any case, that such orders have; by one query."""
         ...
 
-    def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
+    async def pool_sighting(self, network: str, txid: str) -> PoolSighting | None:
         """When a transaction was seen before it was mined."""
         ...
 
-    def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
+    async def pool_sightings(self, network: str, txids: Collection[str]) -> set[str]:
         """Those of these transactions that are recorded, by one query."""
         ...
 
-    def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
+    async def pool_counts(self, network: str, indices: Collection[int]) -> dict[int, int]:
         """How many are recorded of each address, none where it is not named; by one query."""
         ...
 

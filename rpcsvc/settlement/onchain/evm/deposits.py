@@ -159,15 +159,16 @@ class EvmDepositScanner:
         move, self._next = self._next, None
         await self._ledger.acknowledge(states, move)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How deep the deposit was at the last look, its own block included; 0 when it is gone.
 
         Of a look that is under way nothing counts before what it found gone is on record.
         """
-        found = self._ledger.deposit(key)
+        height = self._recorded_height  # read first: a deposit that is newer is never deeper
+        found = await self._ledger.deposit(key)
         if found is None or found.block_number is None:
             return 0
-        return max(0, self._recorded_height - found.block_number + 1)
+        return max(0, height - found.block_number + 1)
 
     # --- one pass ------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class EvmDepositScanner:
             return []
         look = Look(self._client, fork, fork.number, self._clock.now_ms())
         look.blocks[head.number] = head
-        look.load(self._ledger.deposits_to_watch(self._network.name, fork.number))
+        look.load(await self._ledger.deposits_to_watch(self._network.name, fork.number))
         await self._scan(look, head)
         await self._rise(look, head)
         await self._look_up_lost(look)
@@ -225,10 +226,10 @@ class EvmDepositScanner:
 
     async def _read(self, look: Look, piece: LogRange) -> None:
         """Find the transactions among a range's events that pay us, and place each new one."""
-        where = {item.txid: item.block_hash for item in self._events.paying(piece)}
+        where = {item.txid: item.block_hash for item in await self._events.paying(piece)}
         if not where:
             return
-        known = self._ledger.deposits_by(self._network.name, where)
+        known = await self._ledger.deposits_by(self._network.name, where)
         look.load(known)
         placed = {(item.txid, item.block_hash) for item in known}
         for txid, block_hash in where.items():
@@ -251,9 +252,11 @@ class EvmDepositScanner:
         if receipt is None or block is None or block.hash != receipt.block_hash:
             look.settled = False
             return
-        self._note_found(look, txid, self._events.paid_by(receipt), block)
+        await self._note_found(look, txid, await self._events.paid_by(receipt), block)
 
-    def _note_found(self, look: Look, txid: str, paid: Mapping[int, Paid], block: Block) -> None:
+    async def _note_found(
+        self, look: Look, txid: str, paid: Mapping[int, Paid], block: Block
+    ) -> None:
         known = {item.position: item for item in look.of(txid)}
         for position, item in known.items():
             same = paid.get(position) == _paid(item)
@@ -265,7 +268,7 @@ class EvmDepositScanner:
             look.put(replace(item, block_number=at[0], block_hash=at[1]))
         for position in paid.keys() - known.keys():
             what, at = paid[position], (block.number, block.hash)
-            waited = self._pool.first_seen(txid, what.address_index)
+            waited = await self._pool.first_seen(txid, what.address_index)
             seen_at = min(look.now_ms, block.timestamp * 1000, *waited)
             look.put(EvmDeposit(self._network.name, txid, position, *what, seen_at, *at))
 
@@ -285,7 +288,7 @@ class EvmDepositScanner:
             if self._is_doubtful(item, look) and not await look.still_has(item)
         ]
         if lost and look.settled:
-            look.load(self._ledger.deposits_by(self._network.name, set(lost)))
+            look.load(await self._ledger.deposits_by(self._network.name, set(lost)))
             for txid in dict.fromkeys(lost):
                 await self._place(look, txid, listed=False)
 
@@ -356,7 +359,7 @@ class EvmDepositScanner:
             if block is None:
                 return
             to = EvmCursor(block.number, block.hash)
-        if look.settled and self._ledger.cursors(self._network.name)[:1] != [to]:
+        if look.settled and (await self._ledger.cursors(self._network.name))[:1] != [to]:
             keep = to.number - self._network.tracked_blocks
             self._next = CursorMove(self._network.name, to, look.fork.number, keep)
 

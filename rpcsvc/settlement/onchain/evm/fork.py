@@ -40,7 +40,7 @@ class ForkFinder:
         None when this node is late and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
         """
-        known = self._ledger.cursors(self._network.name) or await self._begin(head)
+        known = await self._ledger.cursors(self._network.name) or await self._begin(head)
         newest = known[0]
         if newest.hash in (head.hash, head.parent):
             return newest

@@ -53,7 +53,7 @@ class EvmNonces:
         """
         # In this order: what is committed meanwhile can only be more.
         pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
-        own = self._payments.next_nonce(self._network, self._sender)
+        own = await self._payments.next_nonce(self._network, self._sender)
         problem = await self._problem(own, pending)
         self._conditions.set(_NONCE, problem)
         self._has_looked = True
@@ -94,7 +94,7 @@ class EvmNonces:
 
     async def _told(self, own: int, pending: int) -> int:
         """Up to which nonce the operator was told. At first: all from before the service."""
-        told = self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        told = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
         if told is None:
             told = own or pending
             await self._unrecorded.acknowledge_nonce(self._network, self._sender, told)
@@ -105,7 +105,7 @@ class EvmNonces:
         if first >= end:
             return False
         explained: set[int] = set()
-        for txid in self._unrecorded.explained(self._network):
+        for txid in await self._unrecorded.explained(self._network):
             made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
                 explained.add(made.nonce)

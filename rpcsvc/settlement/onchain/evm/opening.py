@@ -31,7 +31,7 @@ class Opening:
 class OpeningLedger(Protocol):
     """The database as the opening balance uses it. Everything may raise errors.Unavailable."""
 
-    def opening(self, network: str, sender: str) -> Opening | None:
+    async def opening(self, network: str, sender: str) -> Opening | None:
         """The one on record; None before the first look."""
         ...
 
@@ -62,7 +62,7 @@ class EvmOpening:
         """
         if self._is_deep:
             return
-        known = self._ledger.opening(self._network.name, self._sender)
+        known = await self._ledger.opening(self._network.name, self._sender)
         if known is None:
             await self._record(head)
             return

@@ -200,19 +200,19 @@ class EvmReceipt:
 class EvmPaymentLedger(Protocol):
     """The database as payments and sweeps use it. Everything may raise errors.Unavailable."""
 
-    def payment(self, payment_id: str) -> EvmPayment | None:
+    async def payment(self, payment_id: str) -> EvmPayment | None:
         """One payment."""
         ...
 
-    def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
+    async def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
         """A network's payments in these states, lowest nonce first."""
         ...
 
-    def settled_above(self, network: str, number: int) -> list[EvmPayment]:
+    async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
         """Settled payments that were mined in blocks above a number, or are not at the moment."""
         ...
 
-    def next_nonce(self, network: str, sender: str) -> int:
+    async def next_nonce(self, network: str, sender: str) -> int:
         """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
         ...
 
@@ -233,19 +233,19 @@ class EvmPaymentLedger(Protocol):
         """Change how far a payment is."""
         ...
 
-    def unswept(self, network: str, least: int) -> list[Unswept]:
+    async def unswept(self, network: str, least: int) -> list[Unswept]:
         """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
         ...
 
-    def unswept_of(self, network: str, address_index: int) -> int:
+    async def unswept_of(self, network: str, address_index: int) -> int:
         """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
         ...
 
-    def sweeps_under_way(self, network: str) -> list[Sweep]:
+    async def sweeps_under_way(self, network: str) -> list[Sweep]:
         """Sweeps in state SIGNED."""
         ...
 
-    def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
+    async def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
         """An address's sweeps in state VOID that have an authorization."""
         ...
 

@@ -13,7 +13,7 @@ What does not live here: which transfers are due (orders/payouts.py), whether on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -61,7 +61,7 @@ class EvmPayments:
         signer: EvmSigner,
         ledger: EvmPaymentLedger,
         clock: Clock,
-        is_ours: Callable[[str], bool],
+        is_ours: Callable[[str], Awaitable[bool]],
         nonces: EvmNonces,
     ) -> None:
         self._connection = connection
@@ -82,9 +82,9 @@ class EvmPayments:
 
     # --- prepare -------------------------------------------------------------------------------
 
-    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        known = self._ledger.payment(transfer.transfer_id)
+        known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
             return None
         _require_same(known, transfer)
@@ -100,7 +100,7 @@ class EvmPayments:
         ether, or if the gas would cost too much.
         """
         async with self._payout_turn():
-            payment = await self._sign(await self._checks.order_of(transfer, self._owed()))
+            payment = await self._sign(await self._checks.order_of(transfer, await self._owed()))
 
             async def commit(rows: Rows) -> None:
                 await self._ledger.add_payment(payment, rows=rows)
@@ -117,9 +117,10 @@ class EvmPayments:
         finally:
             self._payouts_waiting -= 1
 
-    def _owed(self) -> int:
+    async def _owed(self) -> int:
         """USDC units of payouts that wait to be mined: the chain's balance has them still."""
-        return sum(item.order.units for item in self._publisher.unmined() if _is_payout(item))
+        waiting = await self._publisher.unmined()
+        return sum(item.order.units for item in waiting if _is_payout(item))
 
     async def estimate(self, data: bytes) -> int:
         """The gas limit for the hot wallet's call of the token. Raises Reverted."""
@@ -143,7 +144,7 @@ class EvmPayments:
 
     async def _require_ether(self, order: PaymentOrder, price: GasPrice) -> None:
         """What waits to be mined counts as spent; a sweep leaves the reserve to payouts."""
-        needed = await self._gas.needed(order, price, self._publisher.unmined())
+        needed = await self._gas.needed(order, price, await self._publisher.unmined())
         if order.purpose is Purpose.SWEEP:
             needed += self._network.gas_reserve
         if await self._connection.client.ether(self.hot_wallet) < needed:
@@ -157,7 +158,7 @@ class EvmPayments:
         A payout is published by the order layer alone, which holds it back while payouts are
         paused.
         """
-        for earlier in self._publisher.own(PaymentState.PREPARED):
+        for earlier in await self._publisher.own(PaymentState.PREPARED):
             if not _is_payout(earlier):
                 await self._publisher.advance(earlier.payment_id)
             elif (await self._publisher.verdict(earlier)).outcome is Outcome.ABSENT:
@@ -168,7 +169,7 @@ class EvmPayments:
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the payment to the network, unless it has it already; then what it says of it."""
-        payment = self._known(transfer)
+        payment = await self._known(transfer)
         async with self._payout_turn():
             return await self._publisher.advance(payment.payment_id)
 
@@ -183,10 +184,10 @@ class EvmPayments:
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of a transfer's payment."""
-        return await self._publisher.verdict(self._known(transfer))
+        return await self._publisher.verdict(await self._known(transfer))
 
-    def _known(self, transfer: Transfer) -> EvmPayment:
-        payment = self._ledger.payment(transfer.transfer_id)
+    async def _known(self, transfer: Transfer) -> EvmPayment:
+        payment = await self._ledger.payment(transfer.transfer_id)
         first = None if payment is None else payment.attempts[0]
         signed = None if first is None else (first.txid, first.raw)
         if payment is None or signed != (transfer.txid, transfer.raw):
@@ -201,7 +202,7 @@ class EvmPayments:
         top = await self._connection.check()
         async with self._writer:
             await self._finish_earlier()
-        published = self._publisher.own(PaymentState.PUBLISHED)
+        published = await self._publisher.own(PaymentState.PUBLISHED)
         self._upkeep.forget_all_but({payment.payment_id for payment in published})
         for payment in published:
             # One at a time: a payout does not wait for all of them.
@@ -216,18 +217,18 @@ class EvmPayments:
         """What the operator should know, in words."""
         return self._conditions.texts() + self._nonces.conditions()
 
-    def stuck(self) -> str | None:
+    async def stuck(self) -> str | None:
         """For the operator: the first payment that is signed and has long not been mined."""
         since = self._clock.now_ms() - _LONG_MS
-        late = [item for item in self._publisher.unmined() if item.prepared_at < since]
+        late = [item for item in await self._publisher.unmined() if item.prepared_at < since]
         if not late:
             return None
         which = f"payment {late[0].payment_id} on {self._network.name}"
         return f"{which} is signed and not mined for long, since {iso8601(late[0].prepared_at)}"
 
-    def payouts_first(self) -> bool:
+    async def payouts_first(self) -> bool:
         """Whether a payout waits to be signed, published or mined: a sweep has to wait."""
-        return self._payouts_waiting > 0 or any(map(_is_payout, self._publisher.unmined()))
+        return self._payouts_waiting > 0 or any(map(_is_payout, await self._publisher.unmined()))
 
     async def reconcile(self) -> None:
         """Find out once after a start whether the hot wallet has sent what is not on record."""
@@ -254,9 +255,9 @@ class EvmPayments:
         """The hot wallet's balances at the last look; None before one."""
         return self._gas.hot
 
-    def receipt(self, transfer: Transfer) -> EvmReceipt:
+    async def receipt(self, transfer: Transfer) -> EvmReceipt:
         """The proof of a settled payout. Raises Unavailable before that."""
-        payment = self._known(transfer)
+        payment = await self._known(transfer)
         mined = payment.inclusion
         if (
             payment.state is not PaymentState.SETTLED

@@ -71,7 +71,7 @@ class PoolWatch:
         """Note payments that are about to be mined after ``head``. Raises errors.Unavailable."""
         now = self._clock.now_ms()
         await self._clean(now)
-        if self._is_put_off(now) or not self._ledger.is_awaiting(self._network.name, now):
+        if self._is_put_off(now) or not await self._ledger.is_awaiting(self._network.name, now):
             return
         try:
             payments = await self._payments(head)
@@ -84,9 +84,9 @@ class PoolWatch:
             log.info("evm_pool_seen", network=self._network.name)
         await self._note(payments)
 
-    def first_seen(self, txid: str, address_index: int) -> tuple[int, ...]:
+    async def first_seen(self, txid: str, address_index: int) -> tuple[int, ...]:
         """When a payment was seen before it was mined, in ms; empty when it was not."""
-        found = self._ledger.pool_sighting(self._network.name, txid)
+        found = await self._ledger.pool_sighting(self._network.name, txid)
         if found is None or found.address_index != address_index:
             return ()
         return (found.first_seen_at,)
@@ -107,19 +107,19 @@ class PoolWatch:
         if not payments:
             return
         name, now = self._network.name, self._clock.now_ms()
-        awaiting = self._ledger.awaiting(name, set(payments.values()), now)
+        awaiting = await self._ledger.awaiting(name, set(payments.values()), now)
         indices = {item.address.lower(): item.index for item in awaiting}
         ours = {txid: indices[to] for txid, to in payments.items() if to in indices}
-        known = self._ledger.pool_sightings(name, ours) if ours else set()
+        known = await self._ledger.pool_sightings(name, ours) if ours else set()
         new = {txid: index for txid, index in ours.items() if txid not in known}
         if not new:
             return
-        found = self._within_bounds(new, now)
+        found = await self._within_bounds(new, now)
         if found:
             await self._ledger.put_pool_sightings(found)
 
-    def _within_bounds(self, new: Mapping[str, int], now: int) -> list[PoolSighting]:
-        counts = self._ledger.pool_counts(self._network.name, set(new.values()))
+    async def _within_bounds(self, new: Mapping[str, int], now: int) -> list[PoolSighting]:
+        counts = await self._ledger.pool_counts(self._network.name, set(new.values()))
         found = list[PoolSighting]()
         for txid, index in new.items():
             counts[index] = counts.get(index, 0) + 1

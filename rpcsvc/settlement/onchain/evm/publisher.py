@@ -7,6 +7,7 @@ and price a payment gets (payments.py), when it gets another attempt (upkeep.py)
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -78,6 +79,8 @@ class EvmPublisher:
         self._ledger = ledger
         self._clock = clock
         self._presence = EvmPresence(connection, conditions)
+        # Held from reading a payment to recording how far it is: look-ups run beside the writer.
+        self._recording = asyncio.Lock()
 
     def attempt(self, order: PaymentOrder, nonce: int, price: GasPrice) -> Attempt:
         """Sign; nothing is recorded or sent."""
@@ -89,25 +92,27 @@ class EvmPublisher:
         now = self._clock.now_ms()
         return Attempt(signed.txid, signed.raw.hex(), price.max_fee, price.tip, now)
 
-    def recorded(self, payment_id: str) -> EvmPayment:
+    async def recorded(self, payment_id: str) -> EvmPayment:
         """The payment as last committed. Raises LookupError."""
-        payment = self._ledger.payment(payment_id)
+        payment = await self._ledger.payment(payment_id)
         if payment is None:
             raise LookupError(f"no payment is recorded for {payment_id}")
         return payment
 
-    def own(self, *states: PaymentState) -> list[EvmPayment]:
+    async def own(self, *states: PaymentState) -> list[EvmPayment]:
         """This hot wallet's payments in these states, lowest nonce first."""
-        found = self._ledger.payments_in(self._network.name, *states)
+        found = await self._ledger.payments_in(self._network.name, *states)
         return [item for item in found if item.sender == self._signer.address]
 
-    def unmined(self) -> list[EvmPayment]:
+    async def unmined(self) -> list[EvmPayment]:
         """Payments that are signed, and nothing was mined with their nonce as of the last look.
 
         Once something was, the wallet's balances tell what it took.
         """
         return [
-            item for item in self.own(*_LIVE) if item.inclusion is None and item.conflict is None
+            item
+            for item in await self.own(*_LIVE)
+            if item.inclusion is None and item.conflict is None
         ]
 
     async def verdict(self, payment: EvmPayment) -> Verdict:
@@ -115,9 +120,10 @@ class EvmPublisher:
         judged = await self._presence.judge(payment)
         if judged.payment == payment or payment.state.is_over:
             return judged.verdict
-        if self._ledger.payment(payment.payment_id) == payment:
-            await self._ledger.put_payment(judged.payment)
-            return judged.verdict
+        async with self._recording:
+            if await self._ledger.payment(payment.payment_id) == payment:
+                await self._ledger.put_payment(judged.payment)
+                return judged.verdict
         # Something else was found out, and recorded, while the node was asked.
         if judged.verdict.outcome is Outcome.FAILED:
             return Verdict(Outcome.UNKNOWN, "the payment changed while it was looked up")
@@ -128,16 +134,16 @@ class EvmPublisher:
 
         Only for who holds the network's one writer.
         """
-        verdict = await self.verdict(self.recorded(payment_id))
+        verdict = await self.verdict(await self.recorded(payment_id))
         if verdict.outcome is not Outcome.ABSENT:
             return verdict
-        payment = self.recorded(payment_id)
+        payment = await self.recorded(payment_id)
         if payment.state.is_over:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
         if self._is_held_back(payment):
             return Verdict(Outcome.UNKNOWN, "the token is paused: published when it moves again")
         said = await self.hand_over(payment)
-        verdict = await self.verdict(self.recorded(payment_id))
+        verdict = await self.verdict(await self.recorded(payment_id))
         if verdict.outcome is Outcome.ABSENT:
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said.text}")
         return verdict
@@ -146,12 +152,18 @@ class EvmPublisher:
         """Mined while the token is paused, it would fail for good."""
         return self._connection.paused and payment.state is PaymentState.PREPARED
 
+    async def _mark_published(self, payment: EvmPayment) -> None:
+        """Record that a node may have it. Raises StoreConflict when it is over by now."""
+        async with self._recording:
+            known, now = await self.recorded(payment.payment_id), self._clock.now_ms()
+            await self._ledger.put_payment(
+                replace(known, state=PaymentState.PUBLISHED, published_at=now)
+            )
+
     async def hand_over(self, payment: EvmPayment) -> Said:
         """Submit the latest attempt; what the node said."""
         if payment.state is PaymentState.PREPARED:
-            now = self._clock.now_ms()
-            marked = replace(payment, state=PaymentState.PUBLISHED, published_at=now)
-            await self._ledger.put_payment(marked)
+            await self._mark_published(payment)
         try:
             answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
         except RpcFailure as failure:

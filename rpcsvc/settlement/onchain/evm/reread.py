@@ -24,7 +24,7 @@ async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int
     Raises NotReread, RpcFailure, ChainUnusable and errors.Unavailable: then nothing was changed.
     """
     name = connection.network.name
-    if not ledger.cursors(name):
+    if not await ledger.cursors(name):
         raise NotReread(f"No deposits were read on {name} yet: the service begins at its start.")
     head = await connection.check()
     forks = ForkFinder(connection, ledger)

@@ -89,7 +89,7 @@ class EvmSweeps:
     async def maintain(self) -> None:
         """Record what has ended, and begin what is due. To be called now and then."""
         head = await self._connection.check()
-        under_way = self._ledger.sweeps_under_way(self._network.name)
+        under_way = await self._ledger.sweeps_under_way(self._network.name)
         ended = [await self._end(sweep, head.number) for sweep in under_way]
         if await self._can_move():
             await self._begin(self._network.sweep_batch - ended.count(False))
@@ -106,10 +106,10 @@ class EvmSweeps:
 
     async def _begin(self, room: int) -> None:
         now = self._clock.now_ms()
-        unswept = self._ledger.unswept(self._network.name, self._network.sweep_units)
+        unswept = await self._ledger.unswept(self._network.name, self._network.sweep_units)
         self._forget_all_but({due.address for due in unswept})
         for due in unswept:
-            if room <= 0 or self._payments.payouts_first():
+            if room <= 0 or await self._payments.payouts_first():
                 return
             if self._not_before.get(due.address, 0) > now:
                 continue
@@ -238,7 +238,7 @@ class EvmSweeps:
         A reorganisation has replaced the block in which the payment failed, and it was mined anew.
         """
         found = False
-        for sweep in self._ledger.void_sweeps(self._network.name, due.address_index):
+        for sweep in await self._ledger.void_sweeps(self._network.name, due.address_index):
             if await self._is_used(due.address, bytes.fromhex(sweep.authorization or "")):
                 log.warning("evm_void_sweep_was_mined", payment_id=sweep.payment_id)
                 done = replace(sweep, state=SweepState.DONE, taken=sweep.units)
@@ -267,7 +267,7 @@ class EvmSweeps:
         Of several nodes behind one address some are late: the newest state of one of those may be
         from before the sweep.
         """
-        payment = self._ledger.payment(sweep.payment_id or "")
+        payment = await self._ledger.payment(sweep.payment_id or "")
         if payment is None or payment.state not in (PaymentState.SETTLED, PaymentState.FAILED):
             return False
         block = _ended_in(payment)
@@ -298,7 +298,7 @@ class EvmSweeps:
             nonce = bytes.fromhex(sweep.authorization)
             if not await self._is_used(sweep.address, nonce, at):
                 return 0
-        left = self._ledger.unswept_of(self._network.name, sweep.address_index)
+        left = await self._ledger.unswept_of(self._network.name, sweep.address_index)
         held = usdc.read_uint(await self._ask(usdc.balance_of(sweep.address), at))
         return min(max(left - held, 0), sweep.units)
 

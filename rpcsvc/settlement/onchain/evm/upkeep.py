@@ -75,11 +75,11 @@ class EvmUpkeep:
         What a higher fee would not help, or that may cost no more, is handed over once more: its
         node may have it and those that make the blocks may not.
         """
-        verdict = await self._publisher.verdict(self._publisher.recorded(payment_id))
+        verdict = await self._publisher.verdict(await self._publisher.recorded(payment_id))
         was_lost = verdict.outcome is Outcome.ABSENT
         if was_lost:
             verdict = await self._publisher.advance(payment_id)
-        payment = self._publisher.recorded(payment_id)
+        payment = await self._publisher.recorded(payment_id)
         is_missing = verdict.outcome is Outcome.UNKNOWN and _has_no_event(payment)
         self._tell_of_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
@@ -140,7 +140,7 @@ class EvmUpkeep:
         await self._ledger.add_attempt(payment, attempt)
         log.info("evm_payment_replaced", payment_id=payment.payment_id, txid=attempt.txid,
                  max_fee=attempt.max_fee, tip=attempt.tip)  # fmt: skip
-        said = await self._offer(self._publisher.recorded(payment.payment_id))
+        said = await self._offer(await self._publisher.recorded(payment.payment_id))
         if said.more_may_help and not said.is_taken:
             self._tell(payment, "the next attempt will offer more", said)
 
@@ -190,7 +190,7 @@ class EvmUpkeep:
         above = top.number - self._network.tracked_blocks
         if self._compared is not None and await self._connection.has(self._compared):
             above = max(above, self._compared.number)
-        for payment in self._ledger.settled_above(self._network.name, above):
+        for payment in await self._ledger.settled_above(self._network.name, above):
             await self._compare(payment)
         self._compared = BlockPoint(top.number, top.hash)
 

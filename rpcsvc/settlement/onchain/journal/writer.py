@@ -90,7 +90,7 @@ class PaymentJournal:
         self._name = ""
         self._problem: str | None = "it is not open yet"
         self._failed_at: int | None = None
-        self._unsettled: tuple[VoidEntry, Callable[[], bool]] | None = None
+        self._unsettled: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None
         self._one = asyncio.Lock()
 
     # --- opening -------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class PaymentJournal:
         self,
         entry: Entry,
         commit: Callable[[Mark], Awaitable[None]],
-        undo: tuple[VoidEntry, Callable[[], bool]] | None = None,
+        undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None = None,
     ) -> None:
         """Write the entry's line, then ``commit``. It goes on when the caller is cancelled.
 
@@ -190,7 +190,7 @@ class PaymentJournal:
         self,
         entry: Entry,
         commit: Callable[[Mark], Awaitable[None]],
-        undo: tuple[VoidEntry, Callable[[], bool]] | None,
+        undo: tuple[VoidEntry, Callable[[], Awaitable[bool]]] | None,
     ) -> None:
         async with self._one:
             await self._settle()
@@ -205,7 +205,7 @@ class PaymentJournal:
         if self._unsettled is None:
             return
         void, is_committed = self._unsettled
-        if not is_committed():
+        if not await is_committed():
             await self._append(void)
         self._unsettled = None
 

@@ -7,7 +7,7 @@ and each pass tries again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -155,9 +155,9 @@ class MoneroAdapter:
         """These are committed: the cursor may move."""
         await self._deposits.acknowledge(sightings)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How deep a deposit was at the last look; 0 in the pool or gone."""
-        return self._deposits.confirmations(key)
+        return await self._deposits.confirmations(key)
 
     def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - XMR is on one network
         """How many confirmations a small deposit needs."""
@@ -169,9 +169,9 @@ class MoneroAdapter:
         """One transaction pays so many recipients, and the change."""
         return MOST_DESTINATIONS
 
-    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed."""
-        return self._payments.recorded(transfer)
+        return await self._payments.recorded(transfer)
 
     async def prepare(
         self, transfer: Transfer, companions: Sequence[Transfer], record: Record
@@ -232,26 +232,23 @@ class MoneroAdapter:
             self._connection.connected()
         return info
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Whether XMR can be settled, and if not, what is wrong: what the rest may come from."""
-        problem = next(self._problems(), None)
+        lag, pool, held = self._connection.lag, self._addresses, self._inventory
+        checks = (
+            self._connection.problem,
+            self._connection.stall(),
+            None if lag is None else f"out of sync: {lag}",
+            "no deposit address is left" if pool.left == 0 else None,
+            None if held.is_known else "what the wallet holds is not known yet",
+            await self._payments.stuck(),
+            self._recovery.gone,
+            self._recovery.late,
+        )
+        problem = next((text for text in checks if text is not None), None)
         return Health(problem is None, problem)
 
-    def _problems(self) -> Iterator[str]:
-        if self._connection.problem is not None:
-            yield self._connection.problem
-        if (stands := self._connection.stall()) is not None:
-            yield stands
-        if self._connection.lag is not None:
-            yield f"out of sync: {self._connection.lag}"
-        if self._addresses.left == 0:
-            yield "no deposit address is left"
-        if not self._inventory.is_known:
-            yield "what the wallet holds is not known yet"
-        late = (self._payments.stuck(), self._recovery.gone, self._recovery.late)
-        yield from (text for text in late if text is not None)
-
-    def notes(self) -> list[str]:
+    async def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
         found = (self._recovery.problem, self._recovery.waiting, self._inventory.problem)
         return [text for text in found if text]

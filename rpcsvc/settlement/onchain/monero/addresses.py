@@ -90,11 +90,11 @@ class AddressPool:
         has to scan the chain for them, that is raised until the scan is over, and it goes on when
         the caller is cancelled.
         """
-        highest = self._ledger.highest_address()
+        highest = await self._ledger.highest_address()
         if highest is not None:
             await self._bring_up(highest)
         await self._record_reserved(highest.index.minor if highest else 0)
-        highest = self._ledger.highest_address()
+        highest = await self._ledger.highest_address()
         if not self._loaded:
             await self._load(highest.index.minor if highest else 0)
             self._loaded = True
@@ -138,7 +138,7 @@ class AddressPool:
                 f"another wallet: its address {highest.index.minor} is not the one that was"
                 " recorded"
             )
-        if self._ledger.rescan_due():
+        if await self._ledger.rescan_due():
             await self._scan()
 
     async def _record_reserved(self, highest: int) -> None:
@@ -146,7 +146,7 @@ class AddressPool:
 
         The payment journal tells how many. What comes to them has to be seen.
         """
-        wallet = self._ledger.wallet()
+        wallet = await self._ledger.wallet()
         missing = wallet.reserved_to - highest if wallet else 0
         if missing <= 0:
             return
@@ -157,7 +157,7 @@ class AddressPool:
         for first in range(highest + 1, highest + missing + 1, self._options.addresses_per_call):
             last = min(first + self._options.addresses_per_call - 1, highest + missing)
             await self._ledger.add_addresses(await self._known_or_made(first, last))
-        if self._ledger.rescan_due():
+        if await self._ledger.rescan_due():
             await self._scan()
 
     async def _known_or_made(self, first: int, last: int) -> list[Subaddress]:
@@ -207,7 +207,7 @@ class AddressPool:
             return False
 
     async def _load(self, highest: int) -> None:
-        wallet = self._ledger.wallet()
+        wallet = await self._ledger.wallet()
         if wallet is None:
             raise ChainUnusable("the wallet is not recorded yet")
         reserved_to = wallet.reserved_to
@@ -216,7 +216,7 @@ class AddressPool:
             # difference was handed out to is not known here, so none of it is used.
             reserved_to = highest
             await self._ledger.reserve_addresses(highest)
-        self._pooled.extend(self._ledger.addresses_above(reserved_to))
+        self._pooled.extend(await self._ledger.addresses_above(reserved_to))
         await self._reserve_quietly()  # deposits are looked for all the same
 
     async def _make(self, count: int) -> None:
@@ -227,7 +227,7 @@ class AddressPool:
         await asyncio.shield(self._making)
 
     async def _made(self, count: int) -> None:
-        newest = self._ledger.highest_address()
+        newest = await self._ledger.highest_address()
         made = await self._wallet.create_addresses(count)
         await self._wallet.store()
         await self._ledger.add_addresses(made)

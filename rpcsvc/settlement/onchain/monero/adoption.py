@@ -61,7 +61,7 @@ class MoneroAdoption:
         ``key`` is the transaction's; without one the wallet is asked. Raises NotAdopted.
         """
         txid = bare_txid(txid, "")
-        if (known := self._known(wanted, txid)) is not None:
+        if (known := await self._known(wanted, txid)) is not None:
             await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
             return Adopted(txid, (wanted,), known.height)
         found = await self._find(txid, key)
@@ -73,7 +73,7 @@ class MoneroAdoption:
             )
         paid = [wanted, *await self._also_paid(found, wanted, others)]
         payment = _payment(found, paid)
-        if taken := self._ledger.live_key_images(payment.key_images):
+        if taken := await self._ledger.live_key_images(payment.key_images):
             raise NotAdopted(
                 f"{txid} spends what another payment on record spends ({len(taken)} key images)."
             )
@@ -85,12 +85,12 @@ class MoneroAdoption:
         await record(PreparedTransfer(txid, payment.raw, names), commit)
         return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
-    def _known(self, wanted: Open, txid: str) -> Payment | None:
+    async def _known(self, wanted: Open, txid: str) -> Payment | None:
         """This payment, if it is on record and the order does not know it yet. Raises NotAdopted
         when the transfer has another one, or knows this one.
         """
         require_open(wanted.transfer)
-        known = self._ledger.payment(wanted.transfer.transfer_id)
+        known = await self._ledger.payment(wanted.transfer.transfer_id)
         if known is None:
             return None
         if known.txid != txid:
@@ -151,7 +151,7 @@ class MoneroAdoption:
             transfer = item.transfer
             if not 0 < transfer.units <= left or transfer.address in addresses:
                 continue
-            if self._ledger.payment(transfer.transfer_id) is not None:
+            if await self._ledger.payment(transfer.transfer_id) is not None:
                 continue
             if await self._received(found, transfer.address) == transfer.units:
                 left -= transfer.units

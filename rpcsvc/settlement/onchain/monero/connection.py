@@ -150,7 +150,7 @@ class MoneroConnection:
             await self.wallet.open(self._options.wallet_file, self._options.wallet_password)
 
     async def _recognise(self, address: str) -> None:
-        known = self._ledger.wallet()
+        known = await self._ledger.wallet()
         if known is None:
             await self._ledger.adopt_wallet(WalletRecord(self._options.nettype, address, 0))
             log.info("monero_wallet_adopted", primary_address=address)

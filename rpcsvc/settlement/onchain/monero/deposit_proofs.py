@@ -146,7 +146,7 @@ class DepositProofs:
         held = await self._held(sorted({item.minor for item in asking}))
         besides = gone | {key_of(item) for item in asking}
         for minor in {item.minor for item in asking}:
-            held[minor] = held.get(minor, 0) - self._credited(minor, besides)
+            held[minor] = held.get(minor, 0) - await self._credited(minor, besides)
         for item in sorted(asking, key=lambda each: not was_confirmed(each)):
             covered = held[item.minor] >= item.units
             if covered:
@@ -171,9 +171,9 @@ class DepositProofs:
             held[item.index.minor] = held.get(item.index.minor, 0) + item.amount
         return held
 
-    def _credited(self, minor: int, besides: Set[Key]) -> int:
+    async def _credited(self, minor: int, besides: Set[Key]) -> int:
         """What is confirmed at an address, besides these."""
-        confirmed = filter(was_confirmed, self._ledger.deposits_to(minor))
+        confirmed = filter(was_confirmed, await self._ledger.deposits_to(minor))
         return sum(item.units for item in confirmed if key_of(item) not in besides)
 
     def _report(

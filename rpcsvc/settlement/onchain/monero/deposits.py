@@ -96,15 +96,19 @@ class DepositScanner:
         self._fork = await self._find_fork()
         await self._connection.wallet.refresh()
         listed = await self._connection.wallet.transfers(self._fork + 1)
-        watched = self._ledger.deposits_to_watch(self._fork)
+        watched = await self._ledger.deposits_to_watch(self._fork)
         resting = {key_of(item) for item in watched if self._rests(item, before.height)}
-        records = self._records([item for item in watched if key_of(item) not in resting], listed)
+        records = await self._records(
+            [item for item in watched if key_of(item) not in resting], listed
+        )
         view = await self._view(before, listed, records)
         # What another wallet has not received says nothing; the cursor must not move by it.
         await self._connection.require_wallet()
-        records = [item for item in records if item.txid in view.chain or self._is_on_record(item)]
+        records = [
+            item for item in records if item.txid in view.chain or await self._is_on_record(item)
+        ]
         states = await self._judge(records, listed, view, resting)
-        kept = {key_of(item) for item in records if self._may_be_confirmed(item, view)}
+        kept = {key_of(item) for item in records if await self._may_be_confirmed(item, view)}
         await self._remember(records, view, states)
         self._height = view.info.height
         if view.agreed:
@@ -125,21 +129,22 @@ class DepositScanner:
         Deposits that were not acknowledged are in the database all the same and are shown again.
         """
         states = [(item.key.txid, item.key.output_index, item.state) for item in sightings]
-        cursor, self._next = self._next, None
-        if cursor is not None and cursor in self._ledger.cursors()[:1]:
+        cursor, fork, self._next = self._next, self._fork, None
+        if cursor is not None and cursor in (await self._ledger.cursors())[:1]:
             cursor = None
-        await self._ledger.acknowledge(states, cursor, self._fork)
+        await self._ledger.acknowledge(states, cursor, fork)
 
-    def confirmations(self, key: DepositKey) -> int:
+    async def confirmations(self, key: DepositKey) -> int:
         """How deep the deposit was at the last look; 0 in the pool or gone."""
-        found = self._ledger.deposit(key.txid, key.output_index)
+        height = self._height  # read first: a deposit that is newer is never deeper
+        found = await self._ledger.deposit(key.txid, key.output_index)
         if found is None or found.height is None:
             return 0
-        return max(0, self._height - found.height)
+        return max(0, height - found.height)
 
     async def _find_fork(self) -> int:
         """The newest block that was looked at and is still on the chain; -1 when none is."""
-        for cursor in self._ledger.cursors():
+        for cursor in await self._ledger.cursors():
             header = await self._connection.node.header_at(cursor.height)
             if header is not None and header.hash == cursor.hash:
                 return cursor.height
@@ -159,7 +164,7 @@ class DepositScanner:
         due = item.height + self._options.thresholds[-1].confirmations
         return item.height <= self._fork and height - due >= _DAY_BLOCKS
 
-    def _records(
+    async def _records(
         self, watched: Sequence[DepositRecord], listed: Sequence[WalletTransfer]
     ) -> list[DepositRecord]:
         """Those watched already, and those that the wallet has found."""
@@ -167,28 +172,28 @@ class DepositScanner:
         now = self._clock.now_ms()
         for item in listed:
             key = (item.txid, item.index.minor)
-            if key not in records and self._is_ours(item):
-                known = self._ledger.deposit(*key)
+            if key not in records and await self._is_ours(item):
+                known = await self._ledger.deposit(*key)
                 records[key] = known or DepositRecord(
                     item.txid, item.index.minor, item.address, item.amount, item.unlock_time, now,
                     None, None,
                 )  # fmt: skip
         return list(records.values())
 
-    def _is_on_record(self, item: DepositRecord) -> bool:
-        return self._ledger.deposit(item.txid, item.minor) is not None
+    async def _is_on_record(self, item: DepositRecord) -> bool:
+        return await self._ledger.deposit(item.txid, item.minor) is not None
 
-    def _may_be_confirmed(self, item: DepositRecord, view: View) -> bool:
+    async def _may_be_confirmed(self, item: DepositRecord, view: View) -> bool:
         """Whether the order layer may have it as confirmed, and the wallet can't be asked now.
 
         It was shown, and nobody lived to acknowledge it. To show it as seen could take it back.
         """
         unasked = not view.agreed and view.height(item) is not None
-        return unasked and item.acknowledged is None and self._is_on_record(item)
+        return unasked and item.acknowledged is None and await self._is_on_record(item)
 
-    def _is_ours(self, item: WalletTransfer) -> bool:
+    async def _is_ours(self, item: WalletTransfer) -> bool:
         """Whether it pays an address made for orders; the wallet has others."""
-        ours = self._ledger.address_minor(item.address) == item.index.minor
+        ours = await self._ledger.address_minor(item.address) == item.index.minor
         return ours and item.amount > 0 and item.index.minor > 0
 
     async def _view(
@@ -199,12 +204,13 @@ class DepositScanner:
     ) -> View:
         chain = await self._connection.node.transactions(sorted({item.txid for item in records}))
         scanned, after = await self._connection.wallet.height(), await self._connection.check_node()
-        stale = any(
-            item.height is not None
-            and self._is_ours(item)
-            and (item.txid not in chain or chain[item.txid].height != item.height)
+        stale = [
+            item
             for item in listed
-        )
+            if item.height is not None
+            and (item.txid not in chain or chain[item.txid].height != item.height)
+            and await self._is_ours(item)
+        ]
         agreed = before.top_hash == after.top_hash and scanned == after.height and not stale
         return View(after, agreed, self._clock.now_ms(), chain, self._fork)
 
@@ -259,7 +265,7 @@ class DepositScanner:
                 acknowledged=state if item.acknowledged is state else None,
                 watched=self._is_watched(item, state, height, view),
             )
-            if now != item or self._ledger.deposit(item.txid, item.minor) is None:
+            if now != item or await self._ledger.deposit(item.txid, item.minor) is None:
                 changed.append(now)
         if changed:
             await self._ledger.put_deposits(changed)

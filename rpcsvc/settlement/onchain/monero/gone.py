@@ -91,7 +91,7 @@ class MoneroGone:
         listed, is_whole = await list_unspent(self._connection.wallet)
         inputs = [item for item in listed if item.key_image in payment.key_images]
         if not inputs:
-            self._require_no_other(payment, info, is_whole=is_whole)
+            await self._require_no_other(payment, info, is_whole=is_whole)
             return None
         for item in inputs:
             if item.frozen:
@@ -109,13 +109,13 @@ class MoneroGone:
         await self._connection.wallet.store()
         return made.txid
 
-    def _require_no_other(self, payment: Payment, info: NodeInfo, *, is_whole: bool) -> None:
+    async def _require_no_other(self, payment: Payment, info: NodeInfo, *, is_whole: bool) -> None:
         """Its inputs must not be about to come back. Raises NotAdopted."""
         if not is_whole:
             raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
         out = (
-            *self._ledger.payments_in(PaymentState.PUBLISHED),
-            *self._ledger.settled_above(info.height),
+            *await self._ledger.payments_in(PaymentState.PUBLISHED),
+            *await self._ledger.settled_above(info.height),
         )
         for other in out:
             if other.height is None and other.txid != payment.txid:

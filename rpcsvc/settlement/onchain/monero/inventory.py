@@ -107,7 +107,7 @@ class MoneroInventory:
         Raises RpcFailure.
         """
         fee, now = self.fee(), self._clock.now_ms()
-        seen = (info.top_hash, self._payments.under_way())
+        seen = (info.top_hash, await self._payments.under_way())
         if seen != self._seen or not 0 <= now - self._seen_at < _LOOK_AGAIN_MS:
             self._count(info, await look_at_held(self._connection.wallet, info.height))
             self._seen, self._seen_at = seen, now
@@ -136,7 +136,7 @@ class MoneroInventory:
 
         Raises RpcFailure, and errors.Unavailable when the wallet can't just now.
         """
-        if await self._payments.finish_upkeep() or self._payments.is_busy():
+        if await self._payments.finish_upkeep() or await self._payments.is_busy():
             return False
         order = self._consolidation() or self._split()
         if order is None:

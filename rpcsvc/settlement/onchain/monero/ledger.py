@@ -252,7 +252,7 @@ class Receipt:
 class MoneroLedger(Protocol):
     """The database as the XMR adapter uses it. Everything may raise errors.Unavailable."""
 
-    def wallet(self) -> WalletRecord | None:
+    async def wallet(self) -> WalletRecord | None:
         """The wallet of the first start."""
         ...
 
@@ -260,15 +260,15 @@ class MoneroLedger(Protocol):
         """Record the wallet; refused when there is one already."""
         ...
 
-    def addresses_above(self, minor: int) -> list[Subaddress]:
+    async def addresses_above(self, minor: int) -> list[Subaddress]:
         """The addresses with a higher index, in order."""
         ...
 
-    def highest_address(self) -> Subaddress | None:
+    async def highest_address(self) -> Subaddress | None:
         """The newest address."""
         ...
 
-    def address_minor(self, address: str) -> int | None:
+    async def address_minor(self, address: str) -> int | None:
         """The index of an address of ours."""
         ...
 
@@ -280,7 +280,7 @@ class MoneroLedger(Protocol):
         """Addresses up to this index may be handed out from now on."""
         ...
 
-    def rescan_due(self) -> bool:
+    async def rescan_due(self) -> bool:
         """Whether the wallet has to scan the chain anew."""
         ...
 
@@ -292,19 +292,19 @@ class MoneroLedger(Protocol):
         """It has, and has stored what it found."""
         ...
 
-    def cursors(self) -> list[Cursor]:
+    async def cursors(self) -> list[Cursor]:
         """Blocks up to which deposits are committed, newest first."""
         ...
 
-    def deposit(self, txid: str, minor: int) -> DepositRecord | None:
+    async def deposit(self, txid: str, minor: int) -> DepositRecord | None:
         """One deposit."""
         ...
 
-    def deposits_to(self, minor: int) -> list[DepositRecord]:
+    async def deposits_to(self, minor: int) -> list[DepositRecord]:
         """All deposits to one address."""
         ...
 
-    def deposits_to_watch(self, above: int) -> list[DepositRecord]:
+    async def deposits_to_watch(self, above: int) -> list[DepositRecord]:
         """Deposits that are watched, and all in blocks above a height."""
         ...
 
@@ -321,23 +321,23 @@ class MoneroLedger(Protocol):
         """Record states by (txid, minor) and move the cursor; blocks above ``fork`` are void."""
         ...
 
-    def payment(self, transfer_id: str) -> Payment | None:
+    async def payment(self, transfer_id: str) -> Payment | None:
         """The payment of a transfer, alone or with others."""
         ...
 
-    def payments_in(self, *states: PaymentState) -> list[Payment]:
+    async def payments_in(self, *states: PaymentState) -> list[Payment]:
         """All payments in these states, oldest first."""
         ...
 
-    def settled_above(self, height: int) -> list[Payment]:
+    async def settled_above(self, height: int) -> list[Payment]:
         """Settled payments in blocks above a height, and those that are in none any more."""
         ...
 
-    def live_key_images(self, images: Sequence[str]) -> set[str]:
+    async def live_key_images(self, images: Sequence[str]) -> set[str]:
         """Those that a payment spends which was, or may yet be, made."""
         ...
 
-    def free_key_images(self) -> set[str]:
+    async def free_key_images(self) -> set[str]:
         """Those of payments that can never be made, and of no other payment."""
         ...
 
@@ -353,6 +353,6 @@ class MoneroLedger(Protocol):
         """Keep the proof of what a payment paid for one transfer."""
         ...
 
-    def without_order(self) -> list[Payment]:
+    async def without_order(self) -> list[Payment]:
         """Published payments of transfers none of which the database has."""
         ...

@@ -80,12 +80,12 @@ class MoneroPayments:
 
     # --- prepare -------------------------------------------------------------------------------
 
-    def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
+    async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed.
 
         Others that it pays are told when their own turn comes, or are lost.
         """
-        known = self._ledger.payment(transfer.transfer_id)
+        known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
             return None
         _require_same(known, transfer)
@@ -126,7 +126,7 @@ class MoneroPayments:
         """Those that can be paid together with others and have no payment yet."""
         fit = []
         for item in companions:
-            if self._ledger.payment(item.transfer_id) is not None:
+            if await self._ledger.payment(item.transfer_id) is not None:
                 continue
             try:
                 check = await self._check_destination(item.address)
@@ -163,17 +163,17 @@ class MoneroPayments:
     async def _unspent(self, order: PaymentOrder) -> PreparedPayment:
         """Have it signed with money that no other payment may spend."""
         signed = await self._signed(order)
-        if taken := self._ledger.live_key_images(signed.key_images):
+        if taken := await self._ledger.live_key_images(signed.key_images):
             # The wallet has forgotten a payment (killed before it stored): keep it from
             # offering those outputs again, and let it choose others.
             await self._freeze(taken)
             signed = await self._signed(order)
-        self._check(order, signed)
+        await self._check(order, signed)
         return signed
 
     async def _require_published(self) -> None:
         """Nothing new while a payment is signed and not on the network. Raises Unavailable."""
-        for earlier in self._ledger.payments_in(*_UNPUBLISHED):
+        for earlier in await self._ledger.payments_in(*_UNPUBLISHED):
             verdict = await self._presence.verdict(earlier)
             if verdict.outcome not in (Outcome.SETTLED, Outcome.PENDING, Outcome.FAILED):
                 raise Unavailable(
@@ -197,7 +197,7 @@ class MoneroPayments:
         return check
 
     async def _is_ours(self, address: str) -> bool:
-        if self._ledger.address_minor(address) is not None:
+        if await self._ledger.address_minor(address) is not None:
             return True
         return await self._connection.wallet.index_of(address) is not None
 
@@ -223,7 +223,7 @@ class MoneroPayments:
         for image in sorted(images):
             await self._connection.wallet.freeze(image)
 
-    def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
+    async def _check(self, order: PaymentOrder, signed: PreparedPayment) -> None:
         """The last look before it is committed. Raises Unavailable: it was not published."""
         if signed.amount != order.units:
             raise Unavailable("The wallet signed another amount than asked for.")
@@ -231,20 +231,20 @@ class MoneroPayments:
         if signed.fee > highest:
             log.warning("monero_fee_too_high", fee=signed.fee, highest=highest)
             raise Unavailable("The Monero network's fee is too high for this payment right now.")
-        if self._ledger.live_key_images(signed.key_images):
+        if await self._ledger.live_key_images(signed.key_images):
             raise Unavailable("The wallet offers money that an earlier payment has spent.")
 
     # --- publish -------------------------------------------------------------------------------
 
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the payment to the network, unless it has it already; then what it says of it."""
-        payment = self._known(transfer)
+        payment = await self._known(transfer)
         async with self._writer:
             return await self.advance(payment.payment_id)
 
     async def advance(self, payment_id: str) -> Verdict:
         """Look the payment up; publish the same bytes when it is absent; look again."""
-        payment = self._ledger.payment(payment_id)
+        payment = await self._ledger.payment(payment_id)
         if payment is None:
             raise LookupError(f"no payment is recorded for {payment_id}")
         verdict = await self._presence.verdict(payment)
@@ -253,7 +253,7 @@ class MoneroPayments:
         if payment.state.is_over:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
         said = await self._hand_over(payment)
-        verdict = await self._presence.verdict(self._ledger.payment(payment_id) or payment)
+        verdict = await self._presence.verdict(await self._ledger.payment(payment_id) or payment)
         if verdict.outcome is Outcome.ABSENT:
             return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said}")
         return verdict
@@ -287,10 +287,10 @@ class MoneroPayments:
 
     async def look_up(self, transfer: Transfer) -> Verdict:
         """What the network says of a transfer's payment."""
-        return await self._presence.verdict(self._known(transfer))
+        return await self._presence.verdict(await self._known(transfer))
 
-    def _known(self, transfer: Transfer) -> Payment:
-        payment = self._ledger.payment(transfer.transfer_id)
+    async def _known(self, transfer: Transfer) -> Payment:
+        payment = await self._ledger.payment(transfer.transfer_id)
         if payment is None or payment.txid != transfer.txid or payment.raw != transfer.raw:
             # Only a database put together from two could bring this about: touch nothing.
             raise LookupError(f"the payment of {transfer.transfer_id} is not the recorded one")
@@ -304,37 +304,37 @@ class MoneroPayments:
         And those that the payment journal brought back, of orders that the database has not.
         """
         async with self._writer:
-            live = self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
+            live = await self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
             own = [item for item in live if item.purpose is Purpose.UPKEEP]
             outcomes = [
                 (await self.advance(item.payment_id)).outcome
-                for item in (*own, *self._ledger.without_order())
+                for item in (*own, *await self._ledger.without_order())
             ]
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 
-    def stuck(self) -> str | None:
+    async def stuck(self) -> str | None:
         """What is wrong with a payment that has long not come further; None when none is late."""
         now = self._clock.now_ms()
-        for item in self._ledger.payments_in(*_UNPUBLISHED):
+        for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
                 return _told(item, "is signed and the network does not take it")
-        for item in self._ledger.payments_in(PaymentState.PUBLISHED):
+        for item in await self._ledger.payments_in(PaymentState.PUBLISHED):
             if item.height is None and (item.relayed_at or item.prepared_at) < now - _UNMINED_MS:
                 return _told(item, "was published and is not mined for long") + _ending(item)
         return None
 
-    def under_way(self) -> frozenset[tuple[str, PaymentState]]:
+    async def under_way(self) -> frozenset[tuple[str, PaymentState]]:
         """What is not settled, and how far it is: what the wallet can spend goes by it."""
-        live = self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
+        live = await self._ledger.payments_in(*_UNPUBLISHED, PaymentState.PUBLISHED)
         return frozenset((item.payment_id, item.state) for item in live)
 
-    def is_busy(self) -> bool:
+    async def is_busy(self) -> bool:
         """Whether a payment is signed and not known to be on the network."""
-        return bool(self._ledger.payments_in(*_UNPUBLISHED))
+        return bool(await self._ledger.payments_in(*_UNPUBLISHED))
 
     async def receipt(self, transfer: Transfer) -> Receipt:
         """The proof of a settled payout; made once, then kept. Raises Unavailable before that."""
-        payment = self._known(transfer)
+        payment = await self._known(transfer)
         if payment.state is not PaymentState.SETTLED or payment.height is None:
             raise Unavailable("The payment is not settled yet: there is no receipt for it.")
         payee = payment.payee(transfer.transfer_id)

@@ -64,7 +64,9 @@ class MoneroReorgRecovery:
         if info.top_hash == self._looked_at:
             return  # the pool of a busy network is megabytes
         waiting += [
-            item for item in self._ledger.payments_in(PaymentState.PUBLISHED) if item.height is None
+            item
+            for item in await self._ledger.payments_in(PaymentState.PUBLISHED)
+            if item.height is None
         ]
         await self._offer_anew({item.txid: item for item in waiting}, info.height)
         await self._abandon_upkeep(info)
@@ -77,7 +79,7 @@ class MoneroReorgRecovery:
         One that is in no block stays on record as such, however many follow: it may never be valid
         again, since what it spends, or hides among, is not on the chain any more.
         """
-        settled = self._ledger.settled_above(info.height - self._options.tracked_blocks)
+        settled = await self._ledger.settled_above(info.height - self._options.tracked_blocks)
         found = await self._connection.node.transactions([item.txid for item in settled])
         for item in settled:
             height = found[item.txid].height if item.txid in found else None
@@ -177,8 +179,8 @@ class MoneroReorgRecovery:
         What such a one spends, or hides among, may be gone for good. Nobody is owed it, and if it
         is mined all the same, nothing has left the wallet.
         """
-        published = self._ledger.payments_in(PaymentState.PUBLISHED)
-        settled = self._ledger.settled_above(info.height)
+        published = await self._ledger.payments_in(PaymentState.PUBLISHED)
+        settled = await self._ledger.settled_above(info.height)
         away = {
             item.txid: item
             for item in (*published, *settled)
@@ -193,7 +195,7 @@ class MoneroReorgRecovery:
 
     async def _let_go(self) -> None:
         """Money held back in the wallet for a payment that can never be made is free again."""
-        free = self._ledger.free_key_images()
+        free = await self._ledger.free_key_images()
         if not free:
             return
         unspent, _ = await list_unspent(self._connection.wallet)

@@ -79,25 +79,25 @@ class MoneroOutgoing:
         Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
         or has not scanned all that its node has.
         """
-        since = self._unrecorded.monero_cursor()
+        since = await self._unrecorded.monero_cursor()
         if since is None:
             return []
         await self._require_ready()
         await self._require_no_spend()
         await self._require_ready()  # what left the pool for a block since is listed now
         sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
-        return self._unrecorded.not_on_record({item.txid for item in sent})
+        return await self._unrecorded.not_on_record({item.txid for item in sent})
 
     async def _require_no_spend(self) -> None:
         listed, _ = await list_unspent(self._wallet)
         seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
         waiting = [image for image, where in seen.items() if where is Spent.IN_POOL]
-        unknown = len(waiting) - len(self._ledger.live_key_images(waiting))
+        unknown = len(waiting) - len(await self._ledger.live_key_images(waiting))
         if unknown:
             raise SpendWaits(unknown)
 
     async def _require_ready(self) -> None:
-        known = self._ledger.wallet()
+        known = await self._ledger.wallet()
         if known is None or await self._wallet.primary_address() != known.primary_address:
             raise Unavailable("The wallet that is open is not the service's.")
         await self._wallet.refresh()
