@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.settlement.upstream.budget import Urgency
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_USDC, USDC, call, check, post
 from tests.contract.serving import EVM, Served, serving

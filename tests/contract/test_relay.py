@@ -20,7 +20,7 @@ from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from rpcsvc.settings import SettingsError, load_settings
-from rpcsvc.settlement.upstream.budget import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
+from rpcsvc.settlement.upstream.limits import CALLS_PER_MINUTE, CREATIONS_PER_MINUTE
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_XMR, post
 from tests.contract.serving import EVM, Served, serving

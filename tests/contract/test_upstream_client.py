@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from rpcsvc.http import strict_json
-from rpcsvc.settlement.upstream import bff, v1
-from rpcsvc.settlement.upstream.breaker import Breaker
-from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
+from rpcsvc.settlement.upstream import dialects
 from rpcsvc.settlement.upstream.calls import Dialect
-from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
-from rpcsvc.settlement.upstream.models import (
+from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing
+from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, UpstreamCall
+from rpcsvc.settlement.upstream.failures import (
     BreakerOpen,
     BudgetSpent,
     NeverSent,
@@ -27,8 +25,7 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamBroken,
     UpstreamError,
 )
-from rpcsvc.settlement.upstream.options import ClientOptions
-from rpcsvc.settlement.upstream.timing import Timing, system_timing
+from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Urgency
 from tests.contract import upstream_server as does
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.logs import logs_of
@@ -77,7 +74,7 @@ class World:
         )
         self.random = 0.5
 
-    def client(self, dialect: Dialect = bff.BFF, **options: Any) -> UpstreamClient:
+    def client(self, dialect: Dialect = dialects.BFF, **options: Any) -> UpstreamClient:
         return UpstreamClient(
             replace(self.options, **options),
             loads=strict_json.loads,
@@ -653,8 +650,8 @@ async def test_a_breaker_that_opens_while_a_call_waits_gives_its_slot_back(world
 @pytest.mark.parametrize(
     ("dialect", "refusal"),
     [
-        (bff.BFF, bff_error("unauthorized", 401)),
-        (v1.V1, does.answer({"error": "bad key"}, status=403)),
+        (dialects.BFF, bff_error("unauthorized", 401)),
+        (dialects.V1, does.answer({"error": "bad key"}, status=403)),
     ],
 )
 async def test_health_says_that_the_key_is_refused_until_it_is_not(

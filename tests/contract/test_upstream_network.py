@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from rpcsvc.domain.addresses import stagenet_subaddress
-from rpcsvc.settlement.upstream.budget import Urgency
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, post
 from tests.contract.serving import EVM, MONERO, Served, serving

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.breaker import Breaker, BreakerState, Permit
-from rpcsvc.settlement.upstream.models import BreakerOpen
+from rpcsvc.settlement.upstream.failures import BreakerOpen
+from rpcsvc.settlement.upstream.limits import Breaker, BreakerState, Permit
 
 T0 = 1_000_000
 

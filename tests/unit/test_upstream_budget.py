@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.upstream.budget import (
-    WINDOW_MS,
-    Budget,
-    Demand,
-    Urgency,
-    shared,
-)
-from rpcsvc.settlement.upstream.models import BudgetSpent
+from rpcsvc.settlement.upstream.failures import BudgetSpent
+from rpcsvc.settlement.upstream.limits import WINDOW_MS, Budget, Demand, Urgency, shared
 
 WATCHED, ROUTINE, CREATION = Urgency.WATCHED, Urgency.ROUTINE, Urgency.CREATION
 HELD = WINDOW_MS + 250

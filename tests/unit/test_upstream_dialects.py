@@ -19,23 +19,13 @@ from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.http import strict_json
-from rpcsvc.settlement.upstream import models as m
-from rpcsvc.settlement.upstream import reading
-from rpcsvc.settlement.upstream.bff import BFF
-from rpcsvc.settlement.upstream.breaker import Breaker
-from rpcsvc.settlement.upstream.budget import Budget
+from rpcsvc.settlement.upstream import answers, failures, requests
+from rpcsvc.settlement.upstream.answers import UNKNOWN, Networks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
-from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
-from rpcsvc.settlement.upstream.options import ClientOptions, base_url
-from rpcsvc.settlement.upstream.reading import Networks
-from rpcsvc.settlement.upstream.statuses import (
-    UNKNOWN,
-    bridge_status,
-    order_status,
-)
-from rpcsvc.settlement.upstream.timing import Timing
-from rpcsvc.settlement.upstream.v1 import V1
+from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
+from rpcsvc.settlement.upstream.dialects import BFF, V1
+from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, base_url
+from rpcsvc.settlement.upstream.limits import Breaker, Budget
 from tests.contract import upstream_server as does
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -51,7 +41,7 @@ TIME = "2026-01-02T03:04:05.678Z"
 TIME_MS = 1_767_323_045_678
 ORDER_ID = "ord_0123456789ABCDEFGHJKMNPQRS"
 
-X2U = m.OrderBody(
+X2U = requests.OrderBody(
     from_chain_id=0,
     to_chain_id=42161,
     from_token="XMR",
@@ -59,9 +49,9 @@ X2U = m.OrderBody(
     from_amount=800_000_000_000,
     to_address=EVM,
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
-    twap=m.TwapRequest(disabled=False, chunk_usdc=250_000_000),
+    twap=requests.TwapRequest(disabled=False, chunk_usdc=250_000_000),
 )
-U2X = m.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
+U2X = requests.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
 
 HEALTH = {"status": "ok", "version": "1.0.0", "time": TIME}
 CHAINS = {
@@ -180,13 +170,13 @@ class Shape:
 
 
 SHAPES: dict[str, Shape] = {
-    "health": Shape(HEALTH, reading.health),
-    "chains": Shape(CHAINS, reading.chains),
-    "quote": Shape(QUOTE, lambda a: reading.quote(a, X2U), frozenset({"integratorFee"})),
-    "order": Shape(ORDER, lambda a: reading.order(a, X2U, MAINNET_ONLY)),
+    "health": Shape(HEALTH, answers.health),
+    "chains": Shape(CHAINS, answers.chains),
+    "quote": Shape(QUOTE, lambda a: answers.quote(a, X2U), frozenset({"integratorFee"})),
+    "order": Shape(ORDER, lambda a: answers.order(a, X2U, MAINNET_ONLY)),
     "status": Shape(
         STATUS,
-        lambda a: reading.status(a, ORDER_ID, MAINNET_ONLY),
+        lambda a: answers.status(a, ORDER_ID, MAINNET_ONLY),
         frozenset(
             {
                 "depositTxHash",
@@ -198,19 +188,19 @@ SHAPES: dict[str, Shape] = {
             }
         ),
     ),
-    "orders": Shape(ORDERS, reading.order_list, frozenset({"orders[0].completed_at"})),
-    "ticket": Shape(TICKET, reading.ticket),
-    "bridge rates": Shape(RATES, reading.bridge_rates),
+    "orders": Shape(ORDERS, answers.order_list, frozenset({"orders[0].completed_at"})),
+    "ticket": Shape(TICKET, answers.ticket),
+    "bridge rates": Shape(RATES, answers.bridge_rates),
     "bridge deposit": Shape(
-        BRIDGE_DEPOSIT, lambda a: reading.bridge_order(a, EVM, MAINNET_ONLY, pays_monero=True)
+        BRIDGE_DEPOSIT, lambda a: answers.bridge_order(a, EVM, MAINNET_ONLY, pays_monero=True)
     ),
     "bridge withdraw": Shape(
         BRIDGE_WITHDRAW,
-        lambda a: reading.bridge_order(a, MONERO, MAINNET_ONLY, pays_monero=False),
+        lambda a: answers.bridge_order(a, MONERO, MAINNET_ONLY, pays_monero=False),
     ),
     "bridge order": Shape(
         BRIDGE_ORDER,
-        lambda a: reading.bridge_status_of(a, "br-1"),
+        lambda a: answers.bridge_status_of(a, "br-1"),
         frozenset({"tx_in", "tx_out", "failure_reason", "completed_at"}),
     ),
 }
@@ -288,7 +278,7 @@ def test_a_field_that_is_missing_or_null_is_named(name: str, path: Path) -> None
         if spelled(path) in shape.nullable:
             read(name, answer)
         else:
-            with pytest.raises(m.UpstreamBroken) as caught:
+            with pytest.raises(failures.UpstreamBroken) as caught:
                 read(name, answer)
             assert caught.value.field == spelled(path)
             assert not caught.value.may_have_acted
@@ -305,7 +295,7 @@ def test_a_field_of_the_wrong_type_is_named(name: str, path: Path) -> None:
         same = type(wrong) is type(right) or (type(wrong) in numbers and type(right) in numbers)
         if same:
             continue
-        with pytest.raises(m.UpstreamBroken) as caught:
+        with pytest.raises(failures.UpstreamBroken) as caught:
             read(name, changed(SHAPES[name].sample, path, wrong))
         assert (caught.value.field or "").startswith(spelled(path))
 
@@ -332,7 +322,7 @@ def test_whatever_a_field_holds_it_is_read_or_named_and_nothing_else(
     name, path = where
     try:
         read(name, changed(SHAPES[name].sample, path, value))
-    except m.UpstreamBroken as error:
+    except failures.UpstreamBroken as error:
         assert error.field is not None
 
 
@@ -346,14 +336,14 @@ def test_whatever_a_field_holds_it_is_read_or_named_and_nothing_else(
     ],
 )
 def test_what_no_answer_of_ours_could_hold_is_named(name: str, field: str, value: Any) -> None:
-    with pytest.raises(m.UpstreamBroken) as caught:
+    with pytest.raises(failures.UpstreamBroken) as caught:
         read(name, changed(SHAPES[name].sample, (field,), value))
     assert caught.value.field == field
 
 
 @given(st.sampled_from(sorted(SHAPES)), JSON)
 def test_whatever_an_answer_is_it_is_read_or_broken(name: str, value: Any) -> None:
-    with pytest.raises(m.UpstreamBroken):
+    with pytest.raises(failures.UpstreamBroken):
         read(name, value)
 
 
@@ -377,7 +367,7 @@ def test_whatever_an_answer_is_it_is_read_or_broken(name: str, value: Any) -> No
     ],
 )
 def test_an_amount_is_digits_and_nothing_else(amount: str) -> None:
-    with pytest.raises(m.UpstreamBroken) as caught:
+    with pytest.raises(failures.UpstreamBroken) as caught:
         read("order", {**ORDER, "expectedOutput": amount})
 
     assert caught.value.field == "expectedOutput"
@@ -414,7 +404,7 @@ def test_an_amount_is_digits_and_nothing_else(amount: str) -> None:
 def test_an_answer_that_is_not_to_the_question_is_not_believed(
     name: str, field: str, value: Any
 ) -> None:
-    with pytest.raises(m.UpstreamBroken) as caught:
+    with pytest.raises(failures.UpstreamBroken) as caught:
         read(name, {**SHAPES[name].sample, field: value})
 
     assert (caught.value.field or "").startswith(field)
@@ -452,10 +442,10 @@ def test_a_deposit_address_of_the_wrong_form_or_network_is_never_returned(
     }
     body = UpstreamAnswer(answer, b"")
     for reader in (
-        lambda: reading.order(body, request, MAINNET_ONLY),
-        lambda: reading.status(UpstreamAnswer({**STATUS, **answer}, b""), ORDER_ID, MAINNET_ONLY),
+        lambda: answers.order(body, request, MAINNET_ONLY),
+        lambda: answers.status(UpstreamAnswer({**STATUS, **answer}, b""), ORDER_ID, MAINNET_ONLY),
     ):
-        with pytest.raises(m.UpstreamBroken) as caught:
+        with pytest.raises(failures.UpstreamBroken) as caught:
             reader()
         assert caught.value.field == "depositAddress"
         assert address.strip() not in caught.value.reason
@@ -471,7 +461,7 @@ def test_an_evm_deposit_address_is_returned_with_its_checksum() -> None:
     }
 
     assert (
-        reading.order(UpstreamAnswer(answer, b""), U2X, MAINNET_ONLY).deposit_address == MIXED_EVM
+        answers.order(UpstreamAnswer(answer, b""), U2X, MAINNET_ONLY).deposit_address == MIXED_EVM
     )
 
 
@@ -479,7 +469,7 @@ def test_test_network_addresses_are_taken_where_the_upstream_is_a_sandbox() -> N
     sandbox = Networks(monero=tuple(MoneroNetwork))
     answer = UpstreamAnswer({**ORDER, "depositAddress": STAGENET}, b"")
 
-    assert reading.order(answer, X2U, sandbox).deposit_address == STAGENET
+    assert answers.order(answer, X2U, sandbox).deposit_address == STAGENET
 
 
 def test_a_payout_address_is_compared_without_case_and_kept_as_it_was_asked() -> None:
@@ -496,7 +486,7 @@ def test_values_are_exact() -> None:
         126_225_000,
     )
     assert quote.estimated_seconds == 1200
-    assert quote.integrator_fee == m.IntegratorFee(Decimal("0.5"), 640_000, Decimal("0.64"))
+    assert quote.integrator_fee == answers.IntegratorFee(Decimal("0.5"), 640_000, Decimal("0.64"))
     status = read("status", STATUS)
     assert status.created_at == TIME_MS
     assert status.error_message == "a line and another"
@@ -509,11 +499,11 @@ def test_values_are_exact() -> None:
 def test_a_number_goes_out_as_it_came_in(number: float) -> None:
     found = read("bridge rates", changed(RATES, ("wagyuRate", "rate"), number))
 
-    assert json.dumps(m.json_number(found.wagyu_rate)) == json.dumps(number)
+    assert json.dumps(answers.json_number(found.wagyu_rate)) == json.dumps(number)
 
 
 def test_what_is_kept_of_an_answer_is_bounded() -> None:
-    assert len(reading.ticket(UpstreamAnswer(TICKET, b"x" * 100_000)).raw) == m.RAW_LIMIT
+    assert len(answers.ticket(UpstreamAnswer(TICKET, b"x" * 100_000)).raw) == failures.RAW_LIMIT
 
 
 @pytest.mark.parametrize("name", ["order", "status", "orders", "bridge deposit", "bridge withdraw"])
@@ -638,7 +628,7 @@ QUOTE_BODY = {
     key: ORDER_BODY[key]
     for key in ("fromChainId", "toChainId", "fromToken", "toToken", "fromAmount")
 }
-TICKET_REQUEST = m.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
+TICKET_REQUEST = requests.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
 TICKET_BODY = {
     "orderId": ORDER_ID,
     "sessionId": None,
@@ -727,7 +717,7 @@ async def test_every_call_is_sent_as_its_dialect_has_it(dialect: Dialect, row: R
     async with does.running() as server:
         asked = UpstreamRequest(server, dialect)
         if target is None:
-            with pytest.raises(m.NeverSent, match="has no call"):
+            with pytest.raises(failures.NeverSent, match="has no call"):
                 await asked.call(row.use, row.answer)
             return
         found = await asked.call(row.use, row.answer)
@@ -747,7 +737,7 @@ async def test_an_id_that_no_upstream_gives_is_not_sent(dialect: Dialect, order_
             lambda u: u.order(order_id),
             lambda u: u.bridge_order(order_id),
         ):
-            with pytest.raises(m.NotAnId):
+            with pytest.raises(failures.NotAnId):
                 await UpstreamRequest(server, dialect).call(use, {})
 
         assert not server.seen
@@ -758,14 +748,14 @@ async def test_an_order_with_a_bad_deposit_address_is_on_record_and_never_shown(
     dialect: Dialect,
 ) -> None:
     async with does.running() as server:
-        with pytest.raises(m.OutcomeUnknown) as caught:
+        with pytest.raises(failures.OutcomeUnknown) as caught:
             await UpstreamRequest(server, dialect).call(
                 lambda u: u.create_order(X2U, key="k"), {**ORDER, "depositAddress": flipped(MONERO)}
             )
 
     assert caught.value.upstream_id == ORDER_ID
     assert json.loads(caught.value.raw)["orderId"] == ORDER_ID
-    assert isinstance(caught.value.__cause__, m.UpstreamBroken)
+    assert isinstance(caught.value.__cause__, failures.UpstreamBroken)
     assert caught.value.__cause__.field == "depositAddress"
 
 
@@ -808,7 +798,7 @@ async def refusal(dialect: Dialect, status: int, body: Any) -> errors.ServiceErr
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:
-            with pytest.raises(m.Refused) as caught:
+            with pytest.raises(failures.Refused) as caught:
                 await upstream.quote(X2U)
             return upstream.service_error(caught.value)
 
@@ -923,16 +913,16 @@ async def test_a_v1_text_that_is_certain_is_told_in_our_own_words(
 @pytest.mark.parametrize(
     "error",
     [
-        m.NeverSent("no connection to 10.0.0.7"),
-        m.BudgetSpent("no room", retry_after_ms=12_345),
-        m.BreakerOpen("down"),
-        m.NoAnswer("HTTP 500"),
-        m.UpstreamBroken("depositAddress is bad", field="depositAddress"),
-        m.OutcomeUnknown("sent", safe_to_repeat=False),
+        failures.NeverSent("no connection to 10.0.0.7"),
+        failures.BudgetSpent("no room", retry_after_ms=12_345),
+        failures.BreakerOpen("down"),
+        failures.NoAnswer("HTTP 500"),
+        failures.UpstreamBroken("depositAddress is bad", field="depositAddress"),
+        failures.OutcomeUnknown("sent", safe_to_repeat=False),
     ],
 )
 async def test_every_other_failure_is_unavailable_and_tells_nothing_of_the_inside(
-    error: m.UpstreamError,
+    error: failures.UpstreamError,
 ) -> None:
     async with does.running() as server:
 
@@ -950,7 +940,7 @@ async def test_an_id_that_no_upstream_gives_is_an_order_that_is_not_found() -> N
     async with does.running() as server:
 
         async def use(upstream: Upstream) -> errors.ServiceError:
-            with pytest.raises(m.NotAnId) as caught:
+            with pytest.raises(failures.NotAnId) as caught:
                 await upstream.bridge_order("../health")
             return upstream.service_error(caught.value)
 
@@ -958,14 +948,14 @@ async def test_an_id_that_no_upstream_gives_is_an_order_that_is_not_found() -> N
 
 
 def test_only_an_unknown_outcome_may_have_acted() -> None:
-    kinds: set[type[m.UpstreamError]] = {
-        m.NeverSent,
-        m.BudgetSpent,
-        m.BreakerOpen,
-        m.Refused,
-        m.NoAnswer,
-        m.UpstreamBroken,
+    kinds: set[type[failures.UpstreamError]] = {
+        failures.NeverSent,
+        failures.BudgetSpent,
+        failures.BreakerOpen,
+        failures.Refused,
+        failures.NoAnswer,
+        failures.UpstreamBroken,
     }
 
     assert {kind for kind in kinds if kind.may_have_acted} == set()
-    assert m.OutcomeUnknown.may_have_acted
+    assert failures.OutcomeUnknown.may_have_acted

@@ -8,10 +8,10 @@ import pytest
 
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.upstream.budget import Demand, Urgency
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.models import NeverSent
-from rpcsvc.settlement.upstream.network import NetworkCheck
+from rpcsvc.settlement.upstream.failures import NeverSent
+from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.offered import NetworkCheck
 
 
 class Told:

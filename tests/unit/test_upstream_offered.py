@@ -12,12 +12,12 @@ import pytest
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.errors import Unavailable, UnsupportedChain
-from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.answers import UpstreamChain, UpstreamChains
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.models import NeverSent, UpstreamChain, UpstreamChains
-from rpcsvc.settlement.upstream.network import NetworkCheck
-from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains, Pace
-from rpcsvc.settlement.upstream.timing import Timing
+from rpcsvc.settlement.upstream.client import Timing
+from rpcsvc.settlement.upstream.failures import NeverSent
+from rpcsvc.settlement.upstream.limits import Demand, Urgency
+from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains, Pace
 from tests.unit.test_chains import TOML
 from tests.unit.test_upstream_budget import VirtualTime
 

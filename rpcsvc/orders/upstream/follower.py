@@ -3,7 +3,7 @@
 An order that can't be read waits by itself, and longer each time; what the upstream's limits or its
 breaker say makes all of them wait. Those that somebody polls come first, in three calls of four.
 What does not live here: making the orders (relay.py), how often the upstream may be called
-(settlement/upstream/budget.py), what a report makes of an order (domain/machine.py).
+(settlement/upstream/limits.py), what a report makes of an order (domain/machine.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The calls of an upstream, the same in both dialects, and what a caller sees when one fails.
-
-What does not live here: what differs between the dialects (bff.py, v1.py), the shapes of answers
-(reading.py), HTTP, retries and budgets (client.py).
-"""
+"""The calls of an upstream, the same in both dialects, and what a caller sees when one fails."""
 
 from __future__ import annotations
 
@@ -28,12 +24,11 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.settlement.upstream import models as m
-from rpcsvc.settlement.upstream import reading
-from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream import answers, requests
+from rpcsvc.settlement.upstream.answers import Networks
 from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
 from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
-from rpcsvc.settlement.upstream.models import (
+from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NotAnId,
     Refused,
@@ -41,7 +36,7 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamError,
     is_about_unfunded,
 )
-from rpcsvc.settlement.upstream.reading import Networks
+from rpcsvc.settlement.upstream.limits import Demand, Urgency
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -99,9 +94,9 @@ class Upstream:
         """Whether what is over has the time at which it was."""
         return self._dialect.times_ends
 
-    async def health(self) -> m.UpstreamHealth:
+    async def health(self) -> answers.UpstreamHealth:
         """The upstream's own health."""
-        return await self._read(self._call("health"), reading.health)
+        return await self._read(self._call("health"), answers.health)
 
     @property
     def tells_network(self) -> bool:
@@ -112,31 +107,31 @@ class Upstream:
         """The network on which it settles: sandbox, mainnet, stagenet, ..."""
         call = replace(self._call("capabilities"), takes_key=False)
         return await self._client.read(
-            call, reading.network, demand=demand, patience_ms=patience_ms
+            call, answers.network, demand=demand, patience_ms=patience_ms
         )
 
     async def chains(
         self, demand: Demand | None = None, *, patience_ms: int | None = None
-    ) -> m.UpstreamChains:
+    ) -> answers.UpstreamChains:
         """The chains that it offers."""
         return await self._client.read(
             self._call("chains"),
-            reading.chains,
+            answers.chains,
             demand=demand or Demand(),
             patience_ms=patience_ms,
         )
 
     async def quote(
-        self, request: m.QuoteBody, urgency: Urgency = Urgency.ROUTINE
-    ) -> m.UpstreamQuote:
+        self, request: requests.QuoteBody, urgency: Urgency = Urgency.ROUTINE
+    ) -> answers.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
         demand = Demand(urgency, is_price=True)
-        return await self._read(call, lambda a: reading.quote(a, request), demand)
+        return await self._read(call, lambda a: answers.quote(a, request), demand)
 
     async def create_order(
-        self, request: m.OrderBody, *, key: str, resumed: bool = False
-    ) -> m.UpstreamOrder:
+        self, request: requests.OrderBody, *, key: str, resumed: bool = False
+    ) -> answers.UpstreamOrder:
         """A new order. ``key`` is passed on where the dialect honours it.
 
         ``resumed``: an earlier call with this key had no known outcome. Raises ValueError for that
@@ -145,48 +140,48 @@ class Upstream:
         body = _order_body(request, cuts_usdc=self._dialect.cuts_usdc)
         call = self._call("create_order", body=body)
         return await self._create(
-            call, lambda a: reading.order(a, request, self._networks), key, resumed=resumed
+            call, lambda a: answers.order(a, request, self._networks), key, resumed=resumed
         )
 
     async def order(
         self, order_id: str, *, verify: str | None = None, demand: Demand | None = None
-    ) -> m.StatusAnswer:
+    ) -> answers.StatusAnswer:
         """An order as it stands. ``verify`` is the payout address that it must have."""
         query = {} if verify is None else {"verify": verify}
         call = self._call("order", order_id, query=query)
-        return await self._read(call, lambda a: reading.status(a, order_id, self._networks), demand)
+        return await self._read(call, lambda a: answers.status(a, order_id, self._networks), demand)
 
     @property
     def can_cancel(self) -> bool:
         """Whether the dialect has a call that ends an order."""
         return "cancel_order" in self._dialect.paths
 
-    async def cancel_order(self, order_id: str, session_id: str) -> m.StatusAnswer:
+    async def cancel_order(self, order_id: str, session_id: str) -> answers.StatusAnswer:
         """End an order that no deposit was sent to. Safe to repeat."""
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
-        return await self._read(call, lambda a: reading.status(a, order_id, self._networks))
+        return await self._read(call, lambda a: answers.status(a, order_id, self._networks))
 
-    async def orders(self, session_id: str) -> m.UpstreamOrderList:
+    async def orders(self, session_id: str) -> answers.UpstreamOrderList:
         """The orders of a session."""
         return await self._read(
-            self._call("orders", query={"session": session_id}), reading.order_list
+            self._call("orders", query={"session": session_id}), answers.order_list
         )
 
-    async def create_ticket(self, request: m.TicketBody) -> m.UpstreamTicket:
+    async def create_ticket(self, request: requests.TicketBody) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
         call = self._call("create_ticket", body=_ticket_body(request))
         return await self._client.create(
-            call, reading.ticket, key=None, demand=Demand(Urgency.ROUTINE)
+            call, answers.ticket, key=None, demand=Demand(Urgency.ROUTINE)
         )
 
-    async def bridge_rates(self) -> m.BridgeRates:
+    async def bridge_rates(self) -> answers.BridgeRates:
         """The bridge's rates."""
         demand = Demand(is_price=True)
-        return await self._read(self._call("bridge_rates"), reading.bridge_rates, demand)
+        return await self._read(self._call("bridge_rates"), answers.bridge_rates, demand)
 
     async def bridge_deposit(
         self, to_address: str, *, key: str, resumed: bool = False
-    ) -> m.BridgeOrder:
+    ) -> answers.BridgeOrder:
         """A bridge order that takes XMR and credits an address on the exchange."""
         call = self._call("bridge_deposit", body={"toAddress": to_address})
         return await self._create(
@@ -195,7 +190,7 @@ class Upstream:
 
     async def bridge_withdraw(
         self, to_address: str, *, key: str, resumed: bool = False
-    ) -> m.BridgeOrder:
+    ) -> answers.BridgeOrder:
         """A bridge order that takes funds on the exchange and pays XMR."""
         call = self._call("bridge_withdraw", body={"toAddress": to_address})
         return await self._create(
@@ -204,10 +199,10 @@ class Upstream:
 
     async def bridge_order(
         self, order_id: str, *, demand: Demand | None = None
-    ) -> m.BridgeOrderStatus:
+    ) -> answers.BridgeOrderStatus:
         """A bridge order as it stands."""
         call = self._call("bridge_order", order_id)
-        return await self._read(call, lambda a: reading.bridge_status_of(a, order_id), demand)
+        return await self._read(call, lambda a: answers.bridge_status_of(a, order_id), demand)
 
     # --- helpers ---
 
@@ -225,7 +220,7 @@ class Upstream:
                 f"An upstream of dialect {self._dialect.name} has no call {name}.", retryable=False
             )
         if order_id is not None:
-            if not reading.is_id(order_id):
+            if not answers.is_id(order_id):
                 raise NotAnId("That is not an id that an upstream gives.", retryable=False)
             path = path.replace("{id}", order_id)
         return UpstreamCall(name, "GET" if body is None else "POST", path, query or {}, body)
@@ -242,9 +237,9 @@ class Upstream:
             resumed=resumed,
         )
 
-    def _bridge_reader(self, to_address: str, *, pays_monero: bool) -> Parse[m.BridgeOrder]:
-        def read(answer: UpstreamAnswer) -> m.BridgeOrder:
-            return reading.bridge_order(answer, to_address, self._networks, pays_monero=pays_monero)
+    def _bridge_reader(self, to_address: str, *, pays_monero: bool) -> Parse[answers.BridgeOrder]:
+        def read(answer: UpstreamAnswer) -> answers.BridgeOrder:
+            return answers.bridge_order(answer, to_address, self._networks, pays_monero=pays_monero)
 
         return read
 
@@ -275,7 +270,7 @@ _NO_MORE_UNFUNDED: Final = (
 )
 
 
-def _quote_body(request: m.QuoteBody) -> dict[str, Any]:
+def _quote_body(request: requests.QuoteBody) -> dict[str, Any]:
     return {
         "fromChainId": request.from_chain_id,
         "toChainId": request.to_chain_id,
@@ -285,7 +280,7 @@ def _quote_body(request: m.QuoteBody) -> dict[str, Any]:
     }
 
 
-def _order_body(request: m.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
+def _order_body(request: requests.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
@@ -312,7 +307,7 @@ def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _ticket_body(request: m.TicketBody) -> dict[str, Any]:
+def _ticket_body(request: requests.TicketBody) -> dict[str, Any]:
     return {
         "orderId": request.order_id,
         "sessionId": request.session_id,

@@ -3,31 +3,31 @@
 A read is repeated with growing, random pauses until it succeeds or its time is up. A call that
 creates something is sent once; it is sent again only with an idempotency key that the upstream
 honours, and once an attempt may have acted, no later refusal can take that back.
-
-What does not live here: one HTTP exchange (exchange.py), paths and shapes (bff.py, v1.py), budgets
-(budget.py), the breaker (breaker.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import SystemRandom
 from types import TracebackType
 from typing import Final, TypeVar
 
 import structlog
 
+from rpcsvc.clock import steady_ms
 from rpcsvc.orders.ports.health import Health
-from rpcsvc.settlement.upstream.breaker import Breaker, Permit
-from rpcsvc.settlement.upstream.budget import Budget, Demand, Slot
 from rpcsvc.settlement.upstream.exchange import (
+    ClientOptions,
     Exchange,
     Loads,
     ReadError,
     UpstreamAnswer,
     UpstreamCall,
 )
-from rpcsvc.settlement.upstream.models import (
+from rpcsvc.settlement.upstream.failures import (
     NeverSent,
     NoAnswer,
     OutcomeUnknown,
@@ -35,15 +35,42 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamBroken,
     UpstreamError,
 )
-from rpcsvc.settlement.upstream.options import ClientOptions
-from rpcsvc.settlement.upstream.timing import Timing
+from rpcsvc.settlement.upstream.limits import Breaker, Budget, Demand, Permit, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where time, waiting and chance come from. ``random`` gives numbers in [0, 1)."""
+
+    now_ms: Callable[[], int]
+    sleep_ms: Callable[[int], Awaitable[None]]
+    random: Callable[[], float]
+
+
+def system_timing() -> Timing:
+    """The machine's monotonic clock and chance."""
+
+    async def sleep_ms(ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+    return Timing(steady_ms, sleep_ms, SystemRandom().random)
+
 
 T = TypeVar("T")
+
+
 Parse = Callable[[UpstreamAnswer], T]
+
+
 log = structlog.get_logger(__name__)
 
+
 _ID: Final = re.compile(r'"orderId"\s*:\s*"([A-Za-z0-9_][A-Za-z0-9._:-]{0,127})"', re.ASCII)
+
+
 _IDEMPOTENCY_KEY: Final = re.compile(r"[ -~]{1,255}", re.ASCII)
+
+
 _KEY_CODES: Final = frozenset({None, "unauthorized"})
 
 

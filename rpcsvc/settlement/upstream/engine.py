@@ -1,10 +1,7 @@
 """The upstream as settlement engine: it settles nothing here, and passes orders on.
 
-    UpstreamVenue (orders/ports/upstream.py)   quote, create and status, in the order layer's words
-    SettlementEngine (orders/ports/)        names and health; no deposits, no transfers
-
-What does not live here: paths and shapes (calls.py, reading.py), HTTP and budgets (client.py), what
-is committed when (orders/upstream/relay.py).
+UpstreamVenue (orders/ports/upstream.py)   quote, create and status, in the order layer's words
+SettlementEngine (orders/ports/)        names and health; no deposits, no transfers
 """
 
 from __future__ import annotations
@@ -51,11 +48,11 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.settlement.upstream import models as m
-from rpcsvc.settlement.upstream.budget import Budget, Demand, Urgency
+from rpcsvc.settlement.upstream import answers, requests
+from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.models import (
+from rpcsvc.settlement.upstream.failures import (
     BreakerOpen,
     BudgetSpent,
     OutcomeUnknown,
@@ -63,8 +60,8 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamBroken,
     UpstreamError,
 )
+from rpcsvc.settlement.upstream.limits import Budget, Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
-from rpcsvc.settlement.upstream.statuses import UNKNOWN
 
 log = structlog.get_logger(__name__)
 
@@ -118,7 +115,7 @@ class UpstreamEngine:
         if request.chain.name == PERPS:
             return Offer(1, 0, 1, USUAL_SECONDS)
         # An upstream need not read longer numbers; its limit is below this one.
-        body = m.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
+        body = requests.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
         try:
             urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
             found = await self._upstream.quote(body, urgency)
@@ -149,7 +146,7 @@ class UpstreamEngine:
         return Created(made.order_id, made.deposit_address, 1, 1, made.expires_at, made.raw)
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
-        body = m.OrderBody(
+        body = requests.OrderBody(
             *self._pair(request),
             request.amount.units,
             to_address=request.to,
@@ -200,7 +197,7 @@ class UpstreamEngine:
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
-        body = m.TicketBody(
+        body = requests.TicketBody(
             message=ticket.message,
             category=ticket.category,
             order_id=upstream_id,
@@ -381,7 +378,7 @@ _BRIDGE_STATUS = {
 }
 
 
-def _status_of(terms: Terms, found: m.StatusAnswer) -> UpstreamStatus | None:
+def _status_of(terms: Terms, found: answers.StatusAnswer) -> UpstreamStatus | None:
     # What is paid from another address, or to another, tells nothing of this order's money.
     if not same_address(found.to_address, terms.to_address):
         raise _another("toAddress")
@@ -432,13 +429,13 @@ def _rate(direction: Direction, sent: int, received: int) -> int:
     return max(1, usdc * ONE_XMR // xmr)
 
 
-def _twap(plan: TwapPlan | None) -> m.TwapRequest:
+def _twap(plan: TwapPlan | None) -> requests.TwapRequest:
     if plan is None:
-        return m.TwapRequest(disabled=True)
-    return m.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
+        return requests.TwapRequest(disabled=True)
+    return requests.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
 
 
-def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
+def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:
     """The twap object of spec 2.4, as it was on the wire but for what is left of the time.
 
     None, too, while its status is a word that callers were not promised.
@@ -464,7 +461,7 @@ def _twap_text(twap: m.UpstreamTwap | None) -> str | None:
 _TWAP_STATUSES = frozenset({"pending", "active", "completed", "failed"})
 
 
-def _whole_intervals(twap: m.UpstreamTwap) -> Decimal:
+def _whole_intervals(twap: answers.UpstreamTwap) -> Decimal:
     """What is left of the time, rounded up: else each look would be news and a line of history."""
     interval, left = ceil(twap.interval_ms) or 1, ceil(twap.estimated_time_remaining_ms)
     return Decimal(interval * -(-left // interval))

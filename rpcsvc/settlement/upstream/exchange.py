@@ -4,9 +4,6 @@ Every call has its own connection: the upstream may be closing a kept one at tha
 nobody could tell whether the call had arrived. A few calls a minute can afford it. Redirects are
 not followed, nor are proxies or netrc files of the environment used, so that the API key goes to
 the configured address and nowhere else.
-
-What does not live here: sending a call again, budgets and the breaker (client.py), paths and shapes
-(bff.py, v1.py).
 """
 
 from __future__ import annotations
@@ -14,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Final
 
@@ -40,7 +39,7 @@ from yarl import URL
 
 from rpcsvc.errors import InvalidJson
 from rpcsvc.logs import MASK, shorten_addresses
-from rpcsvc.settlement.upstream.models import (
+from rpcsvc.settlement.upstream.failures import (
     RAW_LIMIT,
     NeverSent,
     NoAnswer,
@@ -50,15 +49,90 @@ from rpcsvc.settlement.upstream.models import (
     UpstreamError,
     is_about_unfunded,
 )
-from rpcsvc.settlement.upstream.options import ClientOptions, base_url
+
+_HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Where the upstream is, and how patient this client is. Times in milliseconds.
+
+    ``connect_ms``, ``read_ms`` and ``create_ms`` bound one attempt. ``read_patience_ms`` and
+    ``create_patience_ms`` bound what comes before the last attempt: waiting for the budget,
+    failed attempts, and the pauses between them.
+
+    ``url`` is https; plain http is taken for loopback only, unless ``plain_http`` says that the
+    network in between is trusted: whoever can change an answer there can change where users pay.
+    """
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    plain_http: bool = False
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    connect_ms: int = 5_000
+    read_ms: int = 15_000
+    create_ms: int = 30_000
+    read_patience_ms: int = 20_000
+    create_patience_ms: int = 45_000
+    max_bytes: int = 1_048_576
+    attempts: int = 4
+    backoff_ms: int = 250
+    longest_backoff_ms: int = 8_000
+
+
+def base_url(options: ClientOptions) -> str:
+    """The checked base address, without a final slash. Raises ValueError that says what to do."""
+    url = URL(options.url)
+    if url.scheme not in ("https", "http") or not url.host:
+        raise ValueError("the upstream's URL must begin with https:// and name a host")
+    if url.user is not None or url.password is not None or url.query_string or url.fragment:
+        raise ValueError(
+            "the upstream's URL must have no user, query or fragment: the API key has its own"
+            " setting"
+        )
+    if url.scheme == "http" and not (options.plain_http or _is_loopback(url.host)):
+        raise ValueError(
+            "the upstream's URL must begin with https://: over plain http anyone on the way could"
+            " replace the deposit addresses"
+        )
+    _check_options(options)
+    return str(url).rstrip("/")
+
+
+def _check_options(options: ClientOptions) -> None:
+    if not 0 < options.connect_ms < min(options.read_ms, options.create_ms):
+        raise ValueError("connect_ms must be less than read_ms and create_ms")
+    if options.attempts < 1 or options.max_bytes < 1:
+        raise ValueError("attempts and max_bytes must be at least 1")
+    if options.api_key is not None and not _HEADER_VALUE.fullmatch(options.api_key):
+        raise ValueError("the upstream's API key must be printable ASCII without spaces")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 Loads = Callable[[bytes], Any]
+
+
 ReadError = Callable[[Any], RemoteError | None]
 
+
 _CHUNK: Final = 65_536
+
+
 _LONGEST_REASON: Final = 300
+
+
 _LONGEST_PAUSE_MS: Final = 600_000
+
+
 _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
+
+
 # A proxy may answer these for a call that it has passed on.
 _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 

@@ -1,10 +1,8 @@
-"""Which chains can be offered here: those that are configured, and that the upstream lists.
+"""The chains on offer and the upstream's network: learned from it at start, and again now and then.
 
-    OfferedChains   the registry that our surfaces read
-    ChainWatch      learns the upstream's list, and its network, at start and again now and then
-
-What does not live here: the call and its answer (calls.py, reading.py), what the network must be
-(network.py), what a surface does with a chain that is not on offer (operations/).
+OfferedChains   the registry that our surfaces read: configured, and listed by the upstream
+NetworkCheck    refuses orders while the upstream's network is not known to be ours
+ChainWatch      asks for both
 """
 
 from __future__ import annotations
@@ -19,20 +17,102 @@ from typing import Final
 
 import structlog
 
+from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain, ChainRegistry
 from rpcsvc.errors import Unavailable, UnsupportedChain
 from rpcsvc.orders.ports.health import Health
-from rpcsvc.settlement.upstream.budget import Demand, Urgency
+from rpcsvc.settlement.upstream.answers import UpstreamChain
 from rpcsvc.settlement.upstream.calls import Upstream
-from rpcsvc.settlement.upstream.models import UpstreamChain, UpstreamError
-from rpcsvc.settlement.upstream.network import NetworkCheck
-from rpcsvc.settlement.upstream.timing import Timing
+from rpcsvc.settlement.upstream.client import Timing
+from rpcsvc.settlement.upstream.failures import UpstreamError
+from rpcsvc.settlement.upstream.limits import Demand, Urgency
 
 log = structlog.get_logger(__name__)
 
+
+# Whose addresses a service on a network gives; a sandbox's are of stagenet.
+_MONERO_OF: Final = {
+    "sandbox": MoneroNetwork.STAGENET,
+    **{each.value: each for each in MoneroNetwork},
+}
+
+
+class NetworkCheck:
+    """What the upstream last told of its network. A call that fails changes nothing."""
+
+    def __init__(self, upstream: Upstream, ours: MoneroNetwork) -> None:
+        self._upstream = upstream
+        self._ours = ours
+        self._told: str | None = None
+        self._problem = "it was not asked yet"
+
+    async def ask(self, demand: Demand, *, patience_ms: int | None = None) -> bool:
+        """Ask for the network now; whether it was told. What goes wrong is logged."""
+        try:
+            told = await self._upstream.network(demand, patience_ms=patience_ms)
+        except UpstreamError as error:
+            self._problem = error.reason
+            log.warning("upstream_network_unknown", reason=error.reason)
+            return False
+        was, self._told = self._told, told
+        if self._is_another and told != was:
+            log.error("upstream_network_differs", upstream=told, ours=self._ours.value)
+        return True
+
+    @property
+    def _is_another(self) -> bool:
+        return self._told is not None and _MONERO_OF.get(self._told) is not self._ours
+
+    def require_same(self) -> None:
+        """Raise errors.Unavailable unless the upstream was last known to be on our network."""
+        if self._told is None:
+            raise Unavailable(
+                "The network of the service that settles this is not known yet. Try again later.",
+                retry_after=10,
+            )
+        if self._is_another:
+            raise Unavailable(
+                "The service that settles this is on another network than this one. No order is"
+                " made until its operator has set that right.",
+                retry_after=60,
+            )
+
+    async def require_same_now(self) -> None:
+        """The same, of what the upstream tells when it is asked now: before each order."""
+        if not await self.ask(Demand(Urgency.CREATION)):
+            raise Unavailable(
+                "The service that settles this does not tell its network now. Try again later.",
+                retry_after=10,
+            )
+        self.require_same()
+
+    def health(self) -> Health:
+        """Not ok until the upstream has told that it is on our network."""
+        if self._told is None:
+            return Health(False, f"The upstream's network is not known: {self._problem}")
+        if not self._is_another:
+            return Health(True)
+        return Health(
+            False,
+            f"The upstream settles on {self._told}, and upstream.monero_network is {self._ours}: no"
+            f" order is made. {self._remedy()}",
+        )
+
+    def _remedy(self) -> str:
+        move = f"Set upstream.url to a service on {self._ours}"
+        theirs = _MONERO_OF.get(self._told or "")
+        return (
+            f"{move}{f', or upstream.monero_network to {theirs},' if theirs else ''} and restart."
+        )
+
+
 # A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
 _LOOK_AGAIN_MS: Final = 1_000
+
+
 _MOST_SHOWN: Final = 20
+
+
 _MOST_DOLLARS: Final = Decimal(10**12)
 
 

@@ -1,7 +1,4 @@
-"""Putting an upstream engine together: client, budgets, breaker, dialect.
-
-What does not live here: anything that decides.
-"""
+"""Putting an upstream engine together: client, budgets, breaker, dialect."""
 
 from __future__ import annotations
 
@@ -12,22 +9,20 @@ from typing import Any
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.settings import SettingsError, UpstreamSettings
-from rpcsvc.settlement.upstream import bff, v1
-from rpcsvc.settlement.upstream.breaker import Breaker
-from rpcsvc.settlement.upstream.budget import (
+from rpcsvc.settlement.upstream import dialects
+from rpcsvc.settlement.upstream.answers import Networks
+from rpcsvc.settlement.upstream.calls import Dialect, Upstream
+from rpcsvc.settlement.upstream.client import UpstreamClient, system_timing
+from rpcsvc.settlement.upstream.engine import UpstreamEngine
+from rpcsvc.settlement.upstream.exchange import ClientOptions, base_url
+from rpcsvc.settlement.upstream.limits import (
     CALLS_PER_MINUTE,
     CREATIONS_PER_MINUTE,
+    Breaker,
     Budget,
     shared,
 )
-from rpcsvc.settlement.upstream.calls import Dialect, Upstream
-from rpcsvc.settlement.upstream.client import UpstreamClient
-from rpcsvc.settlement.upstream.engine import UpstreamEngine
-from rpcsvc.settlement.upstream.network import NetworkCheck
-from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
-from rpcsvc.settlement.upstream.options import ClientOptions, base_url
-from rpcsvc.settlement.upstream.reading import Networks
-from rpcsvc.settlement.upstream.timing import system_timing
+from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
 
 # The default limits of another rpcsvc, less a fifth for others behind the same address.
 BFF_CALLS_PER_MINUTE = 240
@@ -76,7 +71,7 @@ async def upstream_engine(
 
 def dialect_of(settings: UpstreamSettings) -> Dialect:
     """The dialect that the upstream is called in."""
-    return bff.BFF if settings.dialect == "bff" else v1.V1
+    return dialects.BFF if settings.dialect == "bff" else dialects.V1
 
 
 def client_options(settings: UpstreamSettings) -> ClientOptions:

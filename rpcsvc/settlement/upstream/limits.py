@@ -1,36 +1,43 @@
-"""How often an upstream may be called.
+"""How often an upstream is called, and when it is left alone: the budget and the breaker.
 
-A budget keeps any window of 60 seconds, wherever it is laid, within the upstream's published
-limit. The upstream counts when a call arrives, which is some time between its start and its end
-here. So a call holds its slot while it runs and for a whole window after it has ended: whatever
-the network does to it, two calls of one slot arrive a window apart.
-
-Prices are asked for by whoever likes to, as often as they like; open orders have to be followed all
-the while. So both have a budget within the upstream's one limit, which neither can use up alone.
-
-What does not live here: which calls an order needs (the engine), the limits on our own callers
-(http/limits.py). Times are milliseconds of a clock that never goes back, passed in.
+The budget keeps any window of 60 seconds within the upstream's published limit. The upstream counts
+when a call arrives, some time between its start and its end here; so a call holds its slot while it
+runs and for a window after it. Prices and orders have a budget each within the one limit, so that
+neither can use it up alone. The breaker opens after repeated failures (a refusal is none) and lets
+one probe through when its pause is over. Times are ms of a clock that never goes back, passed in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Final
 
-from rpcsvc.settlement.upstream.models import BudgetSpent
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
 
 NowMs = Callable[[], int]
+
+
 SleepMs = Callable[[int], Awaitable[None]]
 
+
 WINDOW_MS: Final = 60_000
+
+
 # Published limits of the public API, a minute and client address.
 CREATIONS_PER_MINUTE: Final = 5
+
+
 CALLS_PER_MINUTE: Final = 20
+
+
 # The upstream's clock may run a little slower than ours.
 _HELD_MS: Final = WINDOW_MS + 250
+
+
 # A waiting call looks again at least this often: others may have given up.
 _LOOK_AGAIN_MS: Final = 500
 
@@ -220,3 +227,131 @@ def shared(per_window: int, *, now: NowMs, sleep: SleepMs) -> tuple[Budget, Budg
     orders = Budget(part, now=now, sleep=sleep, within=whole)
     prices = Budget(part, now=now, sleep=sleep, within=whole, reserved=part // 4)
     return orders, prices
+
+
+class BreakerState(StrEnum):
+    """What the breaker does with the next call."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Permit:
+    """Leave for one call, which has to report what became of it.
+
+    A report of a call that was admitted before the breaker last changed its state says nothing
+    about the upstream of now, and is passed over.
+    """
+
+    def __init__(self, breaker: Breaker, era: int) -> None:
+        self._breaker = breaker
+        self._era = era
+
+    def succeeded(self) -> None:
+        """The upstream answered."""
+        self._breaker._succeeded(self._era)
+
+    def failed(self, reason: str, now_ms: int) -> None:
+        """The upstream did not answer, or not with anything of use."""
+        self._breaker._failed(self._era, reason, now_ms)
+
+    def abandoned(self) -> None:
+        """The call was given up before it told anything; another may be the probe."""
+        self._breaker._abandoned(self._era)
+
+
+class Breaker:
+    """Opens after ``failures`` failures in a row, for ``open_ms``, doubling to ``longest_ms``."""
+
+    def __init__(
+        self, *, failures: int = 5, open_ms: int = 10_000, longest_ms: int = 120_000
+    ) -> None:
+        if failures < 1 or not 0 < open_ms <= longest_ms:
+            raise ValueError("a breaker needs failures >= 1 and 0 < open_ms <= longest_ms")
+        self._limit = failures
+        self._first_open_ms = open_ms
+        self._longest_ms = longest_ms
+        self._era = 0
+        self._failures = 0
+        self._open_ms = open_ms
+        self._open_until: int | None = None
+        self._probing = False
+        self._reason = ""
+
+    def state(self, now_ms: int) -> BreakerState:
+        """Closed, open, or half-open: open, with its time over."""
+        if self._open_until is None:
+            return BreakerState.CLOSED
+        if now_ms < self._open_until or self._probing:
+            return BreakerState.OPEN if not self._probing else BreakerState.HALF_OPEN
+        return BreakerState.HALF_OPEN
+
+    def check(self, now_ms: int, *, may_probe: bool = True) -> None:
+        """Raise BreakerOpen if a call would not be admitted now; takes nothing."""
+        if self._open_until is None:
+            return
+        if now_ms < self._open_until:
+            raise self._refusal(self._open_until - now_ms)
+        if self._probing or not may_probe:
+            raise self._refusal(self._first_open_ms)
+
+    def admit(self, now_ms: int, *, may_probe: bool = True) -> Permit:
+        """Leave for one call. ``may_probe``: it may be the one that tries a half-open upstream.
+
+        Raises BreakerOpen, which says when to come back.
+        """
+        self.check(now_ms, may_probe=may_probe)
+        self._probing = self._open_until is not None
+        return Permit(self, self._era)
+
+    def health(self, now_ms: int) -> Health:
+        """Well while closed; otherwise the last failure, in words for the operator."""
+        state = self.state(now_ms)
+        if state is BreakerState.CLOSED:
+            return Health(ok=True)
+        return Health(ok=False, detail=f"The upstream is {_WORDS[state]}: {self._reason}")
+
+    def _refusal(self, wait_ms: int) -> BreakerOpen:
+        return BreakerOpen(
+            f"The upstream is left alone for now, after: {self._reason}",
+            retry_after_ms=wait_ms,
+            retryable=False,
+        )
+
+    def _succeeded(self, era: int) -> None:
+        if era != self._era:
+            return
+        self._failures = 0
+        if self._open_until is not None:
+            self._era += 1
+            self._open_until = None
+            self._probing = False
+            self._open_ms = self._first_open_ms
+
+    def _failed(self, era: int, reason: str, now_ms: int) -> None:
+        if era != self._era:
+            return
+        self._reason = reason
+        self._failures += 1
+        if self._probing:
+            self._open_ms = min(2 * self._open_ms, self._longest_ms)
+            self._open(now_ms)
+        elif self._failures >= self._limit:
+            self._open(now_ms)
+
+    def _open(self, now_ms: int) -> None:
+        self._era += 1
+        self._failures = 0
+        self._probing = False
+        self._open_until = now_ms + self._open_ms
+
+    def _abandoned(self, era: int) -> None:
+        if era == self._era:
+            self._probing = False
+
+
+_WORDS = {
+    BreakerState.OPEN: "down",
+    BreakerState.HALF_OPEN: "being tried again",
+}

@@ -1,22 +1,21 @@
-"""Reading an upstream's answers into the types of models.py, field by field of spec 2.4.
+"""An upstream's answers, validated: types, amounts, times, statuses, and above all the addresses.
 
-Whatever an answer says is checked before it is believed: types, amounts, times, and above all the
-addresses. A deposit address must be good for the network on which the user pays, and a payout
-address must be the one that was asked for. What is wrong raises UpstreamBroken, which names the
-field and never quotes its value. Fields that the specification does not have are passed over.
-
-What does not live here: which call gives which answer (calls.py), strict JSON (the loader that
-exchange.py is given).
+A deposit address must be good for the network on which the user pays, and a payout address must be
+the one that was asked for. What is wrong raises UpstreamBroken, which names the field and never
+quotes its value. Fields that the specification does not have are ignored. An unknown status is
+UNKNOWN, never guessed: a wrong guess would tell a user that money has arrived.
+Sources: spec 2.4 (fields), spec 3.2 and 3.3 (statuses), and spellings of the public API.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, Final, TypeVar
+from enum import Enum
+from typing import Any, Final, Literal, TypeVar
 
 from rpcsvc.domain.addresses import (
     MoneroNetwork,
@@ -24,22 +23,294 @@ from rpcsvc.domain.addresses import (
     parse_monero_address,
     same_address,
 )
+from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
+from rpcsvc.domain.order import OrderStatus
 from rpcsvc.errors import InvalidDestination
-from rpcsvc.settlement.upstream import models as m
+from rpcsvc.settlement.upstream import requests
 from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
-from rpcsvc.settlement.upstream.models import UpstreamBroken
-from rpcsvc.settlement.upstream.statuses import bridge_status, order_status
+from rpcsvc.settlement.upstream.failures import UpstreamBroken
+
+
+class Unknown(Enum):
+    """The type of UNKNOWN, so that a type checker knows it from a status."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+
+
+OrderReading = OrderStatus | Literal[Unknown.UNKNOWN]
+
+
+BridgeReading = BridgeStatus | Literal[Unknown.UNKNOWN]
+
+
+_ORDER: Final[dict[str, OrderStatus]] = {
+    **{status.value: status for status in OrderStatus},
+    "confirming": OrderStatus.DEPOSIT_DETECTED,
+    "swapping": OrderStatus.EXECUTING_SWAP,
+    "complete": OrderStatus.COMPLETED,
+    "success": OrderStatus.COMPLETED,
+}
+
+
+_BRIDGE: Final[dict[str, BridgeStatus]] = {
+    **{status.value: status for status in BridgeStatus},
+    "confirming": BridgeStatus.PENDING_CONFIRMATIONS,
+    "complete": BridgeStatus.COMPLETED,
+    "success": BridgeStatus.COMPLETED,
+}
+
+
+_WHITESPACE: Final = " \t\r\n"
+
+
+def order_status(text: str) -> OrderReading:
+    """The order status that ``text`` spells, without regard to case and outer spaces."""
+    return _ORDER.get(_plain(text), UNKNOWN)
+
+
+def bridge_status(text: str) -> BridgeReading:
+    """The bridge status that ``text`` spells, without regard to case and outer spaces."""
+    return _BRIDGE.get(_plain(text), UNKNOWN)
+
+
+def _plain(text: str) -> str:
+    # Lower-casing turns some other scripts' letters into ASCII ones (U+212A becomes k).
+    return text.strip(_WHITESPACE).lower() if text.isascii() else ""
+
+
+# --- what is answered ------------------------------------------------------------------------
+# Amounts are atomic units, times are ms since the epoch, other numbers are exact decimals.
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamHealth:
+    """Health of spec 2.4. ``status``: ok or degraded."""
+
+    status: str
+    version: str
+    time: int
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamChain:
+    """Chain of spec 2.4; chain id 0 is Monero."""
+
+    chain_id: int
+    name: str
+    native_token: str
+    min_swap_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamChains:
+    """The chains that the upstream offers."""
+
+    chains: tuple[UpstreamChain, ...]
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegratorFee:
+    """integratorFee of spec 2.4. ``amount`` in atomic units."""
+
+    percent: Decimal
+    amount: int
+    amount_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamQuote:
+    """Quote response of spec 2.4. ``estimated_seconds`` is rounded up."""
+
+    from_amount: int
+    from_amount_usd: Decimal
+    from_symbol: str
+    to_amount: int
+    to_amount_usd: Decimal
+    to_symbol: str
+    estimated_seconds: int
+    min_received: int
+    integrator_fee: IntegratorFee | None
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOrder:
+    """Order create response of spec 2.4. ``status_text`` is the upstream's own word."""
+
+    order_id: str
+    deposit_address: str = field(repr=False)
+    deposit_chain: str
+    deposit_chain_id: int
+    deposit_token: str
+    deposit_token_symbol: str
+    deposit_amount: int
+    to_address: str = field(repr=False)
+    expected_output: int
+    expires_at: int
+    status: OrderReading
+    status_text: str
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTwap:
+    """The twap object of spec 2.4."""
+
+    enabled: bool
+    status: str
+    chunks_completed: int
+    chunks_total: int
+    filled_qty: Decimal
+    total_qty: Decimal
+    chunk_size_usd: Decimal
+    interval_ms: Decimal
+    estimated_time_remaining_ms: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAnswer:
+    """Order (GET by id) of spec 2.4, and the refund address of another rpcsvc's BFF.
+
+    ``status_text`` is the upstream's own word.
+    """
+
+    order_id: str
+    status: OrderReading
+    status_text: str
+    deposit_address: str = field(repr=False)
+    deposit_token_symbol: str
+    deposit_amount: int
+    deposit_chain_id: int
+    to_address: str = field(repr=False)
+    expected_output: int
+    deposit_tx_hash: str | None
+    actual_output: int | None
+    error_message: str | None
+    refund_tx_hash: str | None
+    created_at: int
+    completed_at: int | None
+    twap: UpstreamTwap | None
+    refund_address: str | None = field(repr=False)
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamListItem:
+    """Order list item of spec 2.4; ``order_id`` is its ``id``."""
+
+    order_id: str
+    from_chain_id: int
+    from_token_symbol: str
+    from_amount: int
+    to_chain_id: int
+    to_token_symbol: str
+    to_amount_expected: int
+    to_address: str = field(repr=False)
+    status: OrderReading
+    status_text: str
+    created_at: int
+    completed_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOrderList:
+    """The orders of a session."""
+
+    orders: tuple[UpstreamListItem, ...]
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTicket:
+    """Support ticket response of spec 2.4."""
+
+    ticket_id: str
+    created_at: int
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeRate:
+    """One exchange's rate, of the bridge rate list of spec 2.4."""
+
+    exchange: str
+    rate: Decimal
+    eta: str
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeRates:
+    """Bridge rate list of spec 2.4; ``wagyu_rate`` is the reference rate."""
+
+    rates: tuple[BridgeRate, ...]
+    wagyu_rate: Decimal
+    wagyu_eta: str
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeOrder:
+    """What a bridge deposit or withdrawal answers (spec 2.4)."""
+
+    order_id: str
+    deposit_address: str = field(repr=False)
+    destination: str = field(repr=False)
+    expires_at: int
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeOrderStatus:
+    """Bridge order (GET) of spec 2.4. ``kind``: deposit or withdraw."""
+
+    order_id: str
+    kind: str
+    status: BridgeReading
+    status_text: str
+    amount: int
+    confirmations: int
+    required_confirmations: int
+    tx_in: str | None
+    tx_out: str | None
+    failure_reason: str | None
+    created_at: int
+    completed_at: int | None
+    raw: bytes = field(repr=False)
+
+
+def json_number(value: Decimal) -> int | float:
+    """A number that is not an amount, as it was on the wire: whole ones without a point."""
+    return int(value) if value == value.to_integral_value() else float(value)
+
 
 T = TypeVar("T")
 
+
 _LONGEST_TEXT: Final = 512
+
+
 _MOST_ITEMS: Final = 1_000
+
+
 _UNITS: Final = re.compile(r"0|[1-9][0-9]{0,77}", re.ASCII)
+
+
 _DECIMAL: Final = re.compile(r"(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,40})?", re.ASCII)
+
+
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}", re.ASCII)
+
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
@@ -230,10 +501,10 @@ _TYPES: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
 # --- swaps -----------------------------------------------------------------------------------
 
 
-def health(answer: UpstreamAnswer) -> m.UpstreamHealth:
+def health(answer: UpstreamAnswer) -> UpstreamHealth:
     """Health of spec 2.4."""
     f = Fields(answer.value)
-    return m.UpstreamHealth(f.text("status"), f.text("version"), f.time("time"), answer.kept)
+    return UpstreamHealth(f.text("status"), f.text("version"), f.time("time"), answer.kept)
 
 
 def network(answer: UpstreamAnswer) -> str:
@@ -241,14 +512,14 @@ def network(answer: UpstreamAnswer) -> str:
     return Fields(answer.value).inner("data").identifier("network")
 
 
-def chains(answer: UpstreamAnswer) -> m.UpstreamChains:
+def chains(answer: UpstreamAnswer) -> UpstreamChains:
     """The list of chains."""
     found = tuple(_chain(f) for f in Fields(answer.value).items("chains"))
-    return m.UpstreamChains(found, answer.kept)
+    return UpstreamChains(found, answer.kept)
 
 
-def _chain(f: Fields) -> m.UpstreamChain:
-    return m.UpstreamChain(
+def _chain(f: Fields) -> UpstreamChain:
+    return UpstreamChain(
         chain_id=f.whole("chainId"),
         name=f.text("name"),
         native_token=f.text("nativeToken"),
@@ -256,10 +527,10 @@ def _chain(f: Fields) -> m.UpstreamChain:
     )
 
 
-def quote(answer: UpstreamAnswer, request: m.QuoteBody) -> m.UpstreamQuote:
+def quote(answer: UpstreamAnswer, request: requests.QuoteBody) -> UpstreamQuote:
     """A quote; it must be for the amount that was asked."""
     f = Fields(answer.value)
-    result = m.UpstreamQuote(
+    result = UpstreamQuote(
         from_amount=f.units("fromAmount"),
         from_amount_usd=f.decimal("fromAmountUsd"),
         from_symbol=f.text("fromSymbol"),
@@ -278,11 +549,11 @@ def quote(answer: UpstreamAnswer, request: m.QuoteBody) -> m.UpstreamQuote:
     return result
 
 
-def _fee(f: Fields) -> m.IntegratorFee:
-    return m.IntegratorFee(f.number("percent"), f.units("amount"), f.decimal("amountUsd"))
+def _fee(f: Fields) -> IntegratorFee:
+    return IntegratorFee(f.number("percent"), f.units("amount"), f.decimal("amountUsd"))
 
 
-def order(answer: UpstreamAnswer, request: m.OrderBody, networks: Networks) -> m.UpstreamOrder:
+def order(answer: UpstreamAnswer, request: requests.OrderBody, networks: Networks) -> UpstreamOrder:
     """A new order; it must be for the network and the addresses that were asked.
 
     An upstream that dropped the refund address would refund to somebody else.
@@ -294,7 +565,7 @@ def order(answer: UpstreamAnswer, request: m.OrderBody, networks: Networks) -> m
     if request.refund_address is not None:
         f.same_as_asked("refundAddress", request.refund_address)
     status = f.text("status")
-    return m.UpstreamOrder(
+    return UpstreamOrder(
         order_id=f.identifier("orderId"),
         deposit_address=_deposit_address(f, chain_id, networks),
         deposit_chain=f.text("depositChain"),
@@ -311,13 +582,13 @@ def order(answer: UpstreamAnswer, request: m.OrderBody, networks: Networks) -> m
     )
 
 
-def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> m.StatusAnswer:
+def status(answer: UpstreamAnswer, order_id: str, networks: Networks) -> StatusAnswer:
     """An order as it stands; it must be the one that was asked for."""
     f = Fields(answer.value)
     _require_same(f, "orderId", order_id)
     text = f.text("status")
     chain_id = f.whole("depositChainId")
-    return m.StatusAnswer(
+    return StatusAnswer(
         order_id=order_id,
         status=order_status(text),
         status_text=text,
@@ -366,8 +637,8 @@ def _require_same(f: Fields, name: str, asked: str) -> None:
         raise f.broken(name, "is not the order that was asked for")
 
 
-def _twap(f: Fields) -> m.UpstreamTwap:
-    return m.UpstreamTwap(
+def _twap(f: Fields) -> UpstreamTwap:
+    return UpstreamTwap(
         enabled=f.flag("enabled"),
         status=f.text("status"),
         chunks_completed=f.whole("chunksCompleted"),
@@ -380,15 +651,15 @@ def _twap(f: Fields) -> m.UpstreamTwap:
     )
 
 
-def order_list(answer: UpstreamAnswer) -> m.UpstreamOrderList:
+def order_list(answer: UpstreamAnswer) -> UpstreamOrderList:
     """The orders of a session."""
     found = tuple(_list_item(f) for f in Fields(answer.value).items("orders"))
-    return m.UpstreamOrderList(found, answer.kept)
+    return UpstreamOrderList(found, answer.kept)
 
 
-def _list_item(f: Fields) -> m.UpstreamListItem:
+def _list_item(f: Fields) -> UpstreamListItem:
     text = f.text("status")
-    return m.UpstreamListItem(
+    return UpstreamListItem(
         order_id=f.identifier("id"),
         from_chain_id=f.whole("from_chain_id"),
         from_token_symbol=f.text("from_token_symbol"),
@@ -404,20 +675,20 @@ def _list_item(f: Fields) -> m.UpstreamListItem:
     )
 
 
-def ticket(answer: UpstreamAnswer) -> m.UpstreamTicket:
+def ticket(answer: UpstreamAnswer) -> UpstreamTicket:
     """A support ticket."""
     f = Fields(answer.value)
-    return m.UpstreamTicket(f.identifier("ticketId"), f.time("createdAt"), answer.kept)
+    return UpstreamTicket(f.identifier("ticketId"), f.time("createdAt"), answer.kept)
 
 
 # --- the bridge ------------------------------------------------------------------------------
 
 
-def bridge_rates(answer: UpstreamAnswer) -> m.BridgeRates:
+def bridge_rates(answer: UpstreamAnswer) -> BridgeRates:
     """The bridge's rates and its reference rate."""
     f = Fields(answer.value)
     reference = f.inner("wagyuRate")
-    return m.BridgeRates(
+    return BridgeRates(
         rates=tuple(_bridge_rate(rate) for rate in f.items("rates")),
         wagyu_rate=reference.number("rate"),
         wagyu_eta=reference.text("eta"),
@@ -425,16 +696,16 @@ def bridge_rates(answer: UpstreamAnswer) -> m.BridgeRates:
     )
 
 
-def _bridge_rate(f: Fields) -> m.BridgeRate:
-    return m.BridgeRate(f.text("exchange"), f.number("rate"), f.text("eta"))
+def _bridge_rate(f: Fields) -> BridgeRate:
+    return BridgeRate(f.text("exchange"), f.number("rate"), f.text("eta"))
 
 
 def bridge_order(
     answer: UpstreamAnswer, to_address: str, networks: Networks, *, pays_monero: bool
-) -> m.BridgeOrder:
+) -> BridgeOrder:
     """A new bridge order. ``pays_monero``: the user pays XMR, as for a bridge deposit."""
     f = Fields(answer.value)
-    return m.BridgeOrder(
+    return BridgeOrder(
         order_id=f.identifier("orderId"),
         deposit_address=f.deposit_address("depositAddress", monero=pays_monero, networks=networks),
         destination=f.same_as_asked("destination", to_address),
@@ -443,14 +714,14 @@ def bridge_order(
     )
 
 
-def bridge_status_of(answer: UpstreamAnswer, order_id: str) -> m.BridgeOrderStatus:
+def bridge_status_of(answer: UpstreamAnswer, order_id: str) -> BridgeOrderStatus:
     """A bridge order as it stands; it must be the one that was asked for."""
     f = Fields(answer.value)
     _require_same(f, "id", order_id)
     kind, text = f.text("type"), f.text("status")
     if kind not in ("deposit", "withdraw"):
         raise f.broken("type", "is neither deposit nor withdraw")
-    return m.BridgeOrderStatus(
+    return BridgeOrderStatus(
         order_id=order_id,
         kind=kind,
         status=bridge_status(text),
