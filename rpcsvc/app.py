@@ -105,7 +105,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """The service on its data directory, owned exclusively, until the block ends.
 
-    The worker is made, not started. Raises DataDirInUse, NewerDatabase, SigningKeyError and
+    The worker is made, not started. Raises DataDirInUse, UnknownSchema, SigningKeyError and
     SettingsError.
     """
     check_integrators(settings)

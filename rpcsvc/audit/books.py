@@ -57,18 +57,18 @@ _EVENTS = (
 )
 # A transaction that pays several transfers is one entry for each of them.
 _MONERO_PAYMENTS = (
-    "SELECT coalesce(e.transfer_id, p.transfer_id), p.purpose, coalesce(e.address, p.address),"
+    "SELECT coalesce(e.transfer_id, p.payment_id), p.purpose, coalesce(e.address, p.address),"
     " coalesce(e.units, p.units), p.state, p.txid, p.fee, p.tx_key, p.height"
-    " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.transfer_id"
-    " WHERE e.live IS NOT 0 ORDER BY p.seq, e.transfer_id"
+    " FROM monero_payments p LEFT JOIN monero_payees e ON e.payment_id = p.payment_id"
+    " ORDER BY p.seq, e.transfer_id"
 )
 _EXPLAINED = (
-    "SELECT network, txid, note, coalesce(wei, '0') FROM explained_transactions"
+    "SELECT network, txid, note, coalesce(wei, '0') FROM annotated_transactions"
     " ORDER BY at, network, txid"
 )
 _OPENINGS = (
     "SELECT o.network, block_number, block_hash, nonce, wei FROM evm_openings o"
-    " JOIN evm_wallet w ON w.hot_address = o.sender COLLATE NOCASE"
+    " JOIN evm_wallet w ON lower(w.hot_address) = lower(o.sender)"
 )
 _EVM_PAYMENTS = (
     "SELECT payment_id, network, purpose, recipient, units, state, nonce FROM evm_payments"

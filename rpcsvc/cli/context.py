@@ -116,7 +116,7 @@ def opening(settings: Settings) -> Iterator[None]:
 
     from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.backends.sqlite.database import DataDirInUse  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.migrations import NewerDatabase  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.migrations import UnknownSchema  # noqa: PLC0415
 
     try:
         yield
@@ -125,7 +125,7 @@ def opening(settings: Settings) -> Iterator[None]:
             f"Another process has the data directory {settings.data_dir}, but does not answer on"
             " its socket. Wait until it has started or stopped, or give --url."
         ) from error
-    except (NewerDatabase, SigningKeyError) as error:
+    except (UnknownSchema, SigningKeyError) as error:
         raise UsageError(str(error)) from error
     except BrokenPipeError:
         raise  # stdout's, not the data directory's

@@ -318,13 +318,13 @@ def _serve(context: Context) -> int:
     from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing  # noqa: PLC0415
     from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
     from rpcsvc.store.backends.sqlite.database import DatabaseUnusable, DataDirInUse  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.migrations import NewerDatabase  # noqa: PLC0415
+    from rpcsvc.store.backends.sqlite.migrations import UnknownSchema  # noqa: PLC0415
 
     settings = context.settings()
     configure_logging(settings.log.format, settings.log.level)
     try:
         asyncio.run(context.serve(settings))
-    except (DataDirInUse, DatabaseUnusable, NewerDatabase, SigningKeyError) as error:
+    except (DataDirInUse, DatabaseUnusable, UnknownSchema, SigningKeyError) as error:
         raise UsageError(str(error)) from error
     except OnchainExtraMissing as error:
         raise UsageError(str(error)) from error

@@ -77,7 +77,7 @@ def tickets(data_dir: Path) -> list[StoredTicket]:
     """The tickets, oldest first. Raises BooksUnreadable."""
     sql = (
         "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
-        " ORDER BY rowid"
+        " ORDER BY seq"
     )
     return [StoredTicket(*row) for row in _rows(data_dir, sql)]
 

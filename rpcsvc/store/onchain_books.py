@@ -20,11 +20,11 @@ _SENT: Final = {
 }
 # Payments that are out, of transfers whose ids lie between ?1 and ?2.
 _OUT: Final = (
-    "SELECT transfer_id, txid, address, units FROM monero_payments"
-    " WHERE state IN ('relaying', 'published', 'settled') AND transfer_id > ?1 AND transfer_id < ?2"
+    "SELECT payment_id, txid, address, units FROM monero_payments"
+    " WHERE state IN ('relaying', 'published', 'settled') AND payment_id > ?1 AND payment_id < ?2"
     " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
-    " JOIN monero_payments AS p ON p.transfer_id = e.payment_id"
-    " WHERE p.state IN ('relaying', 'published', 'settled') AND e.live = 1"
+    " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
+    " WHERE p.state IN ('relaying', 'published', 'settled')"
     " AND e.transfer_id > ?1 AND e.transfer_id < ?2"
     " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
     " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"

@@ -30,12 +30,8 @@ _SELECT_DEPOSIT = (
     " d.first_seen_at, d.block_number, d.block_hash, d.acknowledged, d.watched"
     " FROM evm_deposits d JOIN evm_addresses a ON a.address_index = d.address_index"
 )
-# SQLite by itself would read all deposits that there ever were.
-_WATCHED = _SELECT_DEPOSIT.replace(
-    "evm_deposits d", "evm_deposits d INDEXED BY evm_deposits_watched"
-)
 _TO_WATCH = (
-    f"{_WATCHED} WHERE d.network = ? AND d.watched = 1"
+    f"{_SELECT_DEPOSIT} WHERE d.network = ? AND d.watched = 1"
     f" UNION ALL {_SELECT_DEPOSIT} WHERE d.network = ? AND d.block_number > ? AND d.watched = 0"
 )
 # A trigger refuses a known deposit with another recipient, amount, sender or time.
@@ -105,7 +101,7 @@ class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
         """Those that are recorded, of addresses in any case, by one query."""
         sql = (
             "SELECT address_index, address FROM evm_addresses"
-            " WHERE address IN (SELECT value FROM json_each(?))"
+            " WHERE address_lower IN (SELECT lower(value) FROM json_each(?))"
         )
         return [EvmAddress(*row) for row in self._db.read(sql, (_list(addresses),))]
 

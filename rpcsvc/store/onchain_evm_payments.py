@@ -43,7 +43,7 @@ _SELECT_ATTEMPTS: Final = (
     "SELECT txid, raw, max_fee, tip, made_at FROM evm_attempts WHERE payment_id = ? ORDER BY number"
 )
 _SWEEP: Final = (
-    "network, address_index, serial, address, method, units, authorization, payment_id, state,"
+    "network, address_index, serial, address, method, units, authorization_hash, payment_id, state,"
     " taken"
 )
 _ADD_SWEEP: Final = (
@@ -55,19 +55,17 @@ _PUT_SWEEP: Final = (
     " WHERE network = ? AND address_index = ? AND serial = ?"
 )
 _UNSWEPT: Final = (
-    "SELECT h.address_index, a.address, h.confirmed - h.taken,"
+    "SELECT h.address_index, a.address, h.unswept,"
     "  1 + COALESCE((SELECT MAX(s.serial) FROM evm_sweeps s"
     "   WHERE s.network = h.network AND s.address_index = h.address_index), 0)"
-    " FROM evm_holdings h INDEXED BY evm_holdings_unswept"
+    " FROM evm_holdings h"
     " JOIN evm_addresses a ON a.address_index = h.address_index"
-    " WHERE h.network = ? AND h.confirmed > h.taken AND h.confirmed - h.taken >= ?"
+    " WHERE h.network = ? AND h.unswept > 0 AND h.unswept >= ?"
     " AND NOT EXISTS (SELECT 1 FROM evm_sweeps s WHERE s.network = h.network"
     "  AND s.address_index = h.address_index AND s.state = 'signed')"
     " ORDER BY h.address_index"
 )
-_UNSWEPT_OF: Final = (
-    "SELECT confirmed - taken FROM evm_holdings WHERE network = ? AND address_index = ?"
-)
+_UNSWEPT_OF: Final = "SELECT unswept FROM evm_holdings WHERE network = ? AND address_index = ?"
 
 
 class SqliteEvmPaymentLedger:
@@ -158,7 +156,7 @@ class SqliteEvmPaymentLedger:
     async def sweeps_under_way(self, network: str) -> list[Sweep]:
         """Sweeps in state SIGNED."""
         sql = (
-            f"SELECT {_SWEEP} FROM evm_sweeps INDEXED BY evm_sweeps_under_way"  # noqa: S608 - constants
+            f"SELECT {_SWEEP} FROM evm_sweeps"  # noqa: S608 - constants
             " WHERE network = ? AND state = 'signed' ORDER BY address_index"
         )
         return [_sweep(row) for row in self._db.read(sql, (network,))]
@@ -168,7 +166,7 @@ class SqliteEvmPaymentLedger:
         sql = (
             f"SELECT {_SWEEP} FROM evm_sweeps"  # noqa: S608 - constants
             " WHERE network = ? AND address_index = ? AND state = 'void'"
-            " AND authorization IS NOT NULL ORDER BY serial"
+            " AND authorization_hash IS NOT NULL ORDER BY serial"
         )
         return [_sweep(row) for row in self._db.read(sql, (network, address_index))]
 

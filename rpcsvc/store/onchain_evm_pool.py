@@ -16,29 +16,29 @@ from rpcsvc.store.order_addresses import order_has
 # In these an order takes a deposit at its quote. The index orders_awaiting is of just this form.
 _WAITS = "o.status IN ('awaiting_deposit', 'deposit_detected')"
 _IS_AWAITING = (
-    "SELECT 1 FROM orders o INDEXED BY orders_awaiting"  # noqa: S608 - constants
+    "SELECT 1 FROM orders o"  # noqa: S608 - constants
     f" WHERE o.deposit_network = ? AND o.expires_at >= ? AND {_WAITS} LIMIT 1"
 )
 # Addresses are in any case here, and in that of the order there.
-_ORDER_OF_ADDRESS = order_has("a.address")
+_ORDER_OF_ADDRESS = order_has("a")
 _AWAITING = (
     "SELECT a.address_index, a.address"  # noqa: S608 - constants
-    " FROM evm_addresses a CROSS JOIN orders o"
+    " FROM evm_addresses a JOIN orders o"
     f" ON {_ORDER_OF_ADDRESS}"
-    " WHERE a.address IN (SELECT value FROM json_each(?))"
+    " WHERE a.address_lower IN (SELECT lower(value) FROM json_each(?))"
     f" AND o.deposit_network = ? AND o.expires_at >= ? AND {_WAITS}"
 )
 _SELECT_SIGHTING = "SELECT network, txid, address_index, first_seen_at FROM evm_pool_sightings"
 _PUT_SIGHTING = (
-    "INSERT OR IGNORE INTO evm_pool_sightings (network, txid, address_index, first_seen_at)"
-    " VALUES (?, ?, ?, ?)"
+    "INSERT INTO evm_pool_sightings (network, txid, address_index, first_seen_at)"
+    " VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _HAS_SIGHTINGS = "SELECT 1 FROM evm_pool_sightings WHERE network = ? LIMIT 1"
 _FORGET_SIGHTINGS = (
     "DELETE FROM evm_pool_sightings AS s WHERE s.network = ? AND ("  # noqa: S608 - constants
     " EXISTS (SELECT 1 FROM evm_deposits d"
     "  WHERE d.network = s.network AND d.txid = s.txid AND d.watched = 0)"
-    " OR s.first_seen_at < ? AND NOT EXISTS (SELECT 1 FROM evm_addresses a CROSS JOIN orders o"
+    " OR s.first_seen_at < ? AND NOT EXISTS (SELECT 1 FROM evm_addresses a JOIN orders o"
     f"  ON {_ORDER_OF_ADDRESS}"
     f"  WHERE a.address_index = s.address_index AND o.deposit_network = s.network AND {_WAITS}))"
 )

@@ -50,7 +50,7 @@ _PUT_CURSOR = (
 _RESCAN_DUE = "INSERT INTO monero_rescan_due (id) VALUES (1) ON CONFLICT (id) DO NOTHING"
 _RESCAN_OVER = "DELETE FROM monero_rescan_due"
 _PAYMENT = (
-    "transfer_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at, state,"
+    "payment_id, purpose, address, units, fee, txid, raw, metadata, tx_key, prepared_at, state,"
     " relayed_at, height, conflict_height, conflict_hash, proof"
 )
 _SELECT_PAYMENT = f"SELECT {_PAYMENT} FROM monero_payments"  # noqa: S608 - constants
@@ -60,22 +60,21 @@ _ADD_PAYMENT = (
 )
 _PUT_PAYMENT = (
     "UPDATE monero_payments SET state = ?, relayed_at = ?, height = ?, conflict_height = ?,"
-    " conflict_hash = ? WHERE transfer_id = ?"
+    " conflict_hash = ? WHERE payment_id = ?"
 )
 _ADD_PAYEE = (
-    "INSERT INTO monero_payees (payment_id, transfer_id, address, units, live)"
-    " VALUES (?, ?, ?, ?, 1)"
+    "INSERT INTO monero_payees (payment_id, transfer_id, address, units) VALUES (?, ?, ?, ?)"
 )
 _WITHOUT_ORDER = (
     "WHERE state = 'published' AND purpose = 'transfer' AND NOT EXISTS"
-    " (SELECT 1 FROM transfers AS t WHERE t.transfer_id = monero_payments.transfer_id"
+    " (SELECT 1 FROM transfers AS t WHERE t.transfer_id = monero_payments.payment_id"
     "  OR t.transfer_id IN (SELECT e.transfer_id FROM monero_payees AS e"
-    "   WHERE e.payment_id = monero_payments.transfer_id)) ORDER BY seq"
+    "   WHERE e.payment_id = monero_payments.payment_id)) ORDER BY seq"
 )
-_PUT_PROOF = "UPDATE monero_payments SET proof = ? WHERE transfer_id = ?"
+_PUT_PROOF = "UPDATE monero_payments SET proof = ? WHERE payment_id = ?"
 _PUT_PAYEE_PROOF = "UPDATE monero_payees SET proof = ? WHERE payment_id = ? AND transfer_id = ?"
-_ADD_IMAGE = "INSERT INTO monero_key_images (transfer_id, key_image, live) VALUES (?, ?, 1)"
-_FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE transfer_id = ?"
+_ADD_IMAGE = "INSERT INTO monero_key_images (payment_id, key_image, live) VALUES (?, ?, 1)"
+_FREE_IMAGES = "UPDATE monero_key_images SET live = 0 WHERE payment_id = ?"
 
 
 class SqliteMoneroLedger:
@@ -185,9 +184,9 @@ class SqliteMoneroLedger:
 
     async def payment(self, transfer_id: str) -> Payment | None:
         """The payment of a transfer, alone or with others."""
-        sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = ? AND live = 1"
+        sql = "SELECT payment_id FROM monero_payees WHERE transfer_id = ?"
         row = self._db.read_one(sql, (transfer_id,))
-        found = await self._payments("WHERE transfer_id = ?", row[0] if row else transfer_id)
+        found = await self._payments("WHERE payment_id = ?", row[0] if row else transfer_id)
         return found[0] if found else None
 
     async def payments_in(self, *states: PaymentState) -> list[Payment]:
@@ -271,7 +270,7 @@ class SqliteMoneroLedger:
         return tuple(Payee(*row) for row in self._db.read(sql, (payment_id,)))
 
     async def _images(self, transfer_id: str) -> tuple[str, ...]:
-        sql = "SELECT key_image FROM monero_key_images WHERE transfer_id = ? ORDER BY key_image"
+        sql = "SELECT key_image FROM monero_key_images WHERE payment_id = ? ORDER BY key_image"
         return tuple(image for (image,) in self._db.read(sql, (transfer_id,)))
 
 

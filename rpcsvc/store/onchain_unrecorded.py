@@ -15,24 +15,26 @@ from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_has
 
-_TELL_NONCE: Final = (
-    "INSERT INTO evm_nonces (network, sender, told) VALUES (?, ?, ?)"
-    " ON CONFLICT (network, sender) DO UPDATE SET told = max(told, excluded.told)"
+_ACKNOWLEDGE_NONCE: Final = (
+    "INSERT INTO evm_nonces (network, sender, acknowledged_below) VALUES (?, ?, ?)"
+    " ON CONFLICT (network, sender) DO UPDATE SET acknowledged_below = excluded.acknowledged_below"
+    " WHERE excluded.acknowledged_below > evm_nonces.acknowledged_below"
 )
-_TELL_TRANSACTION: Final = (
-    "INSERT OR IGNORE INTO told_transactions (network, txid, at) VALUES (?, ?, ?)"
+_ACKNOWLEDGE_TRANSACTION: Final = (
+    "INSERT INTO acknowledged_transactions (network, txid, at) VALUES (?, ?, ?)"
+    " ON CONFLICT DO NOTHING"
 )
 _NOT_ON_RECORD: Final = (
     "SELECT DISTINCT value FROM json_each(?)"
     " WHERE value NOT IN (SELECT txid FROM monero_payments)"
-    " AND value NOT IN (SELECT txid FROM explained_transactions WHERE network = 'monero')"
-    " AND value NOT IN (SELECT txid FROM told_transactions WHERE network = 'monero')"
+    " AND value NOT IN (SELECT txid FROM annotated_transactions WHERE network = 'monero')"
+    " AND value NOT IN (SELECT txid FROM acknowledged_transactions WHERE network = 'monero')"
     " ORDER BY value"
 )
 _UNATTRIBUTED: Final = (
     "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"  # noqa: S608 - constants
-    f"  WHERE {order_has('s.address')})"
-    " FROM stray_deposits s WHERE NOT EXISTS (SELECT 1 FROM explained_transactions e"
+    f"  WHERE {order_has('s')})"
+    " FROM unattributed_deposits s WHERE NOT EXISTS (SELECT 1 FROM annotated_transactions e"
     "  WHERE e.network = s.network AND e.txid = s.txid)"
     " ORDER BY s.network, s.txid, s.position LIMIT 1000"
 )
@@ -54,17 +56,17 @@ class SqliteUnrecordedLedger:
 
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
         """Up to which nonce, itself left out, the operator was told; None: never."""
-        sql = "SELECT told FROM evm_nonces WHERE network = ? AND sender = ?"
+        sql = "SELECT acknowledged_below FROM evm_nonces WHERE network = ? AND sender = ?"
         row = self._db.read_one(sql, (network, sender))
         return int(row[0]) if row else None
 
     async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
         """Note that the operator was told of all nonces below this one."""
-        await self._db.write([Statement(_TELL_NONCE, (network, sender, nonce))])
+        await self._db.write([Statement(_ACKNOWLEDGE_NONCE, (network, sender, nonce))])
 
     async def explained(self, network: str) -> list[str]:
         """The ids of the transactions that the operator made by hand, and said so."""
-        sql = "SELECT txid FROM explained_transactions WHERE network = ? ORDER BY txid"
+        sql = "SELECT txid FROM annotated_transactions WHERE network = ? ORDER BY txid"
         return [str(row[0]) for row in self._db.read(sql, (network,))]
 
     async def monero_cursor(self) -> int | None:
@@ -83,5 +85,5 @@ class SqliteUnrecordedLedger:
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
         """Note that the operator was told of these."""
-        rows = [Statement(_TELL_TRANSACTION, (network, txid, at)) for txid in txids]
+        rows = [Statement(_ACKNOWLEDGE_TRANSACTION, (network, txid, at)) for txid in txids]
         await self._db.write(rows)

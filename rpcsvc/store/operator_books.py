@@ -96,9 +96,7 @@ _ATTEMPTS: Final = """
     FROM evm_attempts a JOIN evm_payments p USING (payment_id)
     WHERE a.payment_id = ? ORDER BY a.number
 """
-_MONERO: Final = (
-    "SELECT txid, prepared_at, state, height FROM monero_payments WHERE transfer_id = ?"
-)
+_MONERO: Final = "SELECT txid, prepared_at, state, height FROM monero_payments WHERE payment_id = ?"
 _OPEN_ORDERS: Final = """
     SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
     UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
@@ -121,7 +119,7 @@ class OperatorBooks:
     def transfers(self, states: tuple[TransferState, ...], limit: int) -> list[BookedTransfer]:
         """The newest transfers in these states, newest first."""
         marks = ", ".join("?" * len(states))
-        where = f"WHERE t.state IN ({marks}) ORDER BY t.rowid DESC LIMIT ?"
+        where = f"WHERE t.state IN ({marks}) ORDER BY t.seq DESC LIMIT ?"
         return self._booked(where, *states, limit)
 
     def transfer(self, transfer_id: str) -> BookedTransfer | None:
@@ -140,7 +138,7 @@ class OperatorBooks:
 
     def explanation(self, network: str, txid: str) -> str | None:
         """What the operator said of a transaction that was made by hand."""
-        sql = "SELECT note FROM explained_transactions WHERE network = ? AND txid = ?"
+        sql = "SELECT note FROM annotated_transactions WHERE network = ? AND txid = ?"
         row = self._db.read_one(sql, (network, txid))
         return None if row is None else str(row[0])
 
@@ -179,8 +177,8 @@ class OperatorBooks:
         held = {
             network: (units, count)
             for network, units, count in self._db.read(
-                "SELECT network, sum(confirmed - taken), count(*) FROM evm_holdings"
-                " WHERE confirmed > taken GROUP BY network"
+                "SELECT network, sum(unswept), count(*) FROM evm_holdings"
+                " WHERE unswept > 0 GROUP BY network"
             )
         }
         return {
@@ -215,14 +213,14 @@ class OperatorBooks:
 
 
 _PAYMENT_WITH: Final = (
-    "SELECT transfer_id FROM monero_payments WHERE txid = ?"
+    "SELECT payment_id FROM monero_payments WHERE txid = ?"
     " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = ?"
 )
-_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE hot_address = ? COLLATE NOCASE"
+_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = lower(?)"
 _OWN_ADDRESSES: Final = (
     "SELECT 1 FROM monero_addresses WHERE address = ?",
     "SELECT 1 FROM monero_wallet WHERE primary_address = ?",
-    "SELECT 1 FROM evm_addresses WHERE address = ?",
+    "SELECT 1 FROM evm_addresses WHERE address_lower = lower(?)",
     _HOT_WALLET,
 )
 
@@ -290,15 +288,15 @@ def explain(data_dir: Path, network: str, txid: str, note: str, at: int, wei: in
     written.
     """
     sql = (
-        "INSERT OR IGNORE INTO explained_transactions (network, txid, note, at, wei)"
-        " VALUES (?, ?, ?, ?, ?)"
+        "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
+        " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
     )
     return _write(data_dir, sql, (network, txid, note, at, str(wei) if wei else None))
 
 
 def take_back(data_dir: Path, network: str, txid: str) -> bool:
     """Forget an explanation; False when there is none. Raises BooksUnreadable."""
-    sql = "DELETE FROM explained_transactions WHERE network = ? AND txid = ?"
+    sql = "DELETE FROM annotated_transactions WHERE network = ? AND txid = ?"
     return _write(data_dir, sql, (network, txid))
 
 

@@ -13,14 +13,8 @@ from rpcsvc.store.database import Tables
 _END: Final = 9
 
 
-def _ends(column: str) -> str:
-    """What the index holds of an address in a column, as SQL: to the letter, or it is not used."""
-    return f"substr({column}, 1, {_END}) || substr({column}, -{_END})"
-
-
 _SELECT: Final = (
-    "SELECT order_id, deposit_network, deposit_address FROM orders"  # noqa: S608 - constants
-    f" WHERE {_ends('deposit_address')} = ?"
+    "SELECT order_id, deposit_network, deposit_address FROM orders WHERE deposit_address_ends = ?"
 )
 
 
@@ -31,9 +25,6 @@ def order_given(database: Tables, address: str) -> tuple[str, str] | None:
     return (row[0], row[1]) if row is not None and row[2] == address else None
 
 
-def order_has(column: str) -> str:
-    """The condition that the order ``o`` has the address in a column of another table.
-
-    Letter case counts, whatever the collation of that column.
-    """
-    return f"{_ends('o.deposit_address')} = {_ends(column)} AND o.deposit_address = {column}"
+def order_has(table: str) -> str:
+    """The condition that the order ``o`` has the address of a row of another table."""
+    return f"o.deposit_address_ends = {table}.address_ends AND o.deposit_address = {table}.address"

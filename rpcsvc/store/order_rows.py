@@ -37,8 +37,6 @@ from rpcsvc.store.database import Insert
 
 Row = tuple[Any, ...]
 
-# Of a dollar: the column twap_chunk_usd holds whole ones, twap_chunk_micros the rest.
-_MICROS: Final = 10**6
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 TERMS: Final = (
@@ -47,7 +45,7 @@ TERMS: Final = (
     "min_received", "min_deposit", "max_deposit", "rate", "spread_bps", "payout_fee",
     "min_received_bps", "integrator_bps", "refund_fee", "created_at", "expires_at", "late_window",
     "confirm_timeout", "prepare_timeout", "payout_check", "refund_reminder", "integrator",
-    "twap_chunk_usd", "twap_chunk_micros", "twap_interval_ms", "upstream_id",
+    "twap_chunk_units", "twap_interval_ms", "upstream_id",
     "agreed_refund_address",
     "price_locked_until",
 )  # fmt: skip
@@ -137,8 +135,7 @@ def terms_row(terms: Terms) -> Row:
             "payout_check": timeouts.payout_check,
             "refund_reminder": timeouts.refund_reminder,
             "integrator": terms.integrator,
-            "twap_chunk_usd": twap and twap.chunk_units // _MICROS,
-            "twap_chunk_micros": twap.chunk_units % _MICROS if twap else 0,
+            "twap_chunk_units": twap and twap.chunk_units,
             "twap_interval_ms": twap and twap.interval_ms,
             "upstream_id": terms.upstream_id,
             "agreed_refund_address": terms.refund_address,
@@ -237,10 +234,9 @@ def _timeouts_from(values: Mapping[str, Any]) -> Timeouts:
 
 
 def _twap_from(values: Mapping[str, Any]) -> TwapPlan | None:
-    if values["twap_chunk_usd"] is None:
+    if values["twap_chunk_units"] is None:
         return None
-    units = values["twap_chunk_usd"] * _MICROS + values["twap_chunk_micros"]
-    return TwapPlan(chunk_units=units, interval_ms=values["twap_interval_ms"])
+    return TwapPlan(chunk_units=values["twap_chunk_units"], interval_ms=values["twap_interval_ms"])
 
 
 # --- deposits, transfers, chunks ---------------------------------------------------------------
@@ -339,11 +335,7 @@ def fill_from(row: Row) -> Fill:
 
 
 def effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
-    """The key of ``effects``: order, kind, and what the effect is about.
-
-    The last column is called transfer_id, since the first kind was about transfers: of a chunk it
-    holds the index, as text.
-    """
+    """The key of ``effects``: order, kind, and the transfer or chunk that the effect is about."""
     if isinstance(effect, AdvanceTransfer):
         return order_id, "advance_transfer", effect.transfer_id
     if isinstance(effect, FillChunk):
@@ -352,7 +344,7 @@ def effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
 
 
 def effect_from(kind: str, subject: str) -> Effect:
-    """The effect of such a row; ``subject`` is its transfer_id, which may be a chunk's index."""
+    """The effect of such a row."""
     if kind == "advance_transfer":
         return AdvanceTransfer(subject)
     if kind == "fill_chunk":

@@ -58,9 +58,9 @@ _DELETE_VIEW: Final = (
     "DELETE FROM status_views WHERE order_seq = (SELECT seq FROM orders WHERE order_id = ?)"
 )
 _INSERT_EFFECT: Final = (
-    "INSERT OR IGNORE INTO effects (order_id, kind, transfer_id) VALUES (?, ?, ?)"
+    "INSERT INTO effects (order_id, kind, subject) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 )
-_DELETE_EFFECT: Final = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND transfer_id = ?"
+_DELETE_EFFECT: Final = "DELETE FROM effects WHERE order_id = ? AND kind = ? AND subject = ?"
 _INSERT_RESPONSE: Final = insert("idempotency_keys", (*RESPONSE, "order_seq"))._replace(
     row=f"({'?, ' * len(RESPONSE)}(SELECT seq FROM orders WHERE order_id = ?))"  # noqa: S608
 )

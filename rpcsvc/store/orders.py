@@ -38,7 +38,7 @@ from rpcsvc.store.order_writes import statements
 from rpcsvc.store.relays import SqliteRelays
 from rpcsvc.store.retention import SqliteRetention
 
-# How much of a session id its index holds (migrations/0005_sessions.sql).
+# How much of a session id its index holds (orders.session_start).
 _SESSION_START: Final = 8
 _SELECT_VIEW: Final = (
     "SELECT o.to_address, v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
@@ -46,10 +46,10 @@ _SELECT_VIEW: Final = (
 )
 _SELECT_ORDER: Final = f"SELECT {', '.join(ORDER)} FROM orders WHERE order_id = ?"  # noqa: S608
 _SELECT_DEPOSITS: Final = (
-    f"SELECT {', '.join(DEPOSIT)} FROM deposits WHERE order_id = ? ORDER BY rowid"  # noqa: S608
+    f"SELECT {', '.join(DEPOSIT)} FROM deposits WHERE order_id = ? ORDER BY seq"  # noqa: S608
 )
 _SELECT_TRANSFERS: Final = (
-    f"SELECT {', '.join(TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY rowid"  # noqa: S608
+    f"SELECT {', '.join(TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY seq"  # noqa: S608
 )
 _SELECT_FILLS: Final = f"SELECT {', '.join(FILLED)} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
 _DECIDED_BY_DEPOSITS: Final = ", ".join(f"'{each.value}'" for each in sorted(DECIDED_BY_DEPOSITS))
@@ -72,15 +72,15 @@ _SELECT_LOCKED_BEYOND: Final = {
 }
 # A transfer whose bytes are committed goes before any new one: it holds its wallet's inputs.
 _SELECT_EFFECTS: Final = """
-    SELECT e.order_id, e.kind, e.transfer_id FROM effects e
-    LEFT JOIN transfers t ON t.transfer_id = e.transfer_id
+    SELECT e.order_id, e.kind, e.subject FROM effects e
+    LEFT JOIN transfers t ON t.transfer_id = e.subject
     ORDER BY t.state IS NULL OR t.state = 'planned', e.order_id
 """
 _SELECT_PLANNED: Final = """
     SELECT t.order_id, t.transfer_id FROM transfers t JOIN effects e
         ON e.order_id = t.order_id AND e.kind = 'advance_transfer'
-        AND e.transfer_id = t.transfer_id
-    WHERE t.network = ? AND t.state = 'planned' ORDER BY t.rowid LIMIT ?
+        AND e.subject = t.transfer_id
+    WHERE t.network = ? AND t.state = 'planned' ORDER BY t.seq LIMIT ?
 """
 _SELECT_RESPONSE: Final = (
     f"SELECT {', '.join(RESPONSE)} FROM idempotency_keys"  # noqa: S608
@@ -133,7 +133,7 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
     def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
         """The session's orders, newest first."""
         rows = self._db.read(
-            f"SELECT order_id FROM orders WHERE substr(session_id, 1, {_SESSION_START}) = ?"  # noqa: S608 - a constant
+            "SELECT order_id FROM orders WHERE session_start = ?"
             " AND session_id = ? ORDER BY seq DESC LIMIT ?",
             (session_id[:_SESSION_START], session_id, limit),
         )

@@ -13,10 +13,7 @@ from rpcsvc.store.database import Tables
 _WALLETS: Final = "SELECT EXISTS (SELECT 1 FROM evm_wallet) OR EXISTS (SELECT 1 FROM monero_wallet)"
 _ORDERS: Final = "SELECT count(*), min(order_id) FROM orders"
 # By that index it costs nothing where no order is at an upstream, however many are open.
-_THERE: Final = (
-    f"{_ORDERS} INDEXED BY orders_by_upstream_id"
-    " WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
-)
+_THERE: Final = f"{_ORDERS} WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
 _SIMULATED: Final = f"{_ORDERS} WHERE upstream_id IS NULL"
 
 

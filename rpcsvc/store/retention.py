@@ -12,7 +12,7 @@ from rpcsvc.store.database import Statement, Tables
 
 # Rows are numbered as they come: only the oldest thousand are looked at.
 _OLD_TICKETS: Final = (
-    "SELECT rowid FROM (SELECT rowid, created_at FROM tickets ORDER BY rowid LIMIT 1000)"
+    "SELECT seq FROM (SELECT seq, created_at FROM tickets ORDER BY seq LIMIT 1000) AS oldest"
     " WHERE created_at < ?"
 )
 # Twice what falls due between two times of forgetting, so that what is left over gets less.
@@ -64,7 +64,7 @@ class SqliteRetention:
         row = self._db.read_one(f"SELECT count(*) FROM ({_OLD_TICKETS})", (before,))  # noqa: S608 - a constant
         count = int(row[0]) if row else 0
         if count:
-            sql = f"DELETE FROM tickets WHERE rowid IN ({_OLD_TICKETS})"  # noqa: S608 - a constant
+            sql = f"DELETE FROM tickets WHERE seq IN ({_OLD_TICKETS})"  # noqa: S608 - a constant
             await self._db.write([Statement(sql, (before,))])
         return count
 

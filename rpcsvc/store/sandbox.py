@@ -18,15 +18,15 @@ _INSERT_TX = (
     " ON CONFLICT (network, txid) DO NOTHING"
 )
 _ADD_CHAIN = (
-    "INSERT OR IGNORE INTO sandbox_chains"
+    "INSERT INTO sandbox_chains"
     " (network, base_height, base_at, block_ms, paused, inventory, balance)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _PUT_CHAIN = "UPDATE sandbox_chains SET base_height = ?, base_at = ?, paused = ? WHERE network = ?"
 _MOVE_BALANCE = "UPDATE sandbox_chains SET balance = balance + ? WHERE network = ?"
 _ADD_BLOCK = (
-    "INSERT OR IGNORE INTO sandbox_blocks (network, height, hash, mined_at, orphaned)"
-    " VALUES (?, ?, ?, ?, 0)"
+    "INSERT INTO sandbox_blocks (network, height, hash, mined_at, orphaned)"
+    " VALUES (?, ?, ?, ?, 0) ON CONFLICT DO NOTHING"
 )
 _ORPHAN_BLOCK = "UPDATE sandbox_blocks SET orphaned = 1 WHERE network = ? AND height = ?"
 _MINE_TX = (
@@ -39,7 +39,7 @@ _POOL_TX = (
 )
 _UNWATCH_TX = (
     "UPDATE sandbox_transactions SET watched = 0"
-    " WHERE network = ? AND txid = ? AND state = ? AND block_height IS ?"
+    " WHERE network = ? AND txid = ? AND state = ? AND block_height IS NOT DISTINCT FROM ?"
 )
 
 
@@ -156,7 +156,7 @@ class SqliteSandboxLedger:
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
         """Have a fault wait for the order's next transfer."""
-        sql = "INSERT OR IGNORE INTO sandbox_faults (order_id, fault) VALUES (?, ?)"
+        sql = "INSERT INTO sandbox_faults (order_id, fault) VALUES (?, ?) ON CONFLICT DO NOTHING"
         await self._db.write([Statement(sql, (order_id, fault.value))])
 
     async def clear_fault(self, order_id: str, fault: Fault) -> None:

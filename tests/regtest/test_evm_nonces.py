@@ -109,7 +109,7 @@ async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: T
     await payer.paid(payer.transfer(USER))
     txid = await spend_nonce(payer, 1)
     await mined(payer.token.client, txid)
-    note = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
+    note = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
     await payer.database.write([Statement(note, (NETWORK, txid))])
     assert (await payer.payment(await payer.paid(payer.transfer(USER)))).nonce == 2
     await mined(payer.token.client, await spend_nonce(payer, 3))

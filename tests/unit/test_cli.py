@@ -31,7 +31,7 @@ from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.store.backends.sqlite.database import DataDirInUse
-from rpcsvc.store.backends.sqlite.migrations import NewerDatabase
+from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 
 SESSION = "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"
 OTHER = "11111111-2222-4333-8444-555555555555"
@@ -541,7 +541,7 @@ def test_a_service_error_before_the_operation_is_an_envelope(cli: Cli) -> None:
     ("error", "status", "text"),
     [
         (DataDirInUse("in use"), 3, "does not answer on its socket"),
-        (NewerDatabase("newer schema"), 2, "newer schema"),
+        (UnknownSchema("newer schema"), 2, "newer schema"),
         (PermissionError(13, "Permission denied"), 2, "--data-dir"),
     ],
     ids=lambda value: type(value).__name__,
@@ -841,7 +841,7 @@ def test_serve_passes_its_flags_on(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [DataDirInUse("in use"), NewerDatabase("newer"), OSError(98, "Address already in use")],
+    [DataDirInUse("in use"), UnknownSchema("newer"), OSError(98, "Address already in use")],
     ids=lambda error: type(error).__name__,
 )
 def test_a_service_that_cannot_start_is_a_usage_error(cli: Cli, error: Exception) -> None:

@@ -125,7 +125,7 @@ def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
 
 def annotated(data_dir: Path) -> list[tuple[str, str, str]]:
     with closing(sqlite3.connect(data_dir / DATABASE_NAME)) as reader:
-        return reader.execute("SELECT network, txid, note FROM explained_transactions").fetchall()
+        return reader.execute("SELECT network, txid, note FROM annotated_transactions").fetchall()
 
 
 def test_an_explanation_is_kept_shown_and_taken_back(
@@ -272,7 +272,7 @@ async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path:
             assert not await asyncio.to_thread(
                 books_of.explain, tmp_path, "monero", txid, "again", turn
             )
-        assert database.read_one("SELECT count(*) FROM explained_transactions") == (5,)
+        assert database.read_one("SELECT count(*) FROM annotated_transactions") == (5,)
         assert database.health().ok
     finally:
         await database.close()
@@ -292,6 +292,6 @@ def test_an_explanation_is_not_changed_behind_the_operator_s_back(tmp_path: Path
     books_of.explain(tmp_path, "monero", TXID, "x", 1)
     with (
         closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as writer,
-        pytest.raises(sqlite3.IntegrityError, match="taken back, not changed"),
+        pytest.raises(sqlite3.IntegrityError, match="withdrawn, not changed"),
     ):
-        writer.execute("UPDATE explained_transactions SET note = 'y'")
+        writer.execute("UPDATE annotated_transactions SET note = 'y'")

@@ -82,8 +82,8 @@ FAULTS = {
         f"UPDATE deposits SET transfer_id = 'nothing' WHERE transfer_id = ({PAYOUT})"
     ],
     "an order has more than one payout that is, or may be, paid": [
-        "INSERT INTO transfers SELECT 'second', order_id, kind, network, asset, address, units,"
-        " fee, 'published', NULL, NULL, NULL, 0, NULL"
+        "INSERT INTO transfers SELECT NULL, 'second', order_id, kind, network, asset, address,"
+        " units, fee, 'published', NULL, NULL, NULL, 0, NULL"
         f" FROM transfers WHERE transfer_id = ({PAYOUT})"
     ],
     "a refund is not its deposits less the fee": [

@@ -130,11 +130,11 @@ async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
 ) -> None:
     sql = (
         "EXPLAIN QUERY PLAN SELECT address_index, address FROM evm_addresses"
-        " WHERE address IN (SELECT value FROM json_each(?))"
+        " WHERE address_lower IN (SELECT lower(value) FROM json_each(?))"
     )
     plan = " ".join(str(row) for row in database.read(sql, ("[]",)))
     assert "SEARCH evm_addresses USING" in plan
-    assert "(address=?)" in plan
+    assert "(address_lower=?)" in plan
 
 
 async def test_old_deposits_are_not_read_to_find_those_to_watch(database: Database) -> None:

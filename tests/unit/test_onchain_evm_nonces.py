@@ -73,7 +73,7 @@ class Desk:
         self.node.known[txid] = EvmTransaction(txid, sender, "0xTo", nonce, 0, b"", 7, "0x7")
 
     async def explain_unknown(self, txid: str) -> None:
-        note = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
+        note = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
         await self.database.write([Statement(note, (NET, txid))])
 
 

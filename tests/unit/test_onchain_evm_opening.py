@@ -139,7 +139,7 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: SqliteOpeningLedger) -> 
         "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', 0, '')",
         "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', 0, '1.0')",
         "INSERT INTO evm_openings VALUES ('base', 'x', 1, 'h', -1, '1')",
-        "INSERT INTO explained_transactions VALUES ('base', 'x', 'n', 1, '-1')",
+        "INSERT INTO annotated_transactions VALUES ('base', 'x', 'n', 1, '-1')",
     ],
 )
 async def test_the_database_refuses_what_can_not_be(

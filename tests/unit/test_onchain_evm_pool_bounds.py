@@ -127,7 +127,7 @@ async def test_whether_anyone_waits_is_known_without_reading_orders(database: Da
 async def test_orders_are_found_by_their_addresses(database: Database) -> None:
     plan = plan_of(database, _AWAITING, ("[]", "arbitrum", 7))
     assert "SEARCH a USING" in plan
-    assert "(address=?)" in plan
+    assert "(address_lower=?)" in plan
     assert "SEARCH o USING INDEX orders_by_address_ends" in plan
 
 

@@ -158,11 +158,11 @@ async def test_what_is_found_during_another_pause_pauses_after_it(stand: Stand) 
 
 
 async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: Stand) -> None:
-    explained = "INSERT INTO explained_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
+    explained = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
     await stand.database.write([Statement(explained, ("monero", "ab"))])
     await stand.database.write([Statement(explained, ("arbitrum", "cd"))])
     recorded = (
-        "INSERT INTO monero_payments (transfer_id, purpose, address, units, fee, txid, raw,"
+        "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"
         " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
     )

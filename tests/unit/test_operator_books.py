@@ -27,7 +27,7 @@ _PAYMENT = (
 )
 _ATTEMPT = "INSERT INTO evm_attempts VALUES (?, ?, ?, '00', ?, ?, ?)"
 _MONERO = (
-    "INSERT INTO monero_payments (transfer_id, purpose, address, units, fee, txid, raw, metadata,"
+    "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw, metadata,"
     " tx_key, prepared_at, state, relayed_at, height)"
     " VALUES (?, ?, '4User', 5, ?, ?, '00', '', 'key', 1000, ?, ?, ?)"
 )
@@ -186,9 +186,9 @@ async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -
     database = await Database.open(tmp_path)
     await database.close()
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as connection:
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute("PRAGMA user_version = 99")
         connection.commit()
-    with pytest.raises(BooksUnreadable, match="version 1;"), snapshot(tmp_path):
+    with pytest.raises(BooksUnreadable, match="version 99;"), snapshot(tmp_path):
         pass
 
 

@@ -33,7 +33,7 @@ from rpcsvc.store.backends.sqlite.database import (
     OwnerLock,
 )
 from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
-from rpcsvc.store.backends.sqlite.migrations import NewerDatabase
+from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.operator_books import explain, take_back
@@ -128,8 +128,8 @@ async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
         "UPDATE transfers SET address = 'thief'",
         "UPDATE transfers SET units = units + 1",
         "UPDATE transfers SET raw = 'other'",
-        "INSERT INTO transfers SELECT transfer_id || 'x', order_id, kind, network, asset, address,"
-        " units, fee, state, 'other', raw, reason, integrator_fee, receipt FROM transfers",
+        "INSERT INTO transfers SELECT NULL, transfer_id || 'x', order_id, kind, network, asset,"
+        " address, units, fee, state, 'other', raw, reason, integrator_fee, receipt FROM transfers",
     ],
 )
 async def test_the_database_refuses_to_change_what_has_happened(
@@ -391,7 +391,7 @@ async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> Non
     await (await Database.open(tmp_path)).close()
     with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as database:
         database.execute("PRAGMA user_version = 99")
-    with pytest.raises(NewerDatabase):
+    with pytest.raises(UnknownSchema):
         await Database.open(tmp_path)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +12,6 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.backends.sqlite.migrations import migrate, scripts
 from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from tests.sandbox import ManualClock, sandbox
@@ -69,7 +66,7 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
         (note,) = await side.notes()
         assert note.startswith("2 deposits of 5 USDC in all are of no order: lost on arbitrum")
         explained = (
-            "INSERT INTO explained_transactions (network, txid, note, at)"
+            "INSERT INTO annotated_transactions (network, txid, note, at)"
             " VALUES (?, ?, 'sent back', 1)"
         )
         await write(database, (explained, ("arbitrum", "lost")))
@@ -115,25 +112,3 @@ async def test_a_database_that_is_down_is_no_matter_of_notes(
     monkeypatch.setattr(ledger, "unattributed_deposits", down)
     assert await Side(ledger).notes() == []
     await database.close()
-
-
-def test_an_older_database_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as database:
-        for number, _, sql in scripts():
-            if number < 14:
-                database.executescript(f"{sql}; PRAGMA user_version = {number};")
-        database.execute(_ADDRESS, (1, "0xLost"))
-        database.execute(_DEPOSIT, ("base", "astray", 1, "confirmed"))
-        database.execute(_DEPOSIT, ("base", "young", 1, "seen"))
-        payment = (
-            "INSERT INTO evm_payments (payment_id, network, sender, nonce, purpose, recipient,"
-            " units, contract, data, gas, prepared_at, state)"
-            " VALUES (?, 'base', '0xHot', ?, 'sweep', '0xHot', 1, '0xToken', '', 1, 1, 'prepared')"
-        )
-        database.executemany(payment, [("one", 3), ("two", 4)])
-        migrate(database)
-        strays = database.execute("SELECT txid, address FROM stray_deposits").fetchall()
-        assert strays == [("astray", "0xLost")]
-        assert database.execute("SELECT * FROM evm_nonces").fetchall() == [("base", "0xHot", 5)]
-        with pytest.raises(sqlite3.IntegrityError, match="stays told"):
-            database.execute("UPDATE evm_nonces SET told = 4")

@@ -108,7 +108,7 @@ class _Adoption:
         """What else waits to be paid on a network, oldest first."""
         rows = self._db.read(
             "SELECT transfer_id FROM transfers WHERE network = ? AND state = ?"
-            " AND transfer_id <> ? ORDER BY rowid",
+            " AND transfer_id <> ? ORDER BY seq",
             (network, TransferState.PLANNED.value, but),
         )
         return [find_transfer(self._db, name) for (name,) in rows]

@@ -28,7 +28,7 @@ import structlog
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
-from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate
+from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
 from rpcsvc.store.database import Insert, Statement, StoreConflict
 
@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 DATABASE_NAME = "rpcsvc.db"
 LOCK_NAME = "rpcsvc.lock"
 BUSY_TIMEOUT_MS = 2_000
+# The first that knows IS [NOT] DISTINCT FROM.
+OLDEST_SQLITE = (3, 39)
 # How long after a failed commit the writer tries by itself whether it can write again.
 PROBE_SECONDS = 0.5
 # How long what others wrote may stay unseen: a read that begins later sees it.
@@ -154,7 +156,7 @@ class Database(Reader):
     async def open(cls, data_dir: Path) -> Database:
         """Open (and make or migrate) the database of ``data_dir``.
 
-        Raises DatabaseUnusable and migrations.NewerDatabase.
+        Raises DatabaseUnusable and migrations.UnknownSchema.
         """
         path = data_dir / DATABASE_NAME
         opening = asyncio.create_task(cls._open(path), name="open database")
@@ -370,10 +372,13 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 def _prepare_file(path: Path) -> None:
     """Make the file with mode 0600, switch it to WAL, migrate it."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise DatabaseUnusable(f"SQLite {sqlite3.sqlite_version} is too old: 3.39 is needed")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        require_usable(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         applied = migrate(connection)

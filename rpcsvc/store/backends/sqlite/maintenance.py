@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
-from rpcsvc.store.backends.sqlite.migrations import other_schema
+from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
 
 
 class BackupFailed(Exception):
@@ -33,7 +33,7 @@ _BOOKS: tuple[tuple[str, str], ...] = (
         "SELECT d.order_id FROM deposits d JOIN orders o USING (order_id)"
         " WHERE d.transfer_id IS NOT NULL"
         " AND d.transfer_id NOT IN (SELECT transfer_id FROM transfers)"
-        " AND NOT (o.twap_chunk_usd IS NOT NULL AND o.status = 'executing_swap'"
+        " AND NOT (o.twap_chunk_units IS NOT NULL AND o.status = 'executing_swap'"
         " AND d.transfer_id LIKE o.order_id || '/payout/%')",
     ),
     (
@@ -93,18 +93,18 @@ _BOOKS: tuple[tuple[str, str], ...] = (
     (
         "a transfer that is not over has no pending effect",
         "SELECT transfer_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')"
-        " AND transfer_id NOT IN (SELECT transfer_id FROM effects)",
+        " AND transfer_id NOT IN (SELECT subject FROM effects)",
     ),
 )
 
 
 def damage_of(path: Path) -> str | None:
-    """Why a file can't serve as a database; None when it can. Its schema may be older."""
+    """Why a file can't serve as a database; None when it can. It may lack the last migrations."""
     if not path.is_file():
         return "there is no such file"
     try:
         with closing(_open(path)) as reader:
-            return next(_file_problems(reader), None)
+            return refusal(reader) or next(_file_problems(reader), None)
     except sqlite3.Error as error:
         return f"the file can't be read: {error}"
 
