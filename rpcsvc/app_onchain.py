@@ -20,11 +20,11 @@ from rpcsvc.orders.reservations import Reservations
 from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (

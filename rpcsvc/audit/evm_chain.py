@@ -25,9 +25,9 @@ from rpcsvc.audit.records import (
 )
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, TooLarge
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Receipt, Tag
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 
 # Questions under way at once.
 _AT_ONCE: Final = 8

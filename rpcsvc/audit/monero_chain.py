@@ -25,10 +25,9 @@ from rpcsvc.audit.records import (
     Watched,
 )
 from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, parse_json
-from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
 
 # Blocks per list: of a busy wallet that is a second's work, and less from then on.

@@ -15,8 +15,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     from_body,
     latest,
 )
-from rpcsvc.settlement.onchain.journal.files import Found, read_place
-from rpcsvc.settlement.onchain.journal.lines import Line, Position
+from rpcsvc.settlement.onchain.journal.files import Found, Line, Position, read_place
 from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 

@@ -19,8 +19,8 @@ from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.evm import payment_ledger as evm
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm import ledger as evm
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 from rpcsvc.settlement.onchain.journal.entries import (
     EVM_ADDRESSES,
@@ -34,7 +34,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     from_body,
     latest,
 )
-from rpcsvc.settlement.onchain.journal.lines import Line
+from rpcsvc.settlement.onchain.journal.files import Line
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import Database

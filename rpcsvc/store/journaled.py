@@ -14,8 +14,8 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Rows
-from rpcsvc.settlement.onchain.evm import payment_ledger as evm
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm import ledger as evm
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.journal.entries import (
     EVM_ADDRESSES,
     AddressesEntry,
@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
     SweptEntry,
     VoidEntry,
 )
-from rpcsvc.settlement.onchain.journal.lines import Position
+from rpcsvc.settlement.onchain.journal.files import Position
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.database import Statement, Tables

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from rpcsvc.domain.order import DepositKey, DepositState
-from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     CursorMove,
     EvmAddress,
     EvmCursor,
@@ -61,7 +61,7 @@ _FORGET_CURSORS = (
 
 
 class SqliteEvmDepositLedger(SqliteEvmPoolLedger):
-    """The EvmDepositLedger port (settlement/onchain/evm/deposit_ledger.py) over a Database."""
+    """The EvmDepositLedger port (settlement/onchain/evm/ledger.py) over a Database."""
 
     # --- mnemonic and addresses ----------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from rpcsvc.settlement.onchain.evm.opening import Opening
+from rpcsvc.settlement.onchain.evm.gas import Opening
 from rpcsvc.store.database import Statement, Tables
 
 _OPENING: Final = (
@@ -19,7 +19,7 @@ _RECORD: Final = (
 
 
 class SqliteOpeningLedger:
-    """The OpeningLedger port (settlement/onchain/evm/opening.py) over a Database."""
+    """The OpeningLedger port (settlement/onchain/evm/gas.py) over a Database."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rpcsvc.orders.ports.store import Rows
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,
@@ -69,7 +69,7 @@ _UNSWEPT_OF: Final = "SELECT unswept FROM evm_holdings WHERE network = ? AND add
 
 
 class SqliteEvmPaymentLedger:
-    """The EvmPaymentLedger port (settlement/onchain/evm/payment_ledger.py) over a Database."""
+    """The EvmPaymentLedger port (settlement/onchain/evm/ledger.py) over a Database."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database

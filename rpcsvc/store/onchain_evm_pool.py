@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import orjson
 
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, PoolSighting
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, PoolSighting
 from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.order_addresses import order_has
 

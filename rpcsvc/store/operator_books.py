@@ -3,7 +3,7 @@
 Read-only, over a snapshot; the operator's word alone is written, beside a running service: what a
 transaction was for, and that a claim on an upstream order is over. Amounts are atomic units, times
 ms since the epoch, gas is in wei. What does not live here: what the chains say
-(settlement/onchain/inspection.py), words and tables (cli/operator/payouts.py,
+(settlement/onchain/readiness.py), words and tables (cli/operator/payouts.py,
 cli/operator/treasury.py).
 """
 

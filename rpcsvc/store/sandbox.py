@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rpcsvc.settlement.sandbox.chain import Chain
-from rpcsvc.settlement.sandbox.ledger import Fault, Mined, Setting, Tx, TxKind, TxState
+from rpcsvc.settlement.sandbox.chain import Chain, Fault, Mined, Setting, Tx, TxKind, TxState
 from rpcsvc.store.database import Statement, Tables
 
 _TX = (

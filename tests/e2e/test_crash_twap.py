@@ -18,7 +18,7 @@ import pytest
 
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.settlement.sandbox.prices import price_at
+from rpcsvc.settlement.sandbox.engine import price_at
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of

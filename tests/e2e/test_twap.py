@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.settlement.sandbox.prices import price_at
+from rpcsvc.settlement.sandbox.engine import price_at
 from tests.e2e.audit import audit
 from tests.sandbox import EVM, HOUR_MS, MONERO, ManualClock, Placed, Sandbox, sandbox
 

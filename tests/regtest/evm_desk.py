@@ -20,12 +20,11 @@ from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Submission
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.regtest.daemons import mined

@@ -13,14 +13,17 @@ from rpcsvc.domain.money import USDC as USDC_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Verdict
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.connection import (
+    HOT_WALLET_INDEX,
+    EvmConnection,
+    EvmNetwork,
+    EvmOptions,
+)
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Receipt
-from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentState
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
+from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database

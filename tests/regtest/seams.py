@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import Purpose as EvmPurpose
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
+from rpcsvc.settlement.onchain.evm.ledger import Purpose as EvmPurpose
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
 from rpcsvc.settlement.onchain.journal.entries import AttemptEntry, EvmEntry, MoneroEntry
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal

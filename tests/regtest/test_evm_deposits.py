@@ -14,8 +14,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_desk import (

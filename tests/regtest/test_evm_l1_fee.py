@@ -17,7 +17,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.fees import with_l1_margin
+from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (

@@ -13,10 +13,10 @@ import pytest
 from rpcsvc.domain.events import ImpossibleTransition
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (

@@ -12,14 +12,14 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.gone import require_gone
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
+from rpcsvc.settlement.onchain.evm.ledger import Attempt, PaymentState
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
-from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt, PaymentState
+from rpcsvc.settlement.onchain.evm.presence import require_gone
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import (

@@ -17,10 +17,10 @@ from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.ledger import Attempt
 from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Submission, SubmissionResult
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import Attempt
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_till import (
     ETHER,

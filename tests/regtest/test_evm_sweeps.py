@@ -16,7 +16,9 @@ import pytest
 
 from rpcsvc.settlement.onchain.daemon_rpc import TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.ledger import PaymentState, Sweep, SweepMethod
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
@@ -25,8 +27,6 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     SubmissionResult,
     Tag,
 )
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentState, Sweep, SweepMethod
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (

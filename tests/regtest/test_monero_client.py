@@ -17,9 +17,8 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     OutcomeUnknown,
     TimedOut,
 )
-from rpcsvc.settlement.onchain.monero.holdings import look_at_held
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent, Submission
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, look_at_held
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     Destination,
     OutputFilter,

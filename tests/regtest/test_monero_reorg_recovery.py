@@ -8,12 +8,12 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
+from rpcsvc.settlement.onchain.monero.presence import MoneroGone
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
 from tests.regtest.payees import Payee, pay, settle

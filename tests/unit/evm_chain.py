@@ -11,14 +11,13 @@ from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
+from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.ledger import (
     EvmAddress,
 )
-from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED

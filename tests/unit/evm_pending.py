@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of

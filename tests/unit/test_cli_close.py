@@ -23,14 +23,14 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.settlement.onchain.monero.gone import MoneroGone
+from rpcsvc.settlement.onchain.monero.presence import MoneroGone
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     TransferKind,
     WalletTransfer,
 )
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME

@@ -22,7 +22,7 @@ from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnkno
 from rpcsvc.operations.local import LocalService
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests
 from rpcsvc.settings import Settings
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
     EvmPayment,

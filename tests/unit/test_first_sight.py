@@ -14,8 +14,8 @@ import pytest
 
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.sandbox import HOUR_MS, Placed, Sandbox, sandbox
 from tests.unit.evm_chain import HOT, TOKEN, USER, Reader, txid_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.settlement.onchain.journal.lines import RESUME, Position, encode, header, read
+from rpcsvc.settlement.onchain.journal.files import RESUME, Position, encode, header, read
 
 NAME = "ab" * 8
 BODIES = st.lists(

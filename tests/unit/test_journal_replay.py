@@ -16,8 +16,8 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.settlement.onchain.evm import payment_ledger as evm
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress
+from rpcsvc.settlement.onchain.evm import ledger as evm
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
 from rpcsvc.settlement.onchain.journal.files import FOLDER

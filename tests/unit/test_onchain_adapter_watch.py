@@ -8,8 +8,7 @@ from typing import cast
 from rpcsvc.domain.money import XMR
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
-from rpcsvc.settlement.onchain.adapter import ChainAdapter
-from rpcsvc.settlement.onchain.adapter_watch import HANGS_SECONDS, AdapterWatch
+from rpcsvc.settlement.onchain.adapter import HANGS_SECONDS, AdapterWatch, ChainAdapter
 
 FOUND = Observation(
     [DepositSighting(DepositKey("monero", "ab" * 32, 1), "4a", 5, None, 1, DepositState.SEEN)],

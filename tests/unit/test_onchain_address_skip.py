@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.address_skip import skip_evm, skip_monero
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
+from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

@@ -9,20 +9,14 @@ import pytest
 
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
-from rpcsvc.settlement.onchain.adoption import (
-    Adopted,
-    NotAdopted,
-    Open,
-    bare_txid,
-    require_open,
-)
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
-from rpcsvc.settlement.onchain.evm.payment_ledger import PaymentOrder, PaymentState, Purpose
-from rpcsvc.settlement.onchain.evm.raw import signed_fields
+from rpcsvc.settlement.onchain.evm.transactions import signed_fields
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Payment
@@ -36,7 +30,13 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as ListedAs
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.settlement.onchain.unrecorded import (
+    Adopted,
+    NotAdopted,
+    Open,
+    bare_txid,
+    require_open,
+)
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

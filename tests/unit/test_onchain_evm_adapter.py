@@ -12,8 +12,8 @@ from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
+from rpcsvc.settlement.onchain.evm.connection import EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.options import EvmOptions
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.connection import EvmOptions
+from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.ledger import (
     EvmAddress,
     EvmWallet,
 )
-from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.options import EvmOptions
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     CursorMove,
     EvmAddress,
     EvmCursor,

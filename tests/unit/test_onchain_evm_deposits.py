@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
-from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.unit.evm_chain import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.fork import ForkFinder
+from rpcsvc.settlement.onchain.evm.scan import ForkFinder
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from tests.unit.evm_chain import NETWORK, Chain

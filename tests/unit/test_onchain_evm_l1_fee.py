@@ -11,20 +11,26 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import keys, usdc
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.fees import GasPrice, with_l1_margin, with_margin
-from rpcsvc.settlement.onchain.evm.gas import EvmGas
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
+from rpcsvc.settlement.onchain.evm.gas import (
+    GET_L1_FEE,
+    EvmGas,
+    GasPrice,
+    L1Fee,
+    l1_fee_call,
+    with_l1_margin,
+    with_margin,
+)
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.l1_fee import GET_L1_FEE, L1Fee, l1_fee_call, unsigned
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
     PaymentOrder,
     Purpose,
 )
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.transactions import unsigned
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

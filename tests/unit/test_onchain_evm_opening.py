@@ -11,8 +11,8 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Opening as Booked
+from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
 from rpcsvc.settlement.onchain.evm.node_types import Tag
-from rpcsvc.settlement.onchain.evm.opening import EvmOpening, Opening
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.fees import (
+from rpcsvc.settlement.onchain.evm.connection import Conditions
+from rpcsvc.settlement.onchain.evm.gas import (
     GasPrice,
     first_price,
     is_too_low,
@@ -18,8 +18,7 @@ from rpcsvc.settlement.onchain.evm.fees import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.node_types import FeeData
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     LARGEST_STORED,
     Attempt,
     BlockPoint,
@@ -34,6 +33,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
+from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger

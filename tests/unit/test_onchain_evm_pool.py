@@ -17,10 +17,10 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     TimedOut,
     TooLarge,
 )
-from rpcsvc.settlement.onchain.evm import pool as evm_pool
+from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm.pool import pending_payments
+from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.scan import pending_payments
 from rpcsvc.store.backends.sqlite.database import Database
 from tests.logs import captured
 from tests.unit.evm_chain import (

@@ -8,9 +8,9 @@ import pytest
 
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import Fields
-from rpcsvc.settlement.onchain.evm import pool as evm_pool
-from rpcsvc.settlement.onchain.evm.deposit_ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm.pool import MOST_PER_ADDRESS, pending_payments
+from rpcsvc.settlement.onchain.evm import scan as evm_pool
+from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
+from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import Statement, StoreConflict
 from rpcsvc.store.onchain_evm_pool import _AWAITING, _IS_AWAITING

@@ -8,7 +8,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, TransactionPlan
-from rpcsvc.settlement.onchain.evm.raw import rlp, signed_fields
+from rpcsvc.settlement.onchain.evm.transactions import rlp, signed_fields
 from tests.unit.evm_chain import TOKEN, USER
 
 GWEI = 10**9

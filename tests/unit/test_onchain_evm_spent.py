@@ -8,7 +8,15 @@ import pytest
 
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, NodeError
-from rpcsvc.settlement.onchain.evm.conditions import Conditions
+from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmNetwork
+from rpcsvc.settlement.onchain.evm.ledger import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+)
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
@@ -19,17 +27,13 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Tag,
     read_sent_in,
 )
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
-    Attempt,
-    BlockPoint,
-    EvmPayment,
-    PaymentOrder,
-    PaymentState,
-    Purpose,
+from rpcsvc.settlement.onchain.evm.presence import (
+    EvmPresence,
+    Judgement,
+    NotFound,
+    Spender,
+    SpentNonces,
 )
-from rpcsvc.settlement.onchain.evm.presence import EvmPresence, Judgement
-from rpcsvc.settlement.onchain.evm.spent import NotFound, Spender, SpentNonces
 from tests.unit.evm_chain import HOT, STRANGER, TOKEN, USER
 
 NONCE = 7

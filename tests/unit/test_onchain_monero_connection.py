@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from rpcsvc.domain.order import DepositState
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import TooLarge
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
@@ -30,7 +31,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from tests.logs import captured

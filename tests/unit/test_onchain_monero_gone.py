@@ -12,14 +12,14 @@ from typing import Any, cast
 
 import pytest
 
-from rpcsvc.settlement.onchain.adoption import NotAdopted
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
+from rpcsvc.settlement.onchain.monero.presence import MoneroGone
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from tests.sandbox import ManualClock

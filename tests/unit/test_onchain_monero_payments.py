@@ -18,6 +18,7 @@ from rpcsvc.domain.money import XMR as XMR_ASSET
 from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, TransferRejected
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
@@ -45,7 +46,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     WalletCode,
 )
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from tests.recording import sign

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
@@ -38,7 +39,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.gas import HotBalances
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork
-from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound, XmrHeld
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.readiness import (
     Check,
+    MoneroFound,
+    NetworkFound,
+    XmrHeld,
     coins,
     monero_checks,
     network_checks,

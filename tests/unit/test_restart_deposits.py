@@ -8,8 +8,8 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from rpcsvc.domain.order import DepositKey
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDeposit
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
+from rpcsvc.settlement.onchain.evm.ledger import EvmDeposit
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.ledger import DepositRecord
 

@@ -7,8 +7,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.usdc import WORD, Authorization, Signature
-from rpcsvc.settlement.onchain.evm.usdc_calls import PayingCall, read_paying_call
+from rpcsvc.settlement.onchain.evm.usdc import (
+    WORD,
+    Authorization,
+    PayingCall,
+    Signature,
+    read_paying_call,
+)
 
 addresses = st.binary(min_size=20, max_size=20).map(lambda raw: "0x" + raw.hex())
 words = st.integers(0, usdc.LARGEST_WORD)

@@ -25,7 +25,6 @@ from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adoption import NotAdopted, bare_txid
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adapter import EvmNode
@@ -34,6 +33,7 @@ from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletTransfer
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted, bare_txid
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.backends.sqlite.snapshot import snapshot
 from rpcsvc.store.books import BooksUnreadable

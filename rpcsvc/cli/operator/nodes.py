@@ -1,6 +1,6 @@
 """One look at all nodes and wallets, for the operator's commands.
 
-What does not live here: what is asked of them (settlement/onchain/inspection.py). It imports the
+What does not live here: what is asked of them (settlement/onchain/readiness.py). It imports the
 engine's packages, so that only commands which need them import this module.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from rpcsvc.chains_file import read_chains
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.inspection import (
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.readiness import (
     MoneroFound,
     MoneroInspector,
     NetworkFound,
     look_at_network,
 )
-from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.store.backends.sqlite.snapshot import Snapshot, empty_snapshot
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger

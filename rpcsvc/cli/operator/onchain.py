@@ -1,7 +1,7 @@
 """``rpcsvc onchain init``: makes the keys when there are none, and says what is missing to start.
 
 It pays nothing and takes no order. Beside a running service it only looks. What does not live
-here: what is asked of nodes (settlement/onchain/inspection.py), what is judged missing
+here: what is asked of nodes (settlement/onchain/readiness.py), what is judged missing
 (settlement/onchain/readiness.py), what ``skip-addresses`` and ``reread``
 do (skip.py, reread.py).
 """
@@ -219,8 +219,8 @@ def _make_keys(path: Path) -> None:
 
 
 def _hot_address(path: Path) -> str:
+    from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX  # noqa: PLC0415
     from rpcsvc.settlement.onchain.evm.keys import HdKeys, read_mnemonic  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX  # noqa: PLC0415
 
     return HdKeys(read_mnemonic(path)).address(HOT_WALLET_INDEX)
 

@@ -2,7 +2,7 @@
 
 Balances come from the nodes, all else from the database, read-only, beside a running service or
 without one. A node that does not answer leaves a gap that is named. What does not live here: the
-sums (store/operator_books.py), the questions to nodes (settlement/onchain/inspection.py), what
+sums (store/operator_books.py), the questions to nodes (settlement/onchain/readiness.py), what
 ``rpcsvc treasury explain`` does (explain.py).
 """
 
@@ -23,7 +23,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 if TYPE_CHECKING:
     from rpcsvc.cli.operator.nodes import Found
     from rpcsvc.settings import Settings
-    from rpcsvc.settlement.onchain.inspection import MoneroFound, NetworkFound
+    from rpcsvc.settlement.onchain.readiness import MoneroFound, NetworkFound
     from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
     from rpcsvc.store.backends.sqlite.snapshot import Snapshot
     from rpcsvc.store.operator_books import Owed, Unswept

@@ -21,12 +21,12 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adoption import Adopted, NotAdopted, Open
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, Open
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger

@@ -28,13 +28,13 @@ from rpcsvc.ids import system_random
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
-from rpcsvc.settlement.onchain.adoption import NotAdopted, Open, bare_txid
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.gone import require_gone
+from rpcsvc.settlement.onchain.evm.presence import require_gone
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.gone import MoneroGone
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
+from rpcsvc.settlement.onchain.monero.presence import MoneroGone
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted, Open, bare_txid
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner

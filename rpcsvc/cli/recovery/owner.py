@@ -17,8 +17,8 @@ from rpcsvc.cli.operator.output import is_running
 from rpcsvc.errors import Unavailable
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """``rpcsvc onchain reread NETWORK --from BLOCK``: when a node has left deposits of USDC out.
 
 The service must not be running. What does not live here: what reading again means, and why it is
-safe (settlement/onchain/evm/reread.py).
+safe (settlement/onchain/evm/scan.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.reread import NotReread, reread
+from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 

@@ -1,12 +1,16 @@
-"""The interface of a chain adapter: one asset, XMR or USDC, on the networks that carry it.
+"""The interface of a chain adapter (one asset on the networks that carry it), and AdapterWatch.
 
-The engine (engine.py) hands each call to the adapter of the asset or network that it is about.
+A scan that hangs or fails delays no other adapter: it goes on, and a later pass shows its result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from time import monotonic
+from typing import Any, Final, Protocol
+
+import structlog
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, Transfer
@@ -20,6 +24,12 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
+
+log = structlog.get_logger(__name__)
+
+
+class ChainUnusable(Exception):
+    """Node, wallet, token or mnemonic is not what it should be. The text is for the operator."""
 
 
 class ChainAdapter(Protocol):
@@ -142,3 +152,101 @@ class ChainAdapter(Protocol):
     async def notes(self) -> list[str]:
         """What the operator should see to in time; no order has to wait for it."""
         ...
+
+
+async def each_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of them at the same time; once all have ended, raise the first failure."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if result is not None:
+            raise result
+
+
+def together(looks: Iterable[Observation]) -> Observation:
+    """What looks at different networks have found."""
+    parts = list(looks)
+    return Observation(
+        [sighting for part in parts for sighting in part.sightings],
+        {network: at for part in parts for network, at in part.complete_until.items()},
+    )
+
+
+# A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
+PATIENCE_SECONDS: Final = 2.0
+# A look takes milliseconds. One that takes so long meets a node that hangs, or catches up.
+HANGS_SECONDS: Final = 15.0
+
+
+class AdapterWatch:
+    """One adapter's looks, one at a time. Seconds are those of ``now``, which only runs forward.
+
+    ``has_looked``: the last ``observe`` ended with a look, and its result may be acknowledged.
+    """
+
+    def __init__(
+        self,
+        adapter: ChainAdapter,
+        *,
+        patience: float = PATIENCE_SECONDS,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._side = adapter
+        self._patience = patience
+        self._now = now
+        self._since = 0.0
+        self._fault: str | None = None
+        self._look: asyncio.Task[Observation] | None = None
+        self.has_looked = False
+
+    async def observe(self) -> Observation:
+        """What a look has found; nothing while it is still under way, or when it failed."""
+        self.has_looked = False
+        if self._look is None:
+            self._since = self._now()
+            self._look = asyncio.create_task(self._observe())
+        done, _ = await asyncio.wait({self._look}, timeout=self._patience)
+        if not done:
+            return Observation()
+        look, self._look = self._look, None
+        try:
+            found = look.result()
+        except Exception as error:  # noqa: BLE001 - logged, and in health
+            self._failed(error)
+            return Observation()
+        self.has_looked, self._fault = True, None
+        return found
+
+    def _failed(self, error: Exception) -> None:
+        """Say it once; a look is begun every second."""
+        fault = type(error).__name__
+        if fault != self._fault:
+            log.error("deposits_not_observed", asset=self._side.asset.symbol, exc_info=error)
+        self._fault = fault
+
+    async def _observe(self) -> Observation:
+        return await self._side.observe()
+
+    async def close(self) -> None:
+        """End the look that is under way."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
+            await asyncio.gather(look, return_exceptions=True)
+
+    def hangs(self) -> bool:
+        """Whether a look has been under way for too long."""
+        return self._look is not None and self._now() - self._since >= HANGS_SECONDS
+
+    def is_blind(self) -> bool:
+        """Whether deposits are not seen: a look hangs, or the last one failed."""
+        return self._fault is not None or self.hangs()
+
+    def health(self) -> Health:
+        """Not ok while a look hangs, or after one that failed."""
+        if not self.is_blind():
+            return Health(True)
+        if self._fault is not None:
+            return Health(False, f"a look for deposits has failed ({self._fault})")
+        seconds = int(self._now() - self._since)
+        return Health(
+            False, f"a look for deposits has taken {seconds} s: a node hangs, or catches up"
+        )

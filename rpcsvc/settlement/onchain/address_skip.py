@@ -2,9 +2,8 @@
 
 Orders that were made after the copy are lost with their addresses, and what comes to those is
 somebody's money still. No chain knows which addresses were handed out and not paid yet; so as many
-as there can have been orders are put on record and never handed out: a deposit that comes to one
-is seen, and named by the auditor. What does not live here: handing out (monero/addresses.py,
-evm/addresses.py), the command (cli/recovery/skip.py).
+as there can have been orders are put on record and never handed out: a deposit that comes to one is
+seen, and named by the auditor.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositLedger
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
 from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 _EVM_AT_ONCE = 500
 

@@ -1,6 +1,6 @@
 """JSON over HTTP to a daemon: monerod, monero-wallet-rpc, or an EVM node.
 
-Three ways to fail are kept apart, because they decide about money:
+Failures are told apart by what they say about money:
 
     RpcFailure
     +-- NotSent            the node can't have acted: it was never reached
@@ -12,9 +12,8 @@ Three ways to fail are kept apart, because they decide about money:
     |   +-- HttpFailure        an HTTP error status without a JSON-RPC error in it
     +-- NodeError          its own error answer; even this is no proof that it did nothing
 
-A cancelled call is an unknown outcome too. Only reads are repeated here, never what may move
-money. What does not live here: what any method or field means (monero/monerod.py,
-monero/wallet.py, evm/node.py).
+A cancelled call is an unknown outcome too. Only reads are repeated, never what may move money.
+A node whose chain has stopped may still call itself in sync: ``StallDetector`` finds it.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ from aiohttp import (
     DigestAuthMiddleware,
     TCPConnector,
 )
+
+from rpcsvc.clock import steady_ms
 
 JsonObject = dict[str, Any]
 Pause = Callable[[float], Awaitable[None]]
@@ -406,3 +407,31 @@ def _words(error: BaseException) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
+
+
+_MINUTE_MS: Final = 60_000
+
+
+class StallDetector:
+    """Watches one node, whose blocks nearly always come within ``patience_ms``.
+
+    ``steady`` is a monotonic clock in ms.
+    """
+
+    def __init__(self, patience_ms: int, steady: Callable[[], int] = steady_ms) -> None:
+        self._patience_ms = patience_ms
+        self._steady = steady
+        self._highest = -1
+        self._since = 0
+
+    def saw(self, height: int) -> None:
+        """The node has told how high its chain is: of several behind one address, some are late."""
+        if height > self._highest:
+            self._highest, self._since = height, self._steady()
+
+    def problem(self, node: str) -> str | None:
+        """What to tell the operator of ``node``; None while blocks come."""
+        lasts = self._steady() - self._since
+        if self._highest < 0 or lasts < self._patience_ms:
+            return None
+        return f"{node} has shown no new block for {lasts // _MINUTE_MS} minutes"

@@ -26,9 +26,7 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
-from rpcsvc.settlement.onchain.adapter import ChainAdapter
-from rpcsvc.settlement.onchain.adapter_watch import AdapterWatch
-from rpcsvc.settlement.onchain.each import each_of, together
+from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.startup_reconciliation import StartupReconciliation

@@ -1,7 +1,4 @@
 """Checking the receipt of a payout on nodes of one's own: nothing of the service is asked.
-
-What does not live here: making a receipt (receipts.py of each adapter), the command
-(cli/agent/receipt.py).
 Sources: monero-wallet-rpc check_tx_key and check_tx_proof; Ethereum JSON-RPC
 eth_getTransactionReceipt; ERC-20 Transfer.
 """

@@ -1,17 +1,20 @@
-"""Outgoing transactions and deposits that are of no order, and pausing payouts for them.
+"""Transactions and deposits that no order knows: pausing payouts for them, and adopting them.
 
-An unrecorded outgoing transaction means a database put back from an older copy, or a key in other
-hands: signing on would pay twice, or help a thief. Nothing more is signed until the operator
-resumes payouts; what was acknowledged that way does not pause them again.
+An unrecorded outgoing transaction means a database restored from an older copy, or a key in other
+hands: signing on would pay twice, or help a thief. Nothing is signed until the operator resumes
+payouts; what was acknowledged that way does not pause them again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from rpcsvc.domain.order import Transfer, TransferKind, TransferState
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
 
 log = structlog.get_logger(__name__)
@@ -82,3 +85,65 @@ def pause_for(switch: PauseSwitch, wallet: str) -> bool:
         return False
     log.error("payouts_paused_by_unrecorded_transactions", wallet=wallet)
     return True
+
+
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class NotAdopted(Exception):
+    """The transaction can't be taken for the payment of the transfer. The text is for the operator.
+
+    Nothing was changed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A transfer of an order that is not over."""
+
+    order_id: str
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A payment that is on record now. ``unexplained``: units that it paid to others besides."""
+
+    txid: str
+    transfers: tuple[Open, ...]
+    block: int | None
+    unexplained: int = 0
+
+
+def bare_txid(text: str, prefix: str) -> str:
+    """A transaction id in lower case, with ``prefix``. Raises NotAdopted."""
+    digits = text.lower().removeprefix("0x")
+    if not _HEX64.fullmatch(digits):
+        raise NotAdopted(
+            f"A transaction id has 64 hex digits{', after 0x' if prefix else ''}; received"
+            f" {text[:80]!r}."
+        )
+    return prefix + digits
+
+
+def require_open(transfer: Transfer) -> None:
+    """Raise NotAdopted for a transfer that has come to its end."""
+    name, state = transfer.transfer_id, transfer.state
+    if not state.is_final:
+        return
+    if state is TransferState.SETTLED:
+        raise NotAdopted(f"{name} is settled, by {transfer.txid}: there is nothing to adopt.")
+    becomes = "its order is refunded" if transfer.kind is TransferKind.PAYOUT else "it is over"
+    raise NotAdopted(
+        f"{name} is {state.value}, which is final: {becomes}. If the transaction did pay it, do not"
+        " resume payouts: the refund would be paid as well. The order has to be settled by hand."
+    )
+
+
+def require_untold(transfer: Transfer, txid: str) -> None:
+    """Raise NotAdopted when the order knows already that a transfer was signed."""
+    if transfer.state is not TransferState.PLANNED:
+        raise NotAdopted(
+            f"{txid} is on record for {transfer.transfer_id} already: the service finds it by"
+            " itself."
+        )

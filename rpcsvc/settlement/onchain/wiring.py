@@ -1,7 +1,4 @@
-"""Putting the on-chain engine together from its settings: clients, keys, options, both adapters.
-
-What does not live here: anything that decides.
-"""
+"""Putting the on-chain engine together from its settings: clients, keys, options, both adapters."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, EvmNode, Ledgers
+from rpcsvc.settlement.onchain.evm.connection import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnemonic
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.options import EvmNetwork, EvmOptions
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal

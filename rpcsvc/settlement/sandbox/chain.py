@@ -1,14 +1,16 @@
-"""A simulated chain's blocks as pure functions of time.
+"""The sandbox's simulated chains, its records, and the port of the store that keeps them.
 
-A chain makes a block every ``block_ms`` from ``base_at`` on. Its height at a time follows from
-that, so an idle chain costs nothing and a restart misses no block. What does not live here:
-transactions (ledger.py) and who sends them (engine.py, controls.py).
+A chain makes a block every ``block_ms`` from ``base_at`` on: heights are pure functions of time, so
+an idle chain costs nothing and a restart misses no block.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
 
 MONERO = "monero"
 
@@ -54,3 +56,145 @@ class Chain:
 def block_hash(network: str, height: int, fork: int) -> str:
     """A block's hash; ``fork`` differs between rival blocks of one height."""
     return hashlib.sha256(f"{network}/{height}/{fork}".encode()).hexdigest()
+
+
+class TxState(StrEnum):
+    """Where a simulated transaction is."""
+
+    MEMPOOL = "mempool"
+    MINED = "mined"
+    DROPPED = "dropped"
+    REVERTED = "reverted"
+
+
+class TxKind(StrEnum):
+    """Whether money comes to the service or leaves it."""
+
+    DEPOSIT = "deposit"
+    TRANSFER = "transfer"
+
+
+@dataclass(frozen=True, slots=True)
+class Tx:
+    """A simulated transaction. ``watched``: the service has yet to commit what became of it."""
+
+    network: str
+    txid: str
+    kind: TxKind
+    recipient: str
+    sender: str | None
+    units: int
+    fee: int
+    broadcast_at: int
+    block_height: int | None = None
+    state: TxState = TxState.MEMPOOL
+    watched: bool = True
+
+    @property
+    def balance_effect(self) -> int:
+        """What it does to the service's wallet once it is mined, in atomic units."""
+        return self.units if self.kind is TxKind.DEPOSIT else -(self.units + self.fee)
+
+
+class Fault(StrEnum):
+    """A fault that waits for the next transfer of an order."""
+
+    PAYOUT_FAILS = "payout_fails"
+    PAYOUT_UNKNOWN_SENT = "payout_unknown_sent"
+    PAYOUT_UNKNOWN_LOST = "payout_unknown_lost"
+    REFUND_FAILS = "refund_fails"
+
+
+class Setting(StrEnum):
+    """Integers that hold for the whole sandbox."""
+
+    CLOCK_OFFSET_MS = "clock_offset_ms"
+    USDC_PER_XMR = "usdc_per_xmr"
+    ENGINE_DOWN = "engine_down"
+    RATES_DOWN = "rates_down"
+
+
+@dataclass(frozen=True, slots=True)
+class Mined:
+    """A transaction that a new block takes in."""
+
+    tx: Tx
+    height: int
+    hash: str
+    mined_at: int
+
+
+class SandboxLedger(Protocol):
+    """Keeps the simulated chains. Reads are of committed state; writes are durable on return."""
+
+    async def chains(self) -> list[Chain]:
+        """All chains."""
+        ...
+
+    async def transaction(self, network: str, txid: str) -> Tx | None:
+        """One transaction."""
+        ...
+
+    async def watched(self) -> list[Tx]:
+        """All transactions that the service has not finished with, oldest first."""
+        ...
+
+    async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
+        """All transactions to an address, oldest first."""
+        ...
+
+    async def mined_above(self, network: str, height: int) -> list[Tx]:
+        """All transactions in blocks above ``height``."""
+        ...
+
+    async def orphaned_count(self, network: str) -> int:
+        """How many blocks the chain has lost to reorganisations."""
+        ...
+
+    async def has_fault(self, order_id: str, fault: Fault) -> bool:
+        """Whether a fault waits for the order."""
+        ...
+
+    async def settings(self) -> dict[Setting, int]:
+        """All settings that were changed."""
+        ...
+
+    async def add_chains(self, chains: Sequence[Chain]) -> None:
+        """Add the chains that are not there yet."""
+        ...
+
+    async def put_chain(self, chain: Chain) -> None:
+        """Change a chain's timing (not its balance)."""
+        ...
+
+    async def broadcast(self, tx: Tx) -> None:
+        """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
+        ...
+
+    async def mine(self, mined: Sequence[Mined]) -> None:
+        """Take transactions into blocks and their amounts into the balance."""
+        ...
+
+    async def unmine(self, txs: Sequence[Tx], now: int) -> None:
+        """Orphan the blocks of mined transactions and put these back into the pool at ``now``."""
+        ...
+
+    async def set_state(self, tx: Tx, state: TxState, now: int) -> None:
+        """Drop a pooled transaction, or bring a dropped one back into the pool."""
+        ...
+
+    async def unwatch(self, txs: Sequence[Tx]) -> None:
+        """The service is done with these, unless they have changed since they were read."""
+        ...
+
+    async def add_fault(self, order_id: str, fault: Fault) -> None:
+        """Have a fault wait for the order's next transfer."""
+        ...
+
+    async def clear_fault(self, order_id: str, fault: Fault) -> None:
+        """The fault has happened."""
+        ...
+
+    async def put_setting(self, setting: Setting, value: int) -> None:
+        """Change a setting for good."""
+        ...

@@ -16,8 +16,8 @@ from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
+from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
-from rpcsvc.settlement.sandbox.ledger import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
 
 # The start of the year 2100: RFC 3339 has four digits for the year.
 _LATEST_MS: Final = 4_102_444_800_000

@@ -3,7 +3,6 @@
 It behaves as real chains do where that matters to money: signing reserves nothing, two
 signatures of one payment are two different transactions, publishing may fail for good, or leave
 it unknown whether it was done, and blocks can be reorganised away.
-What does not live here: what a developer may provoke (controls.py).
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from rpcsvc.orders.ports.wallets import (
     TransferRejected,
     Verdict,
 )
-from rpcsvc.settlement.sandbox.chain import MONERO, Chain, block_hash
-from rpcsvc.settlement.sandbox.ledger import (
+from rpcsvc.settlement.sandbox.chain import (
+    MONERO,
+    Chain,
     Fault,
     Mined,
     SandboxLedger,
@@ -45,8 +45,22 @@ from rpcsvc.settlement.sandbox.ledger import (
     Tx,
     TxKind,
     TxState,
+    block_hash,
 )
-from rpcsvc.settlement.sandbox.prices import price_at
+
+BPS = 10_000
+
+
+def price_at(base: int, path: Sequence[int], step_ms: int, now: int) -> int:
+    """USDC units per XMR at ``now`` (ms): ``base`` moved by one of ``path``, in 1/10,000.
+
+    The path begins anew whenever it ends; each of its elements holds for ``step_ms``. An empty
+    path is a price that stands still.
+    """
+    if not path:
+        return base
+    return base * (BPS + path[now // step_ms % len(path)]) // BPS
+
 
 # The simulated USDC pays every address but this one.
 BLACKLISTED = "0x000000000000000000000000000000000000b1ac"
@@ -61,7 +75,7 @@ class ReplyLost(Exception):
 class SandboxOptions:
     """Timing and amounts. Fees and inventories are atomic units by asset symbol.
 
-    ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (prices.py).
+    ``rate_path`` moves the price by 1/10,000 each, every ``rate_step_ms`` (price_at).
     """
 
     block_ms: Mapping[str, int]

@@ -1,15 +1,13 @@
-"""The USDC adapter: EVM nodes, one hot wallet, deposit addresses of one seed.
+"""The USDC adapter: EVM nodes, one hot wallet, deposit addresses of one mnemonic.
 
-adapter.py      all networks together, and what the engine asks
-options.py      one EvmNetwork for each chain that is served
-node.py         what a node is asked; node_types.py: what it answers
-connection.py   whether the node is there and the right one, and its token USDC
-usdc.py         the token's calls, events and typed data; usdc_calls.py: whom a call pays
-keys.py         the mnemonic, the accounts derived from it, signatures
+adapter.py       all networks together, and what the engine asks
+connection.py    a network's options, its node and token, conditions for the operator
+node.py          what a node is asked; node_types.py: what it answers
+usdc.py          calls, events and typed data of the token
+keys.py          mnemonic, derived accounts, signatures; transactions.py: bytes of transactions
+ledger.py        records, and the ports to the database
 
-deposits:       addresses.py, deposits.py, deposit_events.py, fork.py, pool.py, deposit_ledger.py
-payments:       payments.py, checks.py, nonces.py, publisher.py, presence.py, upkeep.py, raw.py,
-                spent.py, receipts.py, adoption.py, conditions.py, payment_ledger.py
-gas:            gas.py, fees.py, l1_fee.py, opening.py
-home again:     sweeps.py
+deposits:        addresses.py, deposits.py, scan.py
+payments:        payments.py (prepare), publisher.py, presence.py, checks.py, gas.py, adoption.py
+sweeps:          sweeps.py
 """

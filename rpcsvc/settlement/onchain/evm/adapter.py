@@ -28,26 +28,42 @@ from rpcsvc.orders.ports.wallets import (
     Record,
     Verdict,
 )
-from rpcsvc.settlement.onchain.each import each_of, together
+from rpcsvc.settlement.onchain.adapter import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.blacklist import Blacklist
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmDepositLedger
+from rpcsvc.settlement.onchain.evm.checks import Blacklist
+from rpcsvc.settlement.onchain.evm.connection import (
+    HOT_WALLET_INDEX,
+    EvmConnection,
+    EvmNetwork,
+    EvmOptions,
+)
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
-from rpcsvc.settlement.onchain.evm.gas import HotBalances
+from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLedger
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
+from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
-from rpcsvc.settlement.onchain.evm.opening import EvmOpening, OpeningLedger
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmNetwork, EvmOptions
-from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPaymentLedger
-from rpcsvc.settlement.onchain.evm.payments import EvmPayments
-from rpcsvc.settlement.onchain.evm.receipts import evm_receipt
+from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger
 
 log = structlog.get_logger(__name__)
+
+
+def evm_receipt(receipt: EvmReceipt) -> dict[str, Any]:
+    """For eth_getTransactionReceipt of any node: the token's Transfer event at that index."""
+    return {
+        "network": receipt.network,
+        "asset": USDC.symbol,
+        "txid": receipt.txid,
+        "address": receipt.recipient,
+        "amount": format_units(receipt.units, USDC),
+        "block": receipt.block_number,
+        "chainId": receipt.chain_id,
+        "token": receipt.token,
+        "logIndex": receipt.log_index,
+    }
+
 
 _WEI: Final = 10**18
 # How many blocks a node needs to call one finalized: two epochs of 32 slots, and some.

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.evm.deposit_ledger import EvmAddress, EvmDepositLedger
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmOptions
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
-from rpcsvc.settlement.onchain.evm.options import HOT_WALLET_INDEX, EvmOptions
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.settlement.onchain.evm.ledger import EvmAddress, EvmDepositLedger
 
 log = structlog.get_logger(__name__)
 

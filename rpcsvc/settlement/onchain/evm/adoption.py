@@ -1,8 +1,7 @@
 """Proof that a transaction of the hot wallet is the payment of a transfer.
 
 It must be mined with success, be the hot wallet's own, and the token must show in it exactly the
-transfer's units from the hot wallet to its address. What does not live here: orders
-(adoption.py), putting its bytes together (raw.py).
+transfer's units from the hot wallet to its address.
 Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
 """
 
@@ -15,18 +14,9 @@ from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import Transfer, TransferState
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
-from rpcsvc.settlement.onchain.adoption import (
-    Adopted,
-    NotAdopted,
-    Open,
-    bare_txid,
-    require_open,
-    require_untold,
-)
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
     EvmPaymentLedger,
@@ -34,7 +24,16 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.raw import SignedFields, signed_fields
+from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
+from rpcsvc.settlement.onchain.evm.transactions import SignedFields, signed_fields
+from rpcsvc.settlement.onchain.unrecorded import (
+    Adopted,
+    NotAdopted,
+    Open,
+    bare_txid,
+    require_open,
+    require_untold,
+)
 
 _BY_HASH = "eth_getTransactionByHash"
 

@@ -8,7 +8,6 @@ A deposit is one event: transaction and place within it. It is on the chain as l
 that it was found in is. The cursor is a block; as long as that one is on the chain, so are all
 before it. When it is not, the newest recorded block that still is tells where the fork is, the
 blocks after it are read again, and deposits that are not found again are looked up one by one.
-What does not live here: what a deposit means for its order (orders/deposits.py); sweeping.
 """
 
 from __future__ import annotations
@@ -23,19 +22,17 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.order import DepositKey, DepositState
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import DepositSighting
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.deposit_events import EventReader, Paid
-from rpcsvc.settlement.onchain.evm.deposit_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     CursorMove,
     EvmCursor,
     EvmDeposit,
     EvmDepositLedger,
 )
-from rpcsvc.settlement.onchain.evm.fork import ForkFinder
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
-from rpcsvc.settlement.onchain.evm.pool import PoolWatch
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
+from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
 
 log = structlog.get_logger(__name__)
 

@@ -1,14 +1,16 @@
-"""What the hot wallet of one network pays for gas, and what it holds: asked of the node.
+"""Gas of one EVM network: EIP-1559 prices, the L1 data fee of OP-stack chains, the hot wallet's
+ether.
 
-Costs are wei, prices wei per gas. What does not live here: the arithmetic (fees.py), the
-payments (payments.py).
+Prices are wei per gas, costs wei. No field of a transaction bounds the L1 data fee, so it is
+estimated with a margin and never taken to be 0. Sources: EIP-1559; OP Stack specification, "L1 data
+fee".
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -16,20 +18,136 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.fees import (
-    USUAL_GAS,
-    GasPrice,
-    first_price,
-    is_too_low,
-    price_of,
-    raised_price,
-    with_margin,
-)
-from rpcsvc.settlement.onchain.evm.l1_fee import L1Fee
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall
-from rpcsvc.settlement.onchain.evm.payment_ledger import EvmPayment, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.ledger import LARGEST_STORED, EvmPayment, PaymentOrder, Purpose
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.transactions import unsigned
 
 log = structlog.get_logger(__name__)
+
+USUAL_GAS: Final = 65_000
+"""What a transfer of USDC to a new holder takes, about; used until a node has estimated it."""
+# By so many percent nodes want both fees of a replacement higher, unless told otherwise: Geth,
+# Reth and Nethermind.
+_USUAL_RULE: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class GasPrice:
+    """Wei per gas: ``max_fee`` bounds base fee and ``tip`` together."""
+
+    max_fee: int
+    tip: int
+
+
+def with_margin(gas: int) -> int:
+    """The gas limit for an estimate. Gas that is not used is not paid."""
+    return gas + gas // 4
+
+
+def with_l1_margin(fee: int) -> int:
+    """What an OP-stack chain may take for L1, from its estimate: as for gas, and it may double."""
+    return with_margin(2 * fee)
+
+
+def price_of(moment: FeeData) -> GasPrice:
+    """What is offered when nothing bounds it: the base fee may double before it is mined."""
+    return GasPrice(2 * moment.base_fee + moment.tip, moment.tip)
+
+
+def first_price(moment: FeeData, gas: int, highest_cost: int) -> GasPrice | None:
+    """What a new transaction offers; None when the moment's price costs more than the bound."""
+    return _bounded(moment, GasPrice(1, 0), gas, highest_cost)
+
+
+def raised_price(
+    old: GasPrice, moment: FeeData, percent: int, gas: int, highest_cost: int
+) -> GasPrice | None:
+    """What a replacement offers: both fees raised by ``percent`` and at least the moment's.
+
+    When that costs more than the bound, the bound itself, if nodes would still take that for a
+    rise; else None. Nodes refuse a replacement unless both rise, by 10 percent usually.
+    """
+    wished = _bounded(moment, _both_raised(old, percent), gas, highest_cost)
+    if wished is not None:
+        return wished
+    last = _bounded(moment, _both_raised(old, _USUAL_RULE), gas, highest_cost)
+    return None if last is None else GasPrice(_highest(gas, highest_cost), last.tip)
+
+
+def is_too_low(price: GasPrice, moment: FeeData) -> bool:
+    """Whether the next block would not take it."""
+    return price.max_fee < moment.base_fee + min(price.tip, moment.tip)
+
+
+def _both_raised(old: GasPrice, percent: int) -> GasPrice:
+    return GasPrice(_raised(old.max_fee, percent), _raised(old.tip, percent))
+
+
+def _raised(fee: int, percent: int) -> int:
+    """Rounded up, and more than before whatever the percentage."""
+    return max(-(-fee * (100 + percent) // 100), fee + 1)
+
+
+def _highest(gas: int, highest_cost: int) -> int:
+    return min(highest_cost // gas, LARGEST_STORED)
+
+
+def _bounded(moment: FeeData, least: GasPrice, gas: int, highest_cost: int) -> GasPrice | None:
+    highest = _highest(gas, highest_cost)
+    tip = max(least.tip, moment.tip)
+    needed = max(least.max_fee, moment.base_fee + tip, 1)
+    if needed > highest:
+        return None
+    wished = 2 * moment.base_fee + tip
+    return GasPrice(max(needed, min(wished, highest)), tip)
+
+
+GET_L1_FEE: Final = usdc.selector("getL1Fee(bytes)")
+_WORD_BYTES: Final = 32
+# What is not known before signing is taken at its widest: each byte of it is paid for.
+_NONCE: Final = 2**24 - 1
+_FEE: Final = 2**40 - 1
+
+
+class L1Fee:
+    """The L1 part of what transactions of one network cost; 0 on a network without an oracle."""
+
+    def __init__(self, connection: EvmConnection) -> None:
+        self._connection = connection
+        self._network = connection.network
+
+    async def of(self, order: PaymentOrder) -> int:
+        """Wei that a call may cost for its bytes, with margin. Raises RpcFailure.
+
+        Raises Unavailable when the oracle gives no fee: it is never taken to be 0.
+        """
+        oracle = self._network.l1_fee_oracle
+        if oracle is None:
+            return 0
+        plan = TransactionPlan(
+            chain_id=self._network.chain_id, nonce=_NONCE, to=order.contract, gas=order.gas,
+            max_fee=_FEE, tip=_FEE, data=order.data,
+        )  # fmt: skip
+        try:
+            answer = await self._connection.client.call(
+                EvmCall(oracle, l1_fee_call(unsigned(plan)))
+            )
+            return with_l1_margin(usdc.read_uint(answer))
+        except (NodeError, ValueError) as error:
+            log.warning("evm_l1_fee_not_told", network=self._network.name, reason=str(error))
+            raise Unavailable(
+                f"What {self._network.name} takes for data on L1 is not known right now: its"
+                f" oracle {oracle} gives no fee."
+            ) from error
+
+
+def l1_fee_call(transaction: bytes) -> bytes:
+    """The oracle's call for an unsigned transaction (ABI: one dynamic ``bytes``)."""
+    padding = bytes(-len(transaction) % _WORD_BYTES)
+    head = usdc.uint_word(_WORD_BYTES) + usdc.uint_word(len(transaction))
+    return GET_L1_FEE + head + transaction + padding
+
 
 # An account that holds nothing: a transfer to it writes a new balance, which costs the most.
 _NOBODY: Final = usdc.read_address(bytes(12) + usdc.keccak256(b"nobody")[12:])
@@ -146,3 +264,74 @@ class EvmGas:
 
 def _price(payment: EvmPayment) -> GasPrice:
     return GasPrice(payment.latest.max_fee, payment.latest.tip)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The hot wallet as of a block: transactions that it had sent, and its wei."""
+
+    block_number: int
+    block_hash: str
+    nonce: int
+    wei: int
+
+
+class OpeningLedger(Protocol):
+    """The database as the opening balance uses it. Everything may raise errors.Unavailable."""
+
+    async def opening(self, network: str, sender: str) -> Opening | None:
+        """The one on record; None before the first look."""
+        ...
+
+    async def record(self, network: str, sender: str, opening: Opening) -> None:
+        """Put it on record, in the place of one whose block was replaced."""
+        ...
+
+
+class EvmOpening:
+    """Records the opening balance of one hot wallet on one network, once.
+
+    It is of the newest block, whose state every node has. Which transactions came after it is told
+    by the nonce, so that it does not matter what was under way. A block that is replaced takes its
+    balance with it: until the block is deep, and once after a start, that is looked for.
+    """
+
+    def __init__(self, connection: EvmConnection, sender: str, ledger: OpeningLedger) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self._sender = sender
+        self._ledger = ledger
+        self._is_deep = False
+
+    async def look(self, head: Block) -> None:
+        """Record it if it is not, or was replaced; ``head`` is the newest block.
+
+        Raises RpcFailure and errors.Unavailable.
+        """
+        if self._is_deep:
+            return
+        known = await self._ledger.opening(self._network.name, self._sender)
+        if known is None:
+            await self._record(head)
+            return
+        block = await self._connection.client.block(known.block_number)
+        if block is None:
+            return  # the node is behind
+        if block.hash != known.block_hash:
+            log.warning(
+                "evm_opening_replaced", network=self._network.name, block=known.block_number
+            )
+            await self._record(head)
+        else:
+            self._is_deep = head.number - known.block_number >= self._network.failed_after
+
+    async def _record(self, head: Block) -> None:
+        client, number = self._connection.client, head.number
+        nonce = await client.nonce(self._sender, number)
+        wei = await client.ether(self._sender, number)
+        block = await client.block(number)
+        if block is None or block.hash != head.hash:
+            return  # replaced meanwhile: the next look does it
+        opening = Opening(number, head.hash, nonce, wei)
+        await self._ledger.record(self._network.name, self._sender, opening)
+        log.info("evm_opening_recorded", network=self._network.name, block=number, wei=str(wei))

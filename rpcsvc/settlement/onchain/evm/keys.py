@@ -1,9 +1,8 @@
 """The keys of the EVM side: a mnemonic in a file, the accounts derived from it, and signatures.
 
-BIP-39 words, BIP-32 derivation at m/44'/60'/0'/0/i (BIP-44), EIP-1559 transactions and bare
-EIP-712 digests. A signed transaction is bytes and an id; nothing is sent from here. Secrets show
-in no ``repr`` and in no message.
-What does not live here: which index belongs to what; Monero's keys, which its wallet keeps.
+BIP-39 words, BIP-32 derivation at m/44'/60'/0'/0/i (BIP-44), EIP-1559 transactions and bare EIP-712
+digests. A signed transaction is bytes and an id; nothing is sent from here. Secrets show in no
+``repr`` and in no message.
 Needs the extra ``rpcsvc[onchain]``; eth-account is imported when a key is first needed.
 """
 

@@ -1,7 +1,6 @@
 """What an EVM node is asked.
 
 Units and forms are those of node_types.py. Every method raises RpcFailure (daemon_rpc.py).
-What does not live here: the token's calls (usdc.py), keys and signing (keys.py), when to ask.
 Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.
 """
 

@@ -1,7 +1,7 @@
 """What an EVM node answers, in types, and reading it off the JSON.
 
 Amounts are wei, gas and fees per gas included. Hashes and transaction ids are 0x and lower-case
-hex; addresses are in EIP-55 form; data is bytes. What does not live here: asking (node.py).
+hex; addresses are in EIP-55 form; data is bytes.
 Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.
 """
 

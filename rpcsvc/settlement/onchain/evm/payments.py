@@ -1,13 +1,10 @@
-"""Paying USDC from the hot wallet of one network, exactly once.
+"""Pays USDC from the hot wallet of one network, exactly once.
 
-A payment is a nonce. It is signed and committed with its bytes before it may be published, and
-the nonce is never given to anything else; so whatever happens, one transaction at most is mined
-of all that were committed for it. A payment that waits too long is replaced at the same nonce
-by one that differs in its fees only. What became of it is read off the network (presence.py),
-never from an error.
-
-What does not live here: which transfers are due (orders/payouts.py), whether one can be paid
-(checks.py), which nonce is next (nonces.py), sweeps (sweeps.py).
+A payment is a nonce. It is committed with its signed bytes before it may be published, and its
+nonce is never given to anything else, so at most one of its transactions is mined. What became of
+it is read off the network (presence.py), never from an error. The node's nonce is never above the
+database's; where it is, the database is an older copy or the key is in other hands, and nothing
+more is signed (unrecorded.py).
 """
 
 from __future__ import annotations
@@ -25,13 +22,10 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.evm.checks import EvmChecks
-from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.fees import GasPrice
-from rpcsvc.settlement.onchain.evm.gas import EvmGas, HotBalances
+from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.gas import EvmGas, GasPrice, HotBalances
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.nonces import EvmNonces
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     EvmPayment,
     EvmPaymentLedger,
     EvmReceipt,
@@ -40,10 +34,107 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     Purpose,
     Sweep,
 )
-from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher
-from rpcsvc.settlement.onchain.evm.upkeep import EvmUpkeep
+from rpcsvc.settlement.onchain.evm.node_types import Tag
+from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
 
 log = structlog.get_logger(__name__)
+
+_NONCE: Final = "nonce"
+
+
+class EvmNonces:
+    """The nonces of one hot wallet on one network. What asks the node may raise RpcFailure."""
+
+    def __init__(
+        self,
+        connection: EvmConnection,
+        sender: str,
+        payments: EvmPaymentLedger,
+        unrecorded: UnrecordedLedger,
+        switch: PauseSwitch,
+    ) -> None:
+        self._connection = connection
+        self._network = connection.network.name
+        self._sender = sender
+        self._payments = payments
+        self._unrecorded = unrecorded
+        self._switch = switch
+        self._wallet = f"the hot wallet on {self._network}"
+        self._conditions = Conditions(self._network)
+        self._has_looked = False
+
+    def conditions(self) -> list[str]:
+        """What the operator should know, in words."""
+        return self._conditions.texts()
+
+    async def next(self) -> int:
+        """The nonce to sign with; only for who holds the network's one writer.
+
+        Raises errors.Unavailable while there are transactions that are not on record, and the
+        operator has not looked at them.
+        """
+        # In this order: what is committed meanwhile can only be more.
+        pending = await self._connection.client.nonce(self._sender, Tag.PENDING)
+        own = await self._payments.next_nonce(self._network, self._sender)
+        problem = await self._problem(own, pending)
+        self._conditions.set(_NONCE, problem)
+        self._has_looked = True
+        if problem is not None:
+            raise Unavailable(
+                f"The hot wallet on {self._network} has sent what is not on record. Nothing is"
+                " signed with it before the operator has looked."
+            )
+        return max(pending, own)
+
+    async def reconcile(self) -> None:
+        """Find out once after a start whether it may sign, and pause payouts if not.
+
+        And again as long as it may not: once the operator has let money out, health is well.
+        """
+        if self._has_looked and not self._conditions.texts():
+            return
+        try:
+            await self.next()
+        except Unavailable:
+            # It has looked: the condition tells. It has not: the database, or the node, will tell.
+            if not self._has_looked:
+                raise
+
+    async def _problem(self, own: int, pending: int) -> str | None:
+        told = await self._told(own, pending)
+        if pending <= own:
+            return None
+        if await self._has_strangers(max(own, told), pending):
+            if pause_for(self._switch, self._wallet):
+                await self._unrecorded.acknowledge_nonce(self._network, self._sender, pending)
+        elif self._switch.reason() != reason_of(self._wallet):
+            return None
+        return (
+            f"something else sends from the hot wallet on {self._network}: the network is at nonce"
+            f" {pending}, this service at {own}"
+        )
+
+    async def _told(self, own: int, pending: int) -> int:
+        """Up to which nonce the operator was told. At first: all from before the service."""
+        told = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        if told is None:
+            told = own or pending
+            await self._unrecorded.acknowledge_nonce(self._network, self._sender, told)
+        return told
+
+    async def _has_strangers(self, first: int, end: int) -> bool:
+        """Whether a nonce from ``first`` on, below ``end``, was not used by the operator's hand."""
+        if first >= end:
+            return False
+        explained: set[int] = set()
+        for txid in await self._unrecorded.explained(self._network):
+            made = await self._connection.client.transaction(txid)
+            if made is not None and made.sender.lower() == self._sender.lower():
+                explained.add(made.nonce)
+        return not explained.issuperset(range(first, end))
+
 
 _LONG_MS: Final = 10 * 60 * 1000
 

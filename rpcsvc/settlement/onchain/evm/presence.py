@@ -1,27 +1,138 @@
-"""What the network says of a payment: mined, waiting, nowhere, or its nonce spent by another.
+"""Where an EVM payment is: mined, waiting, nowhere, or displaced by what has spent its nonce.
 
-Everything is read off blocks, receipts and the account's nonce, never off an error, and no end of a
-payment off an answer that lacks something. What does not live here: finding what has spent a nonce
-(spent.py), recording it, and what follows from it (payments.py).
+Read off blocks, receipts and the account's nonce, never off an error or a missing answer: a node
+may have dropped old receipts. Only another mined transaction with the sender and nonce proves a
+failure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
 
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
+from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
     Inclusion,
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.spent import Spender, SpentNonces
+from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
+
+log = structlog.get_logger(__name__)
+
+_RETRY_SECONDS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Spender:
+    """The transaction that has spent a nonce, and its block."""
+
+    made: EvmTransaction
+    block: BlockPoint
+
+    def is_attempt_of(self, payment: EvmPayment) -> bool:
+        """Whether it is one that is on record."""
+        return self.made.txid in {attempt.txid for attempt in payment.attempts}
+
+    def calls_as(self, payment: EvmPayment) -> bool:
+        """Whether it does what a payout was to do: its fee was raised, and that is not on record.
+
+        So it is in a database that was put back from an older copy.
+        """
+        order, to = payment.order, self.made.to or ""
+        same = (to.lower(), self.made.data) == (order.contract.lower(), order.data)
+        return same and order.purpose is Purpose.TRANSFER
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """It was looked for with the newest block ``at``; ``why`` is in words for the operator."""
+
+    at: int
+    why: str
+
+
+class SpentNonces:
+    """Finds what has spent a payment's nonce, and remembers it, by the payment's id.
+
+    What was not found is looked for again about once a minute: one search may ask the node some
+    dozens of times.
+    """
+
+    def __init__(self, connection: EvmConnection) -> None:
+        self._connection = connection
+        self._found: dict[str, Spender | NotFound] = {}
+
+    async def find(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
+        """What has spent the nonce in the block ``by``, or before it. Raises RpcFailure.
+
+        A node that can't tell of the past raises nothing: that is NotFound.
+        """
+        known = self._found.get(payment.payment_id)
+        if isinstance(known, NotFound) and abs(top.number - known.at) < self._retry_blocks():
+            return known
+        if isinstance(known, Spender) and await self._connection.has(known.block):
+            return known
+        found = await self._search(payment, by, top)
+        self._found[payment.payment_id] = found
+        return found
+
+    def forget(self, payment_id: str) -> None:
+        """Nobody will ask for it again, or it has to be looked for anew."""
+        self._found.pop(payment_id, None)
+
+    def _retry_blocks(self) -> int:
+        return max(1, round(_RETRY_SECONDS / self._connection.network.block_seconds))
+
+    async def _search(self, payment: EvmPayment, by: BlockPoint, top: Block) -> Spender | NotFound:
+        try:
+            found = await self._in_body(payment, by.number)
+            if found is None:
+                number = await self._first_block_with(payment, by.number)
+                found = await self._in_body(payment, number)
+        except RpcFailure as failure:
+            # Not the node's health: it may have all that others need, and lack old states.
+            log.info("evm_nonce_not_traced", payment_id=payment.payment_id, reason=str(failure))
+            return NotFound(top.number, f"the node can't tell in which block ({failure})")
+        if found is None:
+            return NotFound(top.number, "the node shows no block with a transaction that did it")
+        return found
+
+    async def _in_body(self, payment: EvmPayment, number: int) -> Spender | None:
+        sent = await self._connection.client.sent_in(number, payment.sender)
+        made = None if sent is None else sent.sent.get(payment.nonce)
+        if sent is None or made is None:
+            return None
+        return Spender(made, BlockPoint(sent.block.number, sent.block.hash))
+
+    async def _first_block_with(self, payment: EvmPayment, high: int) -> int:
+        """The first block by which the nonce is spent, no later than ``high``.
+
+        Backwards in steps that double, then by halves: most nodes have the newest states only.
+        """
+        step = 1
+        low = max(high - step, 0)
+        while low > 0 and await self._is_spent(payment, low):
+            high, step = low, step * 2
+            low = max(high - step, 0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if await self._is_spent(payment, middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    async def _is_spent(self, payment: EvmPayment, number: int) -> bool:
+        return await self._connection.client.nonce(payment.sender, number) > payment.nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +348,17 @@ def _transfer_in(log: Log) -> usdc.TransferEvent | None:
         return usdc.read_transfer(log.topics, log.data)
     except ValueError:
         return None
+
+
+async def require_gone(connection: EvmConnection, payment: EvmPayment) -> None:
+    """Raises NotAdopted when it may be mined yet; RpcFailure, ChainUnusable."""
+    # What is settled is never called failed: ask of it as of one that is not.
+    asked = replace(payment, state=PaymentState.PUBLISHED, inclusion=None)
+    presence = EvmPresence(connection, Conditions(connection.network.name))
+    verdict = (await presence.judge(asked)).verdict
+    if verdict.outcome is Outcome.FAILED:
+        return
+    if verdict.outcome is Outcome.SETTLED:
+        raise NotAdopted(f"its payment {payment.latest.txid} is on the chain: nothing is missing.")
+    why = verdict.reason or f"nonce {payment.nonce} of the hot wallet is not spent yet"
+    raise NotAdopted(f"it may be mined yet: {why}.")

@@ -5,8 +5,6 @@ sends it as a payment like any other, one for each address. A token that refuses
 asked by permit and transferFrom (EIP-2612). What a sweep took is judged by its payment, and where
 that failed by the authorization's state and the address's balance. What can't be swept is reported
 as a condition and tried again after an hour. Payouts go first.
-
-What does not live here: nonces, fees, replacement (payments.py), deposits (deposits.py).
 """
 
 from __future__ import annotations
@@ -19,11 +17,9 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.conditions import Conditions
-from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.connection import Conditions, EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys
-from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.payment_ledger import (
+from rpcsvc.settlement.onchain.evm.ledger import (
     BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
@@ -35,6 +31,7 @@ from rpcsvc.settlement.onchain.evm.payment_ledger import (
     SweepState,
     Unswept,
 )
+from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 
 log = structlog.get_logger(__name__)

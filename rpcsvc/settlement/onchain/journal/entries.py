@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rpcsvc.settlement.onchain.evm import payment_ledger as evm
-from rpcsvc.settlement.onchain.journal.lines import HEADER
+from rpcsvc.settlement.onchain.evm import ledger as evm
+from rpcsvc.settlement.onchain.journal.files import HEADER
 from rpcsvc.settlement.onchain.monero import ledger as monero
 
 MONERO_PAYMENT: Final = "monero_payment"

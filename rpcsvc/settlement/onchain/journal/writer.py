@@ -23,15 +23,19 @@ from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
+    RESUME,
     Found,
     JournalDamaged,
+    Line,
     PlaceWriter,
+    Position,
+    encode,
+    header,
     mirror,
     read_place,
     segment_name,
     segments,
 )
-from rpcsvc.settlement.onchain.journal.lines import RESUME, Line, Position, encode, header
 
 log = structlog.get_logger(__name__)
 

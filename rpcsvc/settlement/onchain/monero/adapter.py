@@ -13,7 +13,7 @@ from typing import Any, Final
 import structlog
 
 from rpcsvc.clock import Clock
-from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.money import XMR, Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
@@ -30,14 +30,29 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger, MoneroOptions
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger, MoneroOptions, Receipt
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
-from rpcsvc.settlement.onchain.monero.receipts import monero_receipt
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)
+
+
+def monero_receipt(receipt: Receipt, network: str) -> dict[str, Any]:
+    """For check_tx_key, and check_tx_proof with the message, of any monero-wallet-rpc."""
+    return {
+        "network": network,
+        "asset": XMR.symbol,
+        "txid": receipt.txid,
+        "address": receipt.address,
+        "amount": format_units(receipt.units, XMR),
+        "block": receipt.height,
+        "transactionKey": receipt.tx_key,
+        "transactionProof": receipt.proof,
+        "proofMessage": receipt.transfer_id,
+    }
+
 
 _BLOCK_SECONDS = 120
 # What the daemons call a regtest chain is fakechain.

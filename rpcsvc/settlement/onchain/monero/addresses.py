@@ -19,11 +19,11 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 

@@ -1,7 +1,7 @@
 """Proof that an XMR transaction of the operator's wallet is the payment of transfers.
 
 The wallet must list it as its own, the node must have it, and its key must show that it paid each
-address exactly the transfer's units. What does not live here: orders (adoption.py).
+address exactly the transfer's units.
 Source: the daemon and wallet RPC documentation at getmonero.org.
 """
 
@@ -13,14 +13,6 @@ from typing import Final
 
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
-from rpcsvc.settlement.onchain.adoption import (
-    Adopted,
-    NotAdopted,
-    Open,
-    bare_txid,
-    require_open,
-    require_untold,
-)
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
@@ -32,6 +24,14 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 )
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletCode, WalletTransfer
+from rpcsvc.settlement.onchain.unrecorded import (
+    Adopted,
+    NotAdopted,
+    Open,
+    bare_txid,
+    require_open,
+    require_untold,
+)
 
 _OURS: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
 

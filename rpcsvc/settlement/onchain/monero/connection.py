@@ -1,7 +1,7 @@
 """Whether node and wallet are there, on the right network, in step, and the same wallet as ever.
 
-Nothing is asked of either, for an order, before this module has found them right; what it found
-is thrown away at the first sign of trouble. What does not live here: what they are asked.
+Nothing is asked of either, for an order, before this module has found them right; what it found is
+thrown away at the first sign of trouble.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Final
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import WalletCode
-from rpcsvc.settlement.onchain.stall_detector import StallDetector
-from rpcsvc.settlement.onchain.unusable import ChainUnusable
 
 log = structlog.get_logger(__name__)
 

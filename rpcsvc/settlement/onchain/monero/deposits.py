@@ -1,15 +1,13 @@
 """Deposits of XMR: the wallet finds them, the node says whether they are still there.
 
 One pass costs a refresh and one list of transfers from the cursor on, whatever the number of open
-orders. The wallet says what a transaction paid to which of our addresses, which its id vouches
-for; where the transaction is now, pool, block or nowhere, only the node is asked, since a wallet
-keeps what it saw in blocks that are gone. What it last said, and since when a deposit is known,
-is in the database.
+orders. The wallet says what a transaction paid to which of our addresses, which its id vouches for;
+where the transaction is now, pool, block or nowhere, only the node is asked, since a wallet keeps
+what it saw in blocks that are gone. What it last said, and since when a deposit is known, is in the
+database.
 
 A deposit is one transaction and one subaddress (``output_index`` is the subaddress's index): the
 wallet gives the sum of its outputs there, and they are credited or removed together.
-What does not live here: whether the wallet can spend what it shows (deposit_proofs.py), what
-a deposit means for its order (orders/deposits.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The wallet's own XMR: what can be paid now, what a payment costs, and keeping it spendable.
+"""What the XMR wallet holds and can pay, and keeping its outputs many: splitting and consolidating.
 
-A payment locks the change of every output that it spends for ten blocks. The wallet is therefore
-kept in many outputs, by payments to itself that go the same way as all others. Many small ones
-are put together, since each costs a fee to spend.
-What does not live here: what open orders still need of it.
+Anybody may send dust to a deposit address. With more outputs than one answer can list (some 66,000)
+only the wallet's own address is listed, which no customer knows, and sums come from the balance.
 """
 
 from __future__ import annotations
@@ -18,13 +16,22 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.holdings import TOO_MANY_OUTPUTS, Held, look_at_held
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, PaymentOrder, Purpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
+from rpcsvc.settlement.onchain.monero.wallet import (
+    Held,
+    look_at_held,
+)
 from rpcsvc.settlement.onchain.monero.wallet_types import Output
 
 log = structlog.get_logger(__name__)
+
+TOO_MANY_OUTPUTS: Final = (
+    "the XMR wallet has more outputs than one answer can list: orders get only what is at its own"
+    " address; stop the service and sweep the rest there"
+)
+
 
 _MOST_PARTS: Final = 14  # and the change
 _MOST_INPUTS: Final = 40

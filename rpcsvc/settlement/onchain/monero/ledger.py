@@ -1,7 +1,6 @@
 """What the XMR adapter remembers: its records, its port to the database, and its options.
 
 Units are piconero, heights count from 0, times are ms since the epoch unless said otherwise.
-What does not live here: the rows (store/onchain_monero.py), and what is done with them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Written for and tested with Monero 0.18. Amounts are piconero (10^-12 XMR), heights count from 0,
 hashes, keys and transactions are lower-case hex. Every method raises RpcFailure (daemon_rpc.py).
-What does not live here: the wallet's daemon (wallet.py); when to ask, and what an answer
-means for an order or a payout.
 Source: the daemon RPC documentation at getmonero.org.
 """
 

@@ -1,15 +1,11 @@
 """Paying XMR, exactly once.
 
-A payment is signed, committed with its bytes, key images and transaction key, and only then may
-be published. The wallet reserves nothing for a signed payment, so there is one unpublished at a
-time; its key images are unique among all that was, or may yet be, made. The wallet relays a
-payment at most once, since doing it again for a mined one inflates its balance for good; after
-that the same bytes go to the node. What became of a payment is read off the network, never from
-an error. It failed only if another transaction is found that has spent an input of it, in a block
-that is deep.
-
-What does not live here: which transfers are due (orders/payouts.py), where a payment is
-(presence.py), fees and outputs (inventory.py).
+A payment is signed, committed with its bytes, key images and transaction key, and only then may be
+published. The wallet reserves nothing for a signed payment, so there is one unpublished at a time;
+its key images are unique among all that was, or may yet be, made. The wallet relays a payment at
+most once, since doing it again for a mined one inflates its balance for good; after that the same
+bytes go to the node. What became of a payment is read off the network, never from an error. It
+failed only if another transaction is found that has spent an input of it, in a block that is deep.
 """
 
 from __future__ import annotations

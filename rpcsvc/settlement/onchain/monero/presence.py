@@ -1,15 +1,19 @@
-"""Where a payment of XMR is, by the node's word: in a block, in the pool, nowhere, or impossible.
+"""Where an XMR payment is: in a block, in the pool, nowhere, or displaced by a double spend.
 
-What does not live here: finding what has spent its inputs (spent.py), what is done about it
-(payments.py).
+A spent key image proves nothing alone: two answers may come from two nodes behind one address. Only
+another mined transaction with that key image does; the wallet lists it, since only its keys can
+sign.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
 
 from rpcsvc.clock import Clock
 from rpcsvc.orders.ports.wallets import Outcome, Verdict
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     Cursor,
@@ -18,8 +22,76 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Payment,
     PaymentState,
 )
-from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction, Spent
-from rpcsvc.settlement.onchain.monero.spent import SpentInputs
+from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, NodeTransaction, Spent, Submission
+from rpcsvc.settlement.onchain.monero.wallet import list_unspent
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted
+
+# Nothing is signed with what the wallet has seen spent: it was spent later, give or take a
+# reorganisation and what clocks are off. Blocks come every two minutes.
+_LEAST_BLOCK_MS: Final = 60_000
+_MARGIN: Final = 720
+
+
+@dataclass(frozen=True, slots=True)
+class Spender:
+    """A mined transaction that has spent an input of a payment, and its block."""
+
+    txid: str
+    block: Cursor
+
+
+class SpentInputs:
+    """Finds what has spent an input of a payment, and remembers it, by the payment's id.
+
+    What was not found is looked for again with the next block. May raise RpcFailure and
+    ChainUnusable.
+    """
+
+    def __init__(self, connection: MoneroConnection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._found: dict[str, Spender] = {}
+        self._in_vain: dict[str, str] = {}
+
+    async def find(self, payment: Payment, since: Cursor, top: NodeInfo) -> Spender | None:
+        """What has spent it in the block ``since``, or before it; None when nothing shows it."""
+        name = payment.payment_id
+        known = self._found.pop(name, None)
+        if known is None and self._in_vain.get(name) == top.top_hash:
+            return None
+        found = await self._search(payment, since, [known.txid] if known else None)
+        if found is None:
+            self._in_vain[name] = top.top_hash
+        else:
+            self._found[name] = found
+        return found
+
+    def forget(self, payment_id: str) -> None:
+        """Nobody will ask for it again, or it has to be looked for anew."""
+        self._found.pop(payment_id, None)
+        self._in_vain.pop(payment_id, None)
+
+    async def _search(
+        self, payment: Payment, since: Cursor, known: list[str] | None
+    ) -> Spender | None:
+        txids = known or await self._sent(payment, since)
+        for txid, made in (await self._connection.node.bodies(txids)).items():
+            if made.height is None or txid == payment.txid:
+                continue
+            if not set(payment.key_images).isdisjoint(made.key_images):
+                header = await self._connection.node.header_at(made.height)
+                return Spender(txid, Cursor(made.height, header.hash)) if header else None
+        return None
+
+    async def _sent(self, payment: Payment, since: Cursor) -> list[str]:
+        """The wallet's own transactions in blocks since the payment was signed."""
+        await self._connection.require_wallet()
+        await self._connection.wallet.refresh()
+        blocks = max(0, self._clock.now_ms() - payment.prepared_at) // _LEAST_BLOCK_MS
+        first = max(0, since.height - blocks - _MARGIN)
+        listed = await self._connection.wallet.transfers(first, (TransferKind.OUTGOING,))
+        return sorted({item.txid for item in listed})
 
 
 class MoneroPresence:
@@ -99,3 +171,105 @@ class MoneroPresence:
     async def _put(self, before: Payment, after: Payment) -> None:
         if after != before and not before.state.is_over:
             await self._ledger.put_payment(after)
+
+
+# A double spend of inputs that nothing shows as spent may be this very payment, still hidden.
+_IN_VAIN = (Submission.INVALID, Submission.REFUSED)
+
+
+class MoneroGone:
+    """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
+
+    ``explain`` records, before it is published, a transaction of the wallet to itself.
+    """
+
+    def __init__(
+        self,
+        connection: MoneroConnection,
+        ledger: MoneroLedger,
+        clock: Clock,
+        options: MoneroOptions,
+        explain: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._ledger = ledger
+        self._options = options
+        self._explain = explain
+        self._spent = SpentInputs(connection, clock)
+
+    async def end(self, payment: Payment) -> str | None:
+        """None: it can't be mined. Otherwise the transaction that has to be deep before that.
+
+        Raises NotAdopted when it may be mined yet, and nothing can be done about it now.
+        """
+        info = await self._connection.check_node()
+        found = (await self._connection.node.transactions([payment.txid])).get(payment.txid)
+        if found is not None:
+            where = "the node's pool" if found.height is None else f"block {found.height}"
+            raise NotAdopted(f"its payment {payment.txid} is in {where}: the service follows it.")
+        spent = set((await self._connection.node.key_images(payment.key_images)).values())
+        if Spent.IN_CHAIN in spent:
+            return await self._rival(payment, info)
+        if Spent.IN_POOL in spent:
+            raise NotAdopted("what spends its inputs waits to be mined: try again in some blocks.")
+        said = await self._connection.node.submit(payment.raw)
+        if said.submission not in _IN_VAIN:
+            raise NotAdopted(
+                f"it was handed over once more, and the node said: {said.submission.value}. It may"
+                " be mined yet: look again in some blocks."
+            )
+        return await self._spend(payment, info)
+
+    async def _rival(self, payment: Payment, info: NodeInfo) -> str | None:
+        """What has spent an input of it; None once that is deep. Raises NotAdopted."""
+        top = Cursor(info.height - 1, info.top_hash)
+        await self._connection.check_wallet()
+        found = await self._spent.find(payment, top, info)
+        if found is None:
+            raise NotAdopted(
+                "an input of it is spent, and no other transaction of the wallet is found that did"
+                " it: the node may lack blocks, ask another one (onchain.monerod_url)."
+            )
+        return found.txid if info.height - found.block.height < self._options.failed_after else None
+
+    async def _spend(self, payment: Payment, info: NodeInfo) -> str | None:
+        """Have the wallet spend its first input; None when the chain has none of them."""
+        await self._connection.check_wallet()
+        await self._connection.wallet.refresh()
+        # The wallet may count them as spent by the payment still.
+        await self._connection.wallet.rescan_spent()
+        listed, is_whole = await list_unspent(self._connection.wallet)
+        inputs = [item for item in listed if item.key_image in payment.key_images]
+        if not inputs:
+            await self._require_no_other(payment, info, is_whole=is_whole)
+            return None
+        for item in inputs:
+            if item.frozen:
+                await self._connection.wallet.thaw(item.key_image)
+        address = await self._connection.wallet.primary_address()
+        try:
+            made = await self._connection.wallet.prepare_sweep(inputs[0].key_image, address)
+        except NodeError as error:
+            raise NotAdopted(
+                f"its inputs can't be spent yet, nor can it be mined ({error.text}): an output that"
+                " was mined anew is locked for ten blocks. Try again after them."
+            ) from error
+        self._explain(made.txid)
+        await self._connection.wallet.relay(made.metadata)
+        await self._connection.wallet.store()
+        return made.txid
+
+    async def _require_no_other(self, payment: Payment, info: NodeInfo, *, is_whole: bool) -> None:
+        """Its inputs must not be about to come back. Raises NotAdopted."""
+        if not is_whole:
+            raise NotAdopted("the wallet has more outputs than one answer can list: join some.")
+        out = (
+            *await self._ledger.payments_in(PaymentState.PUBLISHED),
+            *await self._ledger.settled_above(info.height),
+        )
+        for other in out:
+            if other.height is None and other.txid != payment.txid:
+                raise NotAdopted(
+                    f"{other.payment_id} is not mined either, and may bring its inputs back: end"
+                    " that one first."
+                )

@@ -15,7 +15,6 @@ import structlog
 from rpcsvc.clock import iso8601
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
-from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import (
     NETWORK,
     MoneroLedger,
@@ -25,6 +24,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
     Purpose,
 )
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, PoolTransaction
+from rpcsvc.settlement.onchain.monero.wallet import list_unspent
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,6 @@ since the newest block on record; anything that is not on record pauses payouts 
 whole audit (audit/) would ask for each payment and address that there ever was, and hold payouts
 for minutes. A wallet that was put back as well, or killed, does not list what it sent before that
 is in a block: the node's pool tells that something spends what the wallet takes to be its own.
-What does not live here: the same for hot wallets, which their nonces tell at each
-signature (evm/nonces.py).
 """
 
 from __future__ import annotations
@@ -23,10 +21,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.settlement.onchain.monero.holdings import list_unspent
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, Spent
-from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of
 

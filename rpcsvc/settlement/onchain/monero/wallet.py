@@ -1,8 +1,7 @@
 """What monero-wallet-rpc is asked: the wallet file, addresses, transfers, payments, proofs.
 
-Written for and tested with Monero 0.18. Units and forms are those of wallet_types.py. Every
-method raises RpcFailure (daemon_rpc.py). What does not live here: when to ask, and what an answer
-means for an order or a payout.
+Written for and tested with Monero 0.18. Units and forms are those of wallet_types.py. Every method
+raises RpcFailure (daemon_rpc.py).
 Source: the wallet RPC documentation at getmonero.org.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
@@ -19,6 +19,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
     JsonObject,
     NodeError,
     Pause,
+    TooLarge,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
@@ -370,3 +371,54 @@ def _may_be_tx_key(text: str) -> bool:
     parts = (text[at : at + _KEY_DIGITS] for at in range(0, len(text), _KEY_DIGITS))
     scalars = [int.from_bytes(bytes.fromhex(part), "little") for part in parts]
     return scalars[0] > 0 and max(scalars) < _GROUP_ORDER
+
+
+UNLOCK_BLOCKS: Final = 10
+
+
+_OWN: Final = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What can be spent, now or later. ``outputs``: not spent and not held back.
+
+    ``is_whole`` is False when those are of the wallet's own address alone, and the sums are not;
+    ``locked`` then counts what is still in the pool, too.
+    ``blocks_to_unlock`` until all of it is unlocked, locks of the sender's making left out.
+    """
+
+    outputs: tuple[Output, ...]
+    is_whole: bool
+    unlocked: int
+    locked: int
+    blocks_to_unlock: int
+
+
+async def look_at_held(wallet: WalletClient, height: int) -> Held:
+    """At the height of the chain. Raises RpcFailure."""
+    listed, is_whole = await list_unspent(wallet)
+    outputs = tuple(item for item in listed if not item.spent and not item.frozen)
+    if is_whole:
+        total = sum(item.amount for item in outputs)
+        unlocked = sum(item.amount for item in outputs if item.unlocked)
+        blocks = max((_blocks_left(item, height) for item in outputs), default=0)
+    else:
+        balance = await wallet.balance(_OWN)
+        total, unlocked = balance.total, balance.unlocked
+        blocks = min(UNLOCK_BLOCKS, balance.blocks_to_unlock)
+    return Held(outputs, is_whole, unlocked, max(0, total - unlocked), blocks)
+
+
+async def list_unspent(wallet: WalletClient) -> tuple[list[Output], bool]:
+    """What is not spent, and whether that is all of it. Raises RpcFailure."""
+    try:
+        return await wallet.outputs(), True
+    except TooLarge:
+        return await wallet.outputs(indices=_OWN), False
+
+
+def _blocks_left(output: Output, height: int) -> int:
+    if output.unlocked:
+        return 0
+    return max(1, UNLOCK_BLOCKS - (height - output.height)) if output.height else UNLOCK_BLOCKS

@@ -1,8 +1,7 @@
 """What monero-wallet-rpc answers, in types: transfers, outputs, balances, payments, error codes.
 
-Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are
-lower-case hex. What does not live here: the calls (wallet.py); what an answer means for an
-order or a payout.
+Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are lower-
+case hex.
 Source: the wallet RPC documentation at getmonero.org.
 """
 

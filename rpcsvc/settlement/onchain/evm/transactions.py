@@ -1,8 +1,7 @@
-"""The signed bytes of a transaction that a node tells the fields of.
+"""Bytes of EVM transactions: RLP, unsigned ones, and signed ones rebuilt from a node's fields.
 
-They are put together again and have to give the transaction's id: what the service would publish
-again is what was mined. Who signed is the node's word. What does not live here: signing (keys.py).
-Source: EIP-1559 and EIP-2718; the Yellow Paper, appendix B (RLP).
+A rebuilt transaction must hash to its id: what the service would publish again is what was mined.
+The sender is the node's word. Sources: EIP-1559, EIP-2718; the Yellow Paper, appendix B (RLP).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.usdc import keccak256
 
 _LEGACY, _FEE_MARKET = 0, 2
@@ -71,6 +71,15 @@ def _read(told: Mapping[str, Any], txid: str, raw: bytes, kind: int) -> SignedFi
     )
 
 
+def unsigned(plan: TransactionPlan) -> bytes:
+    """The transaction as it is before it is signed (EIP-1559), without an access list."""
+    numbers = (plan.chain_id, plan.nonce, plan.tip, plan.max_fee, plan.gas)
+    to = bytes.fromhex(plan.to[2:])
+    return bytes([_FEE_MARKET]) + rlp(
+        [*map(_digits, numbers), to, _digits(plan.value), plan.data, []]
+    )
+
+
 def _legacy(told: Mapping[str, Any]) -> list[Item]:
     names = ("nonce", "gasPrice", "gas")
     return [
@@ -104,7 +113,11 @@ def _number(text: Any) -> int:
 
 
 def _quantity(text: Any) -> bytes:
-    number = _number(text)
+    return _digits(_number(text))
+
+
+def _digits(number: int) -> bytes:
+    """Big-endian without leading zeros; nothing for 0."""
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
 
 
@@ -125,5 +138,5 @@ def rlp(item: Item) -> bytes:
 def _prefix(length: int, offset: int) -> bytes:
     if length <= _SHORT:
         return bytes([offset + length])
-    size = length.to_bytes((length.bit_length() + 7) // 8, "big")
+    size = _digits(length)
     return bytes([offset + _SHORT + len(size)]) + size

@@ -1,0 +1,411 @@
+"""What a deposit scan of one EVM network reads: Transfer events, forks, and pending transactions.
+
+Blocks up to which every deposit is committed are recorded; the newest that is still on the chain is
+the fork. A pending transaction gives a deposit its time of first sight and nothing else: its sender
+may still replace it. A node that shows no pending block fails no scan; the block's time counts
+then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.settlement.onchain.adapter import ChainUnusable
+from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, Fields, RpcFailure
+from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.ledger import (
+    LARGEST_DEPOSIT,
+    CursorMove,
+    EvmCursor,
+    EvmDepositLedger,
+    PoolSighting,
+)
+from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, LogRange, Receipt
+from rpcsvc.settlement.onchain.evm.usdc import (
+    TRANSFER_TOPIC,
+    TransferEvent,
+    read_paying_call,
+    read_transfer,
+)
+
+log = structlog.get_logger(__name__)
+
+_LOGS = "eth_getLogs"
+_RECEIPT = "eth_getTransactionReceipt"
+
+
+class Paid(NamedTuple):
+    """What one event paid to one of our addresses, in USDC units."""
+
+    address_index: int
+    address: str
+    units: int
+    sender: str
+
+
+class EventReader:
+    """Reads the events of one network's token. ``wanted`` is what a node is to be asked for."""
+
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger) -> None:
+        self._node = connection.client.rpc.endpoint.name
+        self._network = connection.network
+        self._ledger = ledger
+        self.wanted = LogFilter(connection.network.token, (TRANSFER_TOPIC,))
+
+    async def paying(self, piece: LogRange) -> list[Log]:
+        """The events of some blocks that are deposits. All others are told by their bytes alone.
+
+        Raises BadAnswer; ChainUnusable when the address pool was not loaded.
+        """
+        recipients = [self._recipient(item, piece) for item in piece.logs]
+        ours = {item.address.lower() for item in await self._ledger.ours(set(recipients))}
+        logs = [item for item, to in zip(piece.logs, recipients, strict=True) if to in ours]
+        return [item for item, _ in await self._payments(logs, _LOGS)]
+
+    async def paid_by(self, receipt: Receipt) -> dict[int, Paid]:
+        """What a transaction pays to us, by the place of the event within it.
+
+        Raises BadAnswer; ChainUnusable when the address pool was not loaded.
+        """
+        indices = [item.log_index for item in receipt.logs]
+        if indices != sorted(set(indices)):
+            raise self._bad(_RECEIPT, "has events in disorder")
+        if not receipt.ok:
+            return {}
+        events = [item for item in receipt.logs if self._is_transfer(item)]
+        paid = await self._payments(events, _RECEIPT)
+        return {receipt.position_of(item.log_index): what for item, what in paid}
+
+    def _recipient(self, item: Log, piece: LogRange) -> str:
+        """Whom an event pays, in lower case."""
+        asked = piece.first <= item.block_number <= piece.last and self._is_transfer(item)
+        if not asked or len(item.topics) != 3:
+            raise self._bad(_LOGS, f"has an event of {item.txid} that was not asked for")
+        return "0x" + item.topics[2][12:].hex()
+
+    def _is_transfer(self, item: Log) -> bool:
+        return item.address == self._network.token and item.topics[:1] == (TRANSFER_TOPIC,)
+
+    async def _payments(self, logs: Iterable[Log], method: str) -> list[tuple[Log, Paid]]:
+        """Those Transfer events that are deposits, with what each paid.
+
+        The service's own transfers are none, nor is one of nothing: anyone may send as many of
+        those as they like.
+        """
+        events = [(item, self._event(item, method)) for item in logs]
+        if not events:
+            return []
+        parties = {name for _, event in events for name in (event.sender, event.to)}
+        ours = {item.address: item.index for item in await self._ledger.ours(parties)}
+        own = {*ours, await self._hot_address()}
+        paid = []
+        for item, event in events:
+            index = ours.get(event.to)
+            if index is None or event.sender in own or not self._is_credible(item, event):
+                continue
+            paid.append((item, Paid(index, event.to, event.units, event.sender)))
+        return paid
+
+    def _is_credible(self, item: Log, event: TransferEvent) -> bool:
+        if event.units > LARGEST_DEPOSIT:
+            # More than there is of USDC: the token is not what it says, or the node lies.
+            log.error("evm_deposit_too_large", network=self._network.name, txid=item.txid)
+        return 0 < event.units <= LARGEST_DEPOSIT
+
+    def _event(self, item: Log, method: str) -> TransferEvent:
+        try:
+            return read_transfer(item.topics, item.data)
+        except ValueError as error:
+            raise self._bad(method, f"has a broken event of {item.txid}") from error
+
+    async def _hot_address(self) -> str:
+        wallet = await self._ledger.wallet()
+        if wallet is None:
+            raise ChainUnusable("the mnemonic is not recorded yet: the address pool was not loaded")
+        return wallet.hot_address
+
+    def _bad(self, method: str, problem: str) -> BadAnswer:
+        return BadAnswer(self._node, method, f"the answer {problem}")
+
+
+# An address often stands for several nodes, of which some are late: one that lacks the newest
+# blocks gives no events for them and no error.
+_NODE_LAG_SECONDS: Final = 30
+_WIDEST_OVERLAP: Final = 256
+
+
+class ForkFinder:
+    """Finds the block of one network from which on blocks have to be read."""
+
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self._ledger = ledger
+
+    async def find(self, head: Block) -> EvmCursor | None:
+        """The newest block that was looked at and is still on the chain.
+
+        None when this node is late and has not got there yet. Raises ChainUnusable when it is far
+        behind, or has none of the blocks.
+        """
+        known = await self._ledger.cursors(self._network.name) or await self._begin(head)
+        newest = known[0]
+        if newest.hash in (head.hash, head.parent):
+            return newest
+        within = [item for item in known if item.number <= head.number]
+        fork = await self._newest_on_chain(within)
+        if len(within) < len(known) and (not within or fork == within[0]):
+            self._require_near(newest.number - head.number)
+            return None
+        if fork is None:
+            raise ChainUnusable(
+                f"the node of {self._network.name} is on another chain: it has none of the"
+                f" {len(known)} blocks that deposits were read up to, from {known[-1].number} to"
+                f" {newest.number}"
+            )
+        if fork != newest:
+            log.warning("evm_blocks_replaced", network=self._network.name, above=fork.number)
+        return fork
+
+    async def _newest_on_chain(self, known: Sequence[EvmCursor]) -> EvmCursor | None:
+        """By halves: a block is on the chain only if all before it are. Newest first in ``known``.
+
+        The newest is tried first, since nearly always it is the one.
+        """
+        low, high = 0, len(known)
+        middle = 0
+        while low < high:
+            block = await self._connection.client.block(known[middle].number)
+            if block is not None and block.hash == known[middle].hash:
+                high = middle
+            else:
+                low = middle + 1
+            middle = (low + high) // 2
+        return known[low] if low < len(known) else None
+
+    def _require_near(self, missing: int) -> None:
+        """A node may be a little late. Raises ChainUnusable when it is more."""
+        if missing > self.overlap:
+            raise ChainUnusable(
+                f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
+                " were read from: it is still synchronising, or was reset"
+            )
+        log.info("evm_node_is_late", network=self._network.name, blocks=missing)
+
+    async def _begin(self, head: Block) -> list[EvmCursor]:
+        """The first start: from a block on, and an older one in case that is replaced."""
+        start = self._network.start_block
+        first = head.number if start is None else max(0, start - 1)
+        cursors = await self.cursors_at(first, head)
+        await self._ledger.begin(self._network.name, cursors)
+        return cursors
+
+    async def cursors_at(self, number: int, head: Block) -> list[EvmCursor]:
+        """A block to go on after, and an older one in case that is replaced.
+
+        Raises ChainUnusable when the node has none there.
+        """
+        numbers = sorted({number, max(0, number - self._network.tracked_blocks)}, reverse=True)
+        cursors = []
+        for at in numbers:
+            block = await self._connection.client.block(at)
+            if block is None:
+                raise ChainUnusable(
+                    f"the node of {self._network.name} has no block {at} to begin at; its"
+                    f" newest is {head.number}"
+                )
+            cursors.append(EvmCursor(at, block.hash))
+        return cursors
+
+    @property
+    def overlap(self) -> int:
+        """How many blocks are read again: those that a late node may lack."""
+        return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
+
+
+_METHOD: Final = "eth_getBlockByNumber"
+_SECONDS: Final = 3.0
+# A node that refused, or had too much to say, is asked again after that; or when it was lost.
+_PAUSE_MS: Final = 60_000
+_CLEANING_MS: Final = 3_600_000
+_KEEP_MS: Final = 24 * 3_600_000
+# A block of 60 million gas holds fewer that move a token. To read one takes some 16 microseconds,
+# and nothing else is done meanwhile.
+_MOST_CALLS: Final = 2_000
+# Nobody's payments keep those of others waiting: what one order has is bounded for good.
+MOST_PER_LOOK: Final = 256
+MOST_PER_ADDRESS: Final = 8
+
+_TXID: Final = re.compile(r"0x[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
+_DATA: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
+_QUANTITY: Final = re.compile(r"0x[0-9a-f]{1,16}", re.ASCII | re.IGNORECASE)
+
+
+class PendingPayment(NamedTuple):
+    """A call of the token that would pay ``to``, in lower case."""
+
+    txid: str
+    to: str
+
+
+class PoolWatch:
+    """Looks at one network's pending blocks. Looks must not overlap."""
+
+    def __init__(self, connection: EvmConnection, ledger: EvmDepositLedger, clock: Clock) -> None:
+        self._connection = connection
+        self._network = connection.network
+        self._ledger = ledger
+        self._clock = clock
+        self._cleaned_at: int | None = None
+        self._refused: tuple[int, int] | None = None
+        self._is_told = False
+
+    async def look(self, head: Block) -> None:
+        """Note payments that are about to be mined after ``head``. Raises errors.Unavailable."""
+        now = self._clock.now_ms()
+        await self._clean(now)
+        if self._is_put_off(now) or not await self._ledger.is_awaiting(self._network.name, now):
+            return
+        try:
+            payments = await self._payments(head)
+        except RpcFailure as failure:
+            self._put_off(failure)
+            return
+        self._refused = None
+        if self._is_told:
+            self._is_told = False
+            log.info("evm_pool_seen", network=self._network.name)
+        await self._note(payments)
+
+    async def first_seen(self, txid: str, address_index: int) -> tuple[int, ...]:
+        """When a payment was seen before it was mined, in ms; empty when it was not."""
+        found = await self._ledger.pool_sighting(self._network.name, txid)
+        if found is None or found.address_index != address_index:
+            return ()
+        return (found.first_seen_at,)
+
+    async def _payments(self, head: Block) -> Mapping[str, str]:
+        """Who is paid by which transaction of the pending block. Raises RpcFailure."""
+        client = self._connection.client
+        answer = await client.pending_block(seconds=_SECONDS)
+        if answer is None:
+            return {}
+        block = Fields(client.rpc.endpoint.name, _METHOD, answer)
+        if _is_mined(block, head):
+            return {}
+        return dict(pending_payments(block, self._network.token))
+
+    async def _note(self, payments: Mapping[str, str]) -> None:
+        """Record what is new, up to a bound: of the look, and of each address."""
+        if not payments:
+            return
+        name, now = self._network.name, self._clock.now_ms()
+        awaiting = await self._ledger.awaiting(name, set(payments.values()), now)
+        indices = {item.address.lower(): item.index for item in awaiting}
+        ours = {txid: indices[to] for txid, to in payments.items() if to in indices}
+        known = await self._ledger.pool_sightings(name, ours) if ours else set()
+        new = {txid: index for txid, index in ours.items() if txid not in known}
+        if not new:
+            return
+        found = await self._within_bounds(new, now)
+        if found:
+            await self._ledger.put_pool_sightings(found)
+
+    async def _within_bounds(self, new: Mapping[str, int], now: int) -> list[PoolSighting]:
+        counts = await self._ledger.pool_counts(self._network.name, set(new.values()))
+        found = list[PoolSighting]()
+        for txid, index in new.items():
+            counts[index] = counts.get(index, 0) + 1
+            if counts[index] <= MOST_PER_ADDRESS and len(found) < MOST_PER_LOOK:
+                found.append(PoolSighting(self._network.name, txid, index, now))
+        return found
+
+    async def _clean(self, now: int) -> None:
+        """Forget what is of no use any more, once an hour."""
+        if self._cleaned_at is None or abs(now - self._cleaned_at) >= _CLEANING_MS:
+            await self._ledger.forget_pool_sightings(self._network.name, now - _KEEP_MS)
+            self._cleaned_at = now
+
+    def _is_put_off(self, now: int) -> bool:
+        """Whether the node refused a short time ago, and was not lost since."""
+        if self._refused is None:
+            return False
+        at, failures = self._refused
+        return failures == self._connection.failures and abs(now - at) < _PAUSE_MS
+
+    def _put_off(self, failure: RpcFailure) -> None:
+        self._refused = (self._clock.now_ms(), self._connection.failures)
+        if not self._is_told:
+            self._is_told = True
+            log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))
+
+
+def pending_payments(block: Fields, token: str) -> Iterator[PendingPayment]:
+    """The calls of a token in a block with whole transactions that would pay somebody.
+
+    Raises BadAnswer for what is no such block.
+    """
+    wanted = token.lower()
+    calls = [item for item in block.items("transactions") if _target(item, block) == wanted]
+    for item in calls[:_MOST_CALLS]:
+        call = Fields(block.node, block.method, item)
+        txid, data = call.text("hash"), call.text("input")
+        if not _TXID.fullmatch(txid) or not _DATA.fullmatch(data):
+            raise block.bad("has a transaction without hash or input")
+        paying = read_paying_call(bytes.fromhex(data[2:]))
+        # Anyone may move nothing from anyone to anyone.
+        if paying is not None and 0 < paying.units <= LARGEST_DEPOSIT:
+            yield PendingPayment(txid.lower(), paying.to)
+
+
+def _target(item: Any, block: Fields) -> str | None:
+    """Whom a transaction calls, in lower case; None when it makes a contract."""
+    if not isinstance(item, dict):
+        raise block.bad("has no whole transactions")
+    to = item.get("to")
+    return to.lower() if isinstance(to, str) else None
+
+
+def _is_mined(block: Fields, head: Block) -> bool:
+    """Whether it is a block that the node has already, as of a network without a pool to see."""
+    number = block.value.get("number")
+    if not isinstance(number, str) or not _QUANTITY.fullmatch(number):
+        return False  # some nodes give a pending block no number
+    return int(number, 16) <= head.number
+
+
+class NotReread(Exception):
+    """Why nothing is read again, for the operator."""
+
+
+async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int) -> int:
+    """Move the cursor before block ``first``; the newest block that was read before.
+
+    Raises NotReread, RpcFailure, ChainUnusable and errors.Unavailable: then nothing was changed.
+    """
+    name = connection.network.name
+    if not await ledger.cursors(name):
+        raise NotReread(f"No deposits were read on {name} yet: the service begins at its start.")
+    head = await connection.check()
+    forks = ForkFinder(connection, ledger)
+    newest = await forks.find(head)
+    if newest is None:
+        raise NotReread(f"The node of {name} is late: it lacks blocks that were read. Try again.")
+    if not 1 <= first <= newest.number:
+        raise NotReread(
+            f"received block {first}; allowed: 1 to {newest.number}, up to which deposits on"
+            f" {name} were read. What comes after is read by the service itself."
+        )
+    # A node that has thrown old events away would keep the service from going on.
+    await connection.client.logs(EventReader(connection, ledger).wanted, first, first)
+    cursors = await forks.cursors_at(first - 1, head)
+    await ledger.begin(name, cursors)
+    to, oldest = cursors[0], cursors[-1].number
+    await ledger.acknowledge([], CursorMove(name, to, to.number, oldest))
+    return newest.number
