@@ -221,7 +221,7 @@ async def _compose(
     watcher = DepositWatcher(store, engine, processor, backend.rates, quarantine, clock)
     if reservations is not None:
         reservations.follow(watcher.progress.is_complete)
-        reservations.load(store, clock.now_ms())
+        await reservations.load(store, clock.now_ms())
     payouts = Payouts(store, engine, processor, clock, quarantine)
     effects = EffectRunner(
         store,
@@ -237,7 +237,7 @@ async def _compose(
         follower = Follower(store, processor, backend.upstream, clock)
         relay = Relay(store, backend.upstream, clock, follower)
         await relay.recover()
-        follower.recover()
+        await follower.recover()
     retry = partial(retry_transfer, hurry=effects.hurry, processor=processor)
     retries = partial(follow_requests, RetryRequests(settings.data_dir), retry)
     worker = Worker(
@@ -257,7 +257,10 @@ async def _compose(
     support = settings.support
     now = clock.now_ms()
     budget = TicketBudget(
-        support.tickets_per_client, support.bytes_per_day, now, store.tickets_taken(day_of(now))
+        support.tickets_per_client,
+        support.bytes_per_day,
+        now,
+        await store.tickets_taken(day_of(now)),
     )
     service = Service(
         operations=AGENT_OPERATIONS if backend.sandbox is None else OPERATIONS,
@@ -351,7 +354,7 @@ def _policy(settings: Settings) -> Policy:
 async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
     """The service for calls from within this process. Raises DataDirInUse."""
     async with running(settings) as up:
-        up.effects.recover()
+        await up.effects.recover()
         relay = up.service.relay
         follower = relay.follower if relay else None
         yield LocalService(up.dispatcher, up.worker, up.effects, follower)

@@ -168,7 +168,7 @@ async def sandbox(
         config_file=None, environ={}, flags={"data_dir": str(data_dir), **(flags or {})}
     ).settings
     async with running(settings, clock=clock) as up:
-        up.effects.recover()
+        await up.effects.recover()
         yield Sandbox(up, clock)
 
 

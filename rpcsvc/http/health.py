@@ -62,7 +62,12 @@ class HealthRoutes:
 
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
-        checks = {**await self._checks(), **self._watching(), **self._relayed(), **self._signing()}
+        checks = {
+            **await self._checks(),
+            **self._watching(),
+            **await self._relayed(),
+            **self._signing(),
+        }
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
         body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
@@ -104,10 +109,10 @@ class HealthRoutes:
         """Not needed to take orders: the engine refuses those of a network that is not seen."""
         return {"deposits": self._worker.watching()} if self._service.engine.networks else {}
 
-    def _relayed(self) -> dict[str, Health]:
+    async def _relayed(self) -> dict[str, Health]:
         """Not needed to take orders: a call in doubt is the operator's, and others are made."""
         relay = self._service.relay
-        return {} if relay is None else {"relay": relay.health()}
+        return {} if relay is None else {"relay": await relay.health()}
 
     def _signing(self) -> dict[str, Health]:
         """Not needed to take orders: signing goes on with the keys that were read last."""

@@ -112,7 +112,7 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
 
 async def create_order(service: Service, params: BffOrderParams, call: Call) -> Stored:
     """A new order, or the same one again under its idempotency key."""
-    request = _request(service, params, call)
+    request = await _request(service, params, call)
     claim = None
     if call.idempotency_key is not None:
         claim = Claim(call.namespace, call.idempotency_key, CREATE, _fingerprint(request))
@@ -122,7 +122,7 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
-    order = find_order(service, params.order_id)
+    order = await find_order(service, params.order_id)
     if service.relay is not None:
         service.relay.follower.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
@@ -141,7 +141,7 @@ def _order(service: Service, order: Order) -> Flat:
 async def list_orders(service: Service, params: BffSessionParams, _call: Call) -> Flat:
     """The session's orders, newest first."""
     session = read_session(params.session, field="session") or ""
-    found = service.store.orders_of_session(session, LONGEST_LIST)
+    found = await service.store.orders_of_session(session, LONGEST_LIST)
     return Flat({"orders": [_list_item(order) for order in found]})
 
 
@@ -254,7 +254,7 @@ def _amount(text: str, pair: Pair) -> Money:
     return Money(int(text), asset)
 
 
-def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
+async def _request(service: Service, params: BffOrderParams, call: Call) -> OrderRequest:
     pair = _pair(service, params)
     problems: list[InputError] = []
     session = None
@@ -263,13 +263,13 @@ def _request(service: Service, params: BffOrderParams, call: Call) -> OrderReque
     except InputError as problem:
         problems.append(problem)
     try:
-        to = read_destination(params.to_address, pair.direction, service, field="toAddress")
+        to = await read_destination(params.to_address, pair.direction, service, field="toAddress")
     except InputError as problem:
         problems.append(problem)
     refund_to = None
     try:
         if params.refund_address is not None:
-            refund_to = read_refund_address(params.refund_address, pair.direction, service)
+            refund_to = await read_refund_address(params.refund_address, pair.direction, service)
     except InputError as problem:
         problems.append(problem)
     if problems:

@@ -50,7 +50,7 @@ async def withdraw(service: Service, params: BridgeParams, call: Call) -> Stored
 
 async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> Flat:
     """A bridge order as it stands. Raises OrderNotFound."""
-    found = find_any_order(service, params.order_id)
+    found = await find_any_order(service, params.order_id)
     if service.relay is not None:
         service.relay.follower.watch(found.order_id)
     if not found.terms.is_bridge:
@@ -63,7 +63,7 @@ async def order(service: Service, params: BridgeOrderIdParams, _call: Call) -> F
 async def _open(service: Service, params: BridgeParams, call: Call, kind: BridgeKind) -> Stored:
     _require_bridge(service)
     direction = DIRECTION_OF[kind]
-    to = read_destination(params.to_address, direction, service, field="toAddress")
+    to = await read_destination(params.to_address, direction, service, field="toAddress")
     chain = perps_chain(service.policy.bridge_min_usd)
     claim = None
     if call.idempotency_key is not None:

@@ -31,7 +31,7 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
     OrderNotCancellable once a deposit was seen, and Unavailable.
     """
     session = read_session(session_id) or ""
-    order = find_order(service, order_id)
+    order = await find_order(service, order_id)
     if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
         raise VerificationFailed(
             "sessionId is not the one of this order. Send the sessionId that create or execute"
@@ -44,7 +44,7 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
     try:
         return await service.processor.apply(order_id, Cancelled())
     except ImpossibleTransition:
-        return _require_expired(find_any_order(service, order_id))
+        return _require_expired(await find_any_order(service, order_id))
 
 
 def _require_expired(order: Order) -> Order:

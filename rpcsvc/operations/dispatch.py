@@ -96,7 +96,7 @@ class Dispatcher:
         started = time.perf_counter_ns()
         params, call = _with_local_session(operation, params, call)
         try:
-            parsed = parse_call(operation.params, params, call, self._service)
+            parsed = await parse_call(operation.params, params, call, self._service)
             result = await operation.handler(self._service, parsed, call)
             reply = self._envelope.answer(operation, result, call)
         except ServiceError as error:

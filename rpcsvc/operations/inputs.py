@@ -8,7 +8,6 @@ refuses (lessons.py), limits that depend on the rate (quoting.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar
@@ -59,7 +58,7 @@ class Intent:
         return [name for name in ("direction", "chain", "amount", "to") if not getattr(self, name)]
 
 
-def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
+async def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Service) -> P:
     """The params of a call, whose idempotency key, if any, is judged with them.
 
     Raises InputError or InputErrors naming every problem, the key's included.
@@ -71,10 +70,10 @@ def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Serv
         except InvalidInput as problem:
             wrong_key = problem
     if wrong_key is None:
-        return parse_params(model, params, service)
+        return await parse_params(model, params, service)
     problems: list[InputError] = [wrong_key]
     try:
-        parse_params(model, params, service)
+        await parse_params(model, params, service)
     except InputError as problem:
         problems.append(problem)
     except InputErrors as others:
@@ -82,43 +81,43 @@ def parse_call(model: type[P], params: dict[str, Any], call: Call, service: Serv
     raise combined(problems)
 
 
-def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
+async def parse_params(model: type[P], params: dict[str, Any], service: Service) -> P:
     """The params as their model. Raises InputError or InputErrors naming every problem."""
     try:
         parsed: P = model.__pydantic_validator__.validate_python(params)
     except ValidationError as error:
         problems = problems_of(model, error)
-        problems += _problems_of_rest(model, params, problems, service)
+        problems += await _problems_of_rest(model, params, problems, service)
         raise combined(problems) from None
     return parsed
 
 
-def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:
+async def read_intent(params: Any, service: Service) -> tuple[Intent, list[InputError]]:
     """The meaning of direction, chain, amount and to, and what is wrong with them."""
-    problems: list[InputError] = []
-
-    def attempt(read: Callable[[], T]) -> T | None:
-        try:
-            return read()
-        except InputError as problem:
-            problems.append(problem)
-            return None
-
+    chain = amount = to = refund_to = None
+    given, refund = getattr(params, "to", None), getattr(params, "refund_address", None)
     direction = Direction(params.direction) if params.direction else None
-    chain = (
-        attempt(lambda: service.chains.resolve(params.chain)) if params.chain is not None else None
-    )
-    amount = (
-        attempt(lambda: _amount(params.amount, direction)) if params.amount is not None else None
-    )
-    given = getattr(params, "to", None)
-    to = attempt(lambda: read_destination(given, direction, service)) if given is not None else None
-    refund = getattr(params, "refund_address", None)
-    refund_to = (
-        attempt(lambda: read_refund_address(refund, direction, service))
-        if refund is not None and direction is not None
-        else None
-    )
+    problems: list[InputError] = []
+    try:
+        if params.chain is not None:
+            chain = service.chains.resolve(params.chain)
+    except InputError as problem:
+        problems.append(problem)
+    try:
+        if params.amount is not None:
+            amount = _amount(params.amount, direction)
+    except InputError as problem:
+        problems.append(problem)
+    try:
+        if given is not None:
+            to = await read_destination(given, direction, service)
+    except InputError as problem:
+        problems.append(problem)
+    try:
+        if refund is not None and direction is not None:
+            refund_to = await read_refund_address(refund, direction, service)
+    except InputError as problem:
+        problems.append(problem)
     return Intent(direction, chain, amount, to, refund_to), problems
 
 
@@ -189,12 +188,12 @@ def bare_key(key: Any) -> Any:
     return key.strip(" ") if isinstance(key, str) else key
 
 
-def read_refund_address(
+async def read_refund_address(
     address: str, direction: Direction, service: Service, *, field: str = "refundAddress"
 ) -> str:
     """An address on the deposit's network, normalised. Raises InvalidDestination."""
     read = _monero if direction is Direction.XMR_TO_USDC else _evm
-    return _not_ours(read(address, field, service), service, field=field, received=address)
+    return await _not_ours(read(address, field, service), service, field=field, received=address)
 
 
 def _evm(text: str, field: str, service: Service) -> str:
@@ -219,18 +218,18 @@ def _amount(text: object, direction: Direction | None) -> Money:
     return parse_any_amount(text, deposit_asset(direction or Direction.XMR_TO_USDC))
 
 
-def read_destination(
+async def read_destination(
     text: str, direction: Direction | None, service: Service, *, field: str = "to"
 ) -> str:
     """Where the payout goes, normalised. Raises InvalidDestination."""
     looks_evm = text.strip()[:2] in ("0x", "0X")
     is_evm = looks_evm if direction is None else direction is Direction.XMR_TO_USDC
     address = _evm(text, field, service) if is_evm else _monero(text, field, service)
-    return _not_ours(address, service, field=field, received=text)
+    return await _not_ours(address, service, field=field, received=text)
 
 
-def _not_ours(address: str, service: Service, *, field: str, received: str) -> str:
-    if service.store.is_deposit_address(address):
+async def _not_ours(address: str, service: Service, *, field: str, received: str) -> str:
+    if await service.store.is_deposit_address(address):
         raise InvalidDestination(
             "This is a deposit address of the service itself. Send the user's own address.",
             field=field,
@@ -266,7 +265,7 @@ def require_verified(verify: str | None, to_address: str) -> None:
         )
 
 
-def _problems_of_rest(
+async def _problems_of_rest(
     model: type[Params], params: dict[str, Any], found: list[InputError], service: Service
 ) -> list[InputError]:
     """What the inputs mean that have the right type: one correction should mend them all."""
@@ -274,4 +273,4 @@ def _problems_of_rest(
     known = {name: info.alias or name for name, info in model.model_fields.items()}
     names = {name for name, wire in known.items() if wire not in wrong}
     rest = {name: whole(params.get(known[name])) if name in names else None for name in _INTENT}
-    return read_intent(SimpleNamespace(**rest), service)[1]
+    return (await read_intent(SimpleNamespace(**rest), service))[1]

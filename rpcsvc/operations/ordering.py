@@ -126,7 +126,7 @@ async def _make_there(
 ) -> bytes:
     """The same at the upstream. No price is in the way of what a key in doubt is an answer to."""
     relay.require_can_fix(request.refund_address)
-    is_in_doubt = claim is not None and relay.is_in_doubt(claim)
+    is_in_doubt = claim is not None and await relay.is_in_doubt(claim)
     try:
         found = await _quoted(service, request)
     except ServiceError:

@@ -17,7 +17,7 @@ from rpcsvc.settlement.sandbox.controls import NEEDED, FaultKind, SandboxControl
 
 async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
     """Send a simulated deposit; by default what is still due."""
-    order = find_any_order(service, params.order_id)
+    order = await find_any_order(service, params.order_id)
     asset = order.terms.deposit_asset
     units = None if params.amount is None else parse_any_amount(params.amount, asset).units
     tx = await _controls(service).fund(order, units)
@@ -44,7 +44,7 @@ async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
     if NEEDED.get(kind) == "orderId":
         if params.order_id is None:
             raise missing("orderId")
-        await controls.fault_on_order(kind, find_any_order(service, params.order_id))
+        await controls.fault_on_order(kind, await find_any_order(service, params.order_id))
     else:
         await controls.fault(kind, seconds=params.seconds, rate=params.rate)
     service.wake()

@@ -29,9 +29,9 @@ log = structlog.get_logger(__name__)
 async def create_ticket(service: Service, params: SupportParams, call: Call) -> Answer:
     """Record a ticket; set the order's refund address when its owner asks for it."""
     session, order_id = _read_ids(params)
-    named = None if order_id is None else service.store.order(order_id)
+    named = None if order_id is None else await service.store.order(order_id)
     order = _owned(named, session)
-    refund_to = _refund_address(service, params, order)
+    refund_to = await _refund_address(service, params, order)
     ticket = Ticket(
         ticket_id=ids.ticket_id(service.random),
         created_at=service.clock.now_ms(),
@@ -82,21 +82,23 @@ def _owned(order: Order | None, session: str | None) -> Order | None:
     return order if owns else None
 
 
-def _refund_address(service: Service, params: SupportParams, order: Order | None) -> str | None:
+async def _refund_address(
+    service: Service, params: SupportParams, order: Order | None
+) -> str | None:
     """The validated refund address, when the order waits for one. Raises InvalidDestination."""
     if order is None or params.wallet_address is None:
         return None
     if order.action_required == REFUND_ADDRESS or awaits_upstream_refund(order):
-        return _untried(order, _read(params.wallet_address, order, service))
+        return _untried(order, await _read(params.wallet_address, order, service))
     if may_be_refunded_upstream(order):
         with suppress(InvalidDestination):  # or it is a ticket that happens to name an address
-            return _read(params.wallet_address, order, service)
+            return await _read(params.wallet_address, order, service)
     return None
 
 
-def _read(address: str, order: Order, service: Service) -> str:
+async def _read(address: str, order: Order, service: Service) -> str:
     direction = order.terms.direction
-    return read_refund_address(address, direction, service, field="walletAddress")
+    return await read_refund_address(address, direction, service, field="walletAddress")
 
 
 def _sets_refund_address(order: Order | None, refund_to: str | None) -> bool:

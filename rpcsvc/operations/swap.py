@@ -32,7 +32,7 @@ from rpcsvc.orders.ports.upstream import UpstreamRequest
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
     """What is known of a swap, normalised, and what is still missing. Promises nothing."""
-    intent, problems = read_intent(params, service)
+    intent, problems = await read_intent(params, service)
     if not problems:
         problems = await _limit_problems(service, intent)
     if problems:
@@ -47,7 +47,7 @@ async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
 
 async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     """A price for the amount at the current rate."""
-    intent, problems = read_intent(params, service)
+    intent, problems = await read_intent(params, service)
     if problems:
         raise combined(problems)
     found = await make_quote(service, *_swap_of(intent), client=call.client)
@@ -73,27 +73,27 @@ async def status(service: Service, params: StatusParams, _call: Call) -> Answer 
     order_id = read_order_id(params.order_id)
     if service.relay is not None:
         service.relay.follower.watch(order_id)
-    view = service.store.status_view(order_id, service.clock.now_ms())
+    view = await service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         to_address, body = view
         require_verified(params.verify, to_address)
         return Stored(body)
-    order = find_order(service, order_id)
+    order = await find_order(service, order_id)
     require_verified(params.verify, order.terms.to_address)
     return status_answer(service.venue, order, service.clock.now_ms())
 
 
-def find_order(service: Service, order_id: str) -> Order:
+async def find_order(service: Service, order_id: str) -> Order:
     """The order of a swap. Raises InvalidInput and OrderNotFound."""
-    order = find_any_order(service, order_id)
+    order = await find_any_order(service, order_id)
     if order.terms.is_bridge:
         raise _no_order(order_id)
     return order
 
 
-def find_any_order(service: Service, order_id: str) -> Order:
+async def find_any_order(service: Service, order_id: str) -> Order:
     """The order, of a swap or of the bridge. Raises InvalidInput and OrderNotFound."""
-    order = service.store.order(read_order_id(order_id))
+    order = await service.store.order(read_order_id(order_id))
     if order is None:
         raise _no_order(order_id)
     return order
@@ -187,7 +187,7 @@ def _swap_of(intent: Intent) -> tuple[Direction, Chain, Money]:
 
 
 async def _open(service: Service, params: SwapParams, call: Call, operation: str) -> Stored:
-    intent, problems = read_intent(params, service)
+    intent, problems = await read_intent(params, service)
     session = None
     try:
         session = read_session(params.session_id)

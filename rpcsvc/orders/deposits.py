@@ -85,16 +85,18 @@ class DepositWatcher:
         nobody looked, the first would else be decided on without the others.
         """
         found = await self._engine.observe()
-        shown, strangers = self._by_order(found.sightings)
+        shown, strangers = await self._by_order(found.sightings)
         seen, taken_in = await self._record(shown, confirming=False)
-        ripe = self._ripe(taken_in, found.complete_until, _left(shown, taken_in))
+        ripe = await self._ripe(taken_in, found.complete_until, _left(shown, taken_in))
         confirmed, done = await self._record(ripe, confirming=True)
         # Only now may the engine forget them: every event above is committed.
         await self._engine.acknowledge([*strangers, *(sighting for _, sighting in done)])
         self.progress.advance(found.complete_until, _left(shown, done))
         return seen + confirmed
 
-    def _ripe(self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]) -> Shown:
+    async def _ripe(
+        self, taken_in: Shown, complete: Mapping[str, int], left: Mapping[str, str]
+    ) -> Shown:
         """Those that may be confirmed now.
 
         What is confirmed past an order's time decides on it: not while another of its deposits may
@@ -105,7 +107,7 @@ class DepositWatcher:
             for order_id, sighting in taken_in
             if (order_id not in left and sighting.key.network in complete)
             or sighting.state is not DepositState.CONFIRMED
-            or not self._is_over(order_id)
+            or not await self._is_over(order_id)
         ]
 
     def _rate(self) -> int | None:
@@ -115,19 +117,19 @@ class DepositWatcher:
         except Unavailable:
             return None
 
-    def _is_over(self, order_id: str) -> bool:
+    async def _is_over(self, order_id: str) -> bool:
         """Whether the order's offer has run out."""
-        order = self._store.order(order_id)
+        order = await self._store.order(order_id)
         return order is not None and order.terms.expires_at <= self._clock.now_ms()
 
-    def _by_order(
+    async def _by_order(
         self, sightings: Iterable[DepositSighting]
     ) -> tuple[Shown, list[DepositSighting]]:
         """Each with the order that it is for, and those that are for none."""
         shown, strangers = [], []
         for sighting in sightings:
             network = sighting.key.network
-            order_id = self._store.order_id_of_deposit_address(network, sighting.address)
+            order_id = await self._store.order_id_of_deposit_address(network, sighting.address)
             if order_id is None:
                 log.warning("deposit_without_order", network=network, txid=sighting.key.txid)
                 strangers.append(sighting)
@@ -162,7 +164,7 @@ class DepositWatcher:
         Raises ImpossibleTransition when it can't be: then the engine shows it again.
         """
         for remaining in reversed(range(TRIES)):
-            order = self._store.order(order_id)
+            order = await self._store.order(order_id)
             if order is None:
                 raise LookupError(f"order {order_id} has an address, but is not in the store")
             events = events_of(order, sighting, self._rate())

@@ -40,17 +40,15 @@ class Idempotency:
         whatever ``make`` raises (the key is free again then).
         """
         slot = (claim.namespace, claim.key)
-        while True:
-            stored = self._store.response(*slot)
-            if stored is not None:
-                require_same(stored.operation, stored.params, claim)
-                return stored.body, True
-            running = self._running.get(slot)
-            if running is None:
-                break
+        while (running := self._running.get(slot)) is not None:
             await asyncio.shield(running)
         ended = self._running[slot] = asyncio.get_running_loop().create_future()
         try:
+            # Looked for only now: a copy may have been answered while this one waited.
+            stored = await self._store.response(*slot)
+            if stored is not None:
+                require_same(stored.operation, stored.params, claim)
+                return stored.body, True
             return await make(), False
         except asyncio.CancelledError:
             # What was handed to the store is committed all the same; copies wait until it is.

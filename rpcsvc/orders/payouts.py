@@ -10,6 +10,7 @@ only the network's own word that a transfer failed lets its money go elsewhere.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
@@ -81,12 +82,12 @@ class Payouts:
         Raises errors.Unavailable when the store can't record a step: then nothing further was
         done, and the effect is still pending.
         """
-        network = self._find(order_id, effect.transfer_id)[1].network
+        network = (await self._find(order_id, effect.transfer_id))[1].network
         async with self._wallets.hold(network):
-            order, transfer = self._find(order_id, effect.transfer_id)
+            order, transfer = await self._find(order_id, effect.transfer_id)
             if transfer.state is TransferState.PLANNED:
                 await self._prepare(order, transfer, effect)
-                transfer = self._find(order_id, effect.transfer_id)[1]
+                transfer = (await self._find(order_id, effect.transfer_id))[1]
             if transfer.state.is_final:  # also when it was cancelled while it was being signed
                 await self._processor.discard(order_id, effect)
                 return True
@@ -94,8 +95,8 @@ class Payouts:
                 return False
             return await self._publish_and_record(order_id, transfer, effect)
 
-    def _find(self, order_id: str, transfer_id: str) -> tuple[Order, Transfer]:
-        order = self._store.order(order_id)
+    async def _find(self, order_id: str, transfer_id: str) -> tuple[Order, Transfer]:
+        order = await self._store.order(order_id)
         transfer = order.transfer(transfer_id) if order else None
         if order is None or transfer is None:
             raise LookupError(f"transfer {transfer_id} is not in the store")
@@ -132,12 +133,18 @@ class Payouts:
         self, limit: asyncio.Timeout, signed: PreparedTransfer, commit: Commit | None = None
     ) -> None:
         """Look again at all that the bytes pay, since signing takes time, and commit."""
-        for name in signed.transfer_ids:
-            order, transfer = self._find(order_of(name), name)
-            if not (_is_agreed(order, transfer) and await self._may_be_signed(order, transfer)):
-                raise Unavailable(f"{name} must wait: what it pays for has changed.")
+
+        async def require_payable(orders: Sequence[Order]) -> None:
+            for order in orders:
+                for transfer in order.transfers:
+                    if transfer.transfer_id in signed.transfer_ids and not (
+                        _is_agreed(order, transfer) and await self._may_be_signed(order, transfer)
+                    ):
+                        name = transfer.transfer_id
+                        raise Unavailable(f"{name} must wait: what it pays for has changed.")
+
         limit.reschedule(None)  # what is being committed is waited for, however long it takes
-        await self._processor.record(signed, commit)
+        await self._processor.record(signed, commit, require_payable)
 
     async def _may_be_signed(self, order: Order, transfer: Transfer) -> bool:
         if order.order_id in self._quarantine or self._is_too_late(order, transfer):
@@ -178,8 +185,8 @@ class Payouts:
         if most == 1 or transfer.transfer_id in self._alone:
             return []
         found = {order_of(transfer.transfer_id): transfer}
-        for order_id, transfer_id in self._store.planned_transfers(transfer.network, most):
-            order = self._store.order(order_id)
+        for order_id, transfer_id in await self._store.planned_transfers(transfer.network, most):
+            order = await self._store.order(order_id)
             item = order.transfer(transfer_id) if order else None
             if order is None or item is None or not _is_agreed(order, item):
                 continue

@@ -8,7 +8,7 @@ be carried out. What does not live here: the decisions (domain/machine.py), the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 
@@ -18,7 +18,7 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositKey, Order
-from rpcsvc.errors import OrderNotFound
+from rpcsvc.errors import OrderNotFound, Unavailable
 from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports.store import (
     Change,
@@ -28,6 +28,7 @@ from rpcsvc.orders.ports.store import (
     PendingEffect,
     Projection,
     RelayRecord,
+    StaleWrite,
     StatusView,
     StoredResponse,
 )
@@ -36,6 +37,11 @@ from rpcsvc.orders.reservations import Reservations
 
 log = structlog.get_logger(__name__)
 
+# How often an order that another process keeps changing is read again for one event.
+TRIES = 20
+_BUSY = "The order is being changed by others right now; nothing was changed. Try again."
+
+OrderCheck = Callable[[Sequence[Order]], Awaitable[None]]
 EffectSink = Callable[[str, Iterable[Effect]], None]
 # Bytes and addresses are on the order already; the history keeps what happened, not copies.
 _NOT_IN_HISTORY = frozenset({"raw", "address", "receipt"})
@@ -119,21 +125,25 @@ class OrderProcessor:
         async with self._locks.hold(order_id):
             finished = tuple(PendingEffect(order_id, effect) for effect in done)
             try:
-                step = self._step(order_id, event)
+                steps = await self._commit({order_id: event}, done=finished, evidence=evidence)
             except ImpossibleTransition:
                 if done_if_void:
                     # Under the lock: the next event may call for the same effect once more.
                     await self._store.commit(Change(done=finished))
                 raise
-            step = replace(step, change=replace(step.change, done=finished, evidence=evidence))
-            await self._commit([step])
-        self._tell([step])
-        return step.after
+        self._tell(steps)
+        return steps[0].after
 
-    async def record(self, signed: PreparedTransfer, commit: Commit | None = None) -> None:
+    async def record(
+        self,
+        signed: PreparedTransfer,
+        commit: Commit | None = None,
+        check: OrderCheck | None = None,
+    ) -> None:
         """Let each transfer that ``signed`` pays be prepared: all of them, or none.
 
-        ``commit`` writes that together with rows of its own. Raises as ``apply`` does.
+        ``commit`` writes that together with rows of its own. ``check`` is called under the orders'
+        locks, with the orders as they are now. Raises as ``apply`` does, and as ``check`` does.
         """
         events: Mapping[str, Event] = {
             order_of(name): TransferPrepared(name, signed.txid, signed.raw)
@@ -142,13 +152,12 @@ class OrderProcessor:
         async with AsyncExitStack() as held:
             for order_id in sorted(events):  # everyone in the same order: nobody waits in a circle
                 await held.enter_async_context(self._locks.hold(order_id))
-            steps = [self._step(order_id, event) for order_id, event in events.items()]
-            await self._commit(steps, commit)
+            steps = await self._commit(events, commit, check=check)
         self._tell(steps)
 
-    def _step(self, order_id: str, event: Event) -> _Step:
+    async def _step(self, order_id: str, event: Event) -> _Step:
         """What the event makes of the order. Raises OrderNotFound and ImpossibleTransition."""
-        before = self._store.order(order_id)
+        before = await self._store.order(order_id)
         if before is None:
             raise OrderNotFound(f"There is no order {order_id}.")
         now = self._clock.now_ms()
@@ -163,15 +172,39 @@ class OrderProcessor:
         )
         return _Step(before, result.order, event, change)
 
-    async def _commit(self, steps: Sequence[_Step], commit: Commit | None = None) -> None:
-        changes = [step.change for step in steps]
-        if commit is None:
-            await self._store.commit(*changes)
-        else:
-            await commit(self._store.rows(*changes))
+    async def _commit(
+        self,
+        events: Mapping[str, Event],
+        commit: Commit | None = None,
+        *,
+        check: OrderCheck | None = None,
+        done: tuple[PendingEffect, ...] = (),
+        evidence: bytes = b"",
+    ) -> list[_Step]:
+        """Commit the events, each on its order as it is now, all of them or none.
+
+        An order that another process changed meanwhile is read again: what was decided before may
+        not hold for it any more.
+        """
+        for remaining in reversed(range(TRIES)):
+            steps = [await self._step(order_id, event) for order_id, event in events.items()]
+            if check is not None:
+                await check([step.before for step in steps])
+            changes = [replace(step.change, done=done, evidence=evidence) for step in steps]
+            try:
+                if commit is None:
+                    await self._store.commit(*changes)
+                else:
+                    await commit(self._store.rows(*changes))
+                break
+            except StaleWrite:
+                if not remaining:
+                    raise Unavailable(_BUSY) from None
+                log.info("order_read_again", order_ids=list(events))
         if self._reservations is not None:
             for step in steps:
                 self._reservations.note(step.after)
+        return steps
 
     def _tell(self, steps: Sequence[_Step]) -> None:
         for step in steps:

@@ -140,13 +140,13 @@ class Reservations:
         """
         self._is_complete = is_complete
 
-    def load(self, store: OrderStore, now: int) -> None:
+    async def load(self, store: OrderStore, now: int) -> None:
         """Count what is open in the store, orders that are over and still owe a refund included."""
-        self.today = OrdersToday(now, store.orders_made(day_of(now)))
-        clients = store.unfunded_clients()
-        pending = {order_id for order_id, _effect in store.pending_effects()}
-        for order_id in pending.union(store.open_orders()):
-            order = store.order(order_id)
+        self.today = OrdersToday(now, await store.orders_made(day_of(now)))
+        clients = await store.unfunded_clients()
+        pending = {order_id for order_id, _effect in await store.pending_effects()}
+        for order_id in pending.union(await store.open_orders()):
+            order = await store.order(order_id)
             if order is not None:
                 self.note(order, clients.get(order_id, ""))
 
@@ -230,13 +230,13 @@ class Reservations:
             self._total[network] += units
 
 
-def payable_for(
+async def payable_for(
     store: OrderStore, engine: SettlementEngine, reservations: Reservations | None, order_id: str
 ) -> int | None:
     """Payout units that the wallet can pay for an order, its fee included, now or when outputs
     unlock; None where that is not known. Raises errors.Unavailable.
     """
-    order = store.order(order_id)
+    order = await store.order(order_id)
     if reservations is None or order is None:
         return None
     held = engine.holdings(order.terms.payout_network)

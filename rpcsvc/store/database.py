@@ -15,10 +15,16 @@ class Insert(NamedTuple):
     row: str
 
 
+class Update(NamedTuple):
+    """An UPDATE that has to find its row: StaleWrite where it does not."""
+
+    sql: str
+
+
 class Statement(NamedTuple):
     """One row's worth of a write. ``first``: others of its transaction refer to this row."""
 
-    sql: str | Insert
+    sql: str | Insert | Update
     values: tuple[Any, ...]
     first: bool = False
 

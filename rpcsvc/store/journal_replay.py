@@ -123,7 +123,7 @@ class JournalReplay:
             return
         is_transfer = payment.purpose is monero.Purpose.TRANSFER
         paid = [(each.transfer_id, each.address, each.units) for each in payment.payees]
-        waiting, lost = self._waiting(paid if is_transfer else [])
+        waiting, lost = await self._waiting(paid if is_transfer else [])
 
         async def commit(rows: Rows) -> None:
             await self._monero.add_payment(payment, rows)
@@ -140,7 +140,7 @@ class JournalReplay:
             await self._know_address(entry.sweep)
         is_transfer = order.purpose is evm.Purpose.TRANSFER
         paid = [(name, order.recipient, order.units)]
-        waiting, lost = self._waiting(paid if is_transfer else [])
+        waiting, lost = await self._waiting(paid if is_transfer else [])
 
         async def commit(rows: Rows) -> None:
             await self._evm.add_payment(payment, entry.sweep, rows=rows)
@@ -148,13 +148,15 @@ class JournalReplay:
         await self._processor.record(PreparedTransfer(first.txid, first.raw, waiting), commit)
         await self._note(name, first.txid, waiting, lost)
 
-    def _waiting(self, paid: Sequence[tuple[str, str, int]]) -> tuple[tuple[str, ...], list[str]]:
+    async def _waiting(
+        self, paid: Sequence[tuple[str, str, int]]
+    ) -> tuple[tuple[str, ...], list[str]]:
         """Of (transfer id, address, units), the transfers that wait for just that, and those of
         orders that the database has not. One that is planned later finds its payment on record.
         """
         waiting, lost = [], []
         for transfer_id, address, units in paid:
-            order = self._store.order(order_of(transfer_id))
+            order = await self._store.order(order_of(transfer_id))
             transfer = order.transfer(transfer_id) if order else None
             if order is None:
                 lost.append(transfer_id)

@@ -20,6 +20,7 @@ from rpcsvc.domain.order import FINAL_TRANSFERS, OnDeadline, Order, OrderStatus,
 from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME
+from rpcsvc.store.backends.sqlite.reader import answered
 from rpcsvc.store.backends.sqlite.snapshot import Snapshot
 from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.orders import SqliteOrderStore
@@ -112,7 +113,7 @@ class OperatorBooks:
 
     def order(self, order_id: str) -> Order | None:
         """An order as it was committed."""
-        return self._orders.order(order_id)
+        return answered(self._orders.order(order_id))
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class OperatorBooks:
 
     def is_own_address(self, address: str) -> bool:
         """Whether an address is a deposit address, or one of the service's wallets."""
-        return self._orders.is_deposit_address(address) or any(
+        return answered(self._orders.is_deposit_address(address)) or any(
             self._db.read_one(sql, (address,)) is not None for sql in _OWN_ADDRESSES
         )
 
@@ -163,7 +164,7 @@ class OperatorBooks:
 
     def open_orders(self) -> list[Order]:
         """Orders that are not over, and those that are and still have money to send."""
-        found = (self._orders.order(row[0]) for row in self._db.read(_OPEN_ORDERS))
+        found = (self.order(row[0]) for row in self._db.read(_OPEN_ORDERS))
         return [order for order in found if order is not None]
 
     def unswept(self) -> dict[str, Unswept]:

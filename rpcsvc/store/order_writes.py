@@ -13,7 +13,7 @@ import orjson
 from rpcsvc.clock import day_of
 from rpcsvc.domain.order import Order
 from rpcsvc.orders.ports.store import Change, HistoryEntry
-from rpcsvc.store.database import Insert, Statement
+from rpcsvc.store.database import Insert, Statement, Update
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -37,8 +37,9 @@ from rpcsvc.store.order_rows import (
 from rpcsvc.store.relays import relay_statement, report_statement
 
 _INSERT_ORDER: Final = insert("orders", (*TERMS, *CHANGING))
-_UPDATE_ORDER: Final = (
-    f"UPDATE orders SET {', '.join(f'{c} = ?' for c in CHANGING)} WHERE order_id = ?"  # noqa: S608
+_UPDATE_ORDER: Final = Update(
+    f"UPDATE orders SET {', '.join(f'{c} = ?' for c in CHANGING)}"  # noqa: S608 - constants
+    " WHERE order_id = ? AND version = ?"
 )
 _UPSERT_DEPOSIT: Final = upsert("deposits", DEPOSIT, ("network", "txid", "output_index"))
 _UPSERT_TRANSFER: Final = upsert("transfers", TRANSFER, ("transfer_id",))
@@ -123,7 +124,7 @@ def _order_statements(order: Order, changing: Row, *, is_new: bool) -> list[Stat
         return [Statement(_INSERT_ORDER, (*terms_row(order.terms), *changing), first=True)]
     order_id = order.order_id
     return [
-        Statement(_UPDATE_ORDER, (*changing, order_id)),
+        Statement(_UPDATE_ORDER, (*changing, order_id, order.version - 1)),
         *(Statement(_UPSERT_DEPOSIT, deposit_row(order_id, d)) for d in order.deposits),
         *(Statement(_UPSERT_TRANSFER, transfer_row(order_id, t)) for t in order.transfers),
         *_fill_statements(order),

@@ -95,7 +95,7 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         super().__init__(database)
         self._view_key = view_key
 
-    def order(self, order_id: str) -> Order | None:
+    async def order(self, order_id: str) -> Order | None:
         """The order as last committed."""
         row = self._db.read_one(_SELECT_ORDER, (order_id,))
         if row is None:
@@ -116,31 +116,31 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
             return ()
         return tuple(map(fill_from, self._db.read(_SELECT_FILLS, (order.order_id,))))
 
-    def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
+    async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """Which order an address was given to."""
         found = order_given(self._db, address)
         return found[0] if found is not None and found[1] == network else None
 
-    def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
+    async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
         """The destination and the status answer of an order, if it holds now."""
         row = self._db.read_one(_SELECT_VIEW, (order_id, self._view_key(), now))
         return (row[0], row[1]) if row else None
 
-    def is_deposit_address(self, address: str) -> bool:
+    async def is_deposit_address(self, address: str) -> bool:
         """Whether the address was given to an order to pay to, on whatever network."""
         return order_given(self._db, address) is not None
 
-    def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
+    async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
         """The session's orders, newest first."""
         rows = self._db.read(
             "SELECT order_id FROM orders WHERE session_start = ?"
             " AND session_id = ? ORDER BY seq DESC LIMIT ?",
             (session_id[:_SESSION_START], session_id, limit),
         )
-        found = (self.order(order_id) for (order_id,) in rows)
+        found = [await self.order(order_id) for (order_id,) in rows]
         return [order for order in found if order is not None]
 
-    def open_orders(self) -> list[str]:
+    async def open_orders(self) -> list[str]:
         """Ids of all orders that are not over, and of those that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
         rows = self._db.read(
@@ -149,7 +149,7 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         )
         return [order_id for (order_id,) in rows]
 
-    def overdue(
+    async def overdue(
         self, now: int, limit: int, known: Mapping[str, int], *, but: OnDeadline | None = None
     ) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
@@ -162,36 +162,38 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         )
         return [order_id for (order_id,) in found]
 
-    def locked_beyond(self, direction: Direction, rate: int, now: int, limit: int) -> list[str]:
+    async def locked_beyond(
+        self, direction: Direction, rate: int, now: int, limit: int
+    ) -> list[str]:
         """Ids of unpaid orders whose price lock the rate breaks (domain/deposit_rules.py)."""
         found = self._db.read(_SELECT_LOCKED_BEYOND[direction], (direction.value, rate, now, limit))
         return [order_id for (order_id,) in found]
 
-    def unfunded_clients(self) -> dict[str, str]:
+    async def unfunded_clients(self) -> dict[str, str]:
         """Who asked for each order that awaits its deposit, by order id."""
         return dict(self._db.read("SELECT order_id, client FROM order_clients"))
 
-    def orders_made(self, day: int) -> dict[str, int]:
+    async def orders_made(self, day: int) -> dict[str, int]:
         """How many orders each client made on a day of UTC."""
         return dict(self._db.read("SELECT client, orders FROM order_counts WHERE day = ?", (day,)))
 
-    def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
+    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
         """Tickets and bytes that each client was charged on a day of UTC."""
         sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = ?"
         return {client: (tickets, size) for client, tickets, size in self._db.read(sql, (day,))}
 
-    def pending_effects(self) -> list[PendingEffect]:
+    async def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         return [
             PendingEffect(order_id, effect_from(kind, transfer_id))
             for order_id, kind, transfer_id in self._db.read(_SELECT_EFFECTS)
         ]
 
-    def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
+    async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
         """Order and transfer ids of what is due on a network and not signed, oldest first."""
         return [tuple(row) for row in self._db.read(_SELECT_PLANNED, (network, limit))]
 
-    def response(self, namespace: str, key: str) -> StoredResponse | None:
+    async def response(self, namespace: str, key: str) -> StoredResponse | None:
         """The stored answer under an idempotency key."""
         row = self._db.read_one(_SELECT_RESPONSE, (namespace, key))
         return response_from(row) if row else None

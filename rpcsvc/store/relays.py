@@ -38,23 +38,23 @@ class SqliteRelays:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+    async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
         """The latest claim on an upstream order that an idempotency key stands for."""
         where = " WHERE namespace = ? AND idempotency_key = ? ORDER BY seq DESC LIMIT 1"
         row = self._db.read_one(_SELECT + where, (namespace, key))
         return _relay_from(row) if row else None
 
-    def relays_in(self, state: RelayState) -> list[RelayRecord]:
+    async def relays_in(self, state: RelayState) -> list[RelayRecord]:
         """All claims in a state, oldest first."""
         rows = self._db.read(_SELECT + " WHERE state = ? ORDER BY seq", (state.value,))
         return [_relay_from(row) for row in rows]
 
-    def relays_since(self, at: int) -> list[int]:
+    async def relays_since(self, at: int) -> list[int]:
         """When each claim was made that is younger than ``at``."""
         sql = "SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000"
         return [made_at for (made_at,) in self._db.read(sql) if made_at > at]
 
-    def open_relayed(self) -> list[str]:
+    async def open_relayed(self) -> list[str]:
         """Ids of the orders that an upstream settles and that are not over, oldest first."""
         rows = self._db.read(
             "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"

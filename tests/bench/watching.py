@@ -217,7 +217,7 @@ async def _require_watched(watcher: Watcher) -> None:
     await watcher.stack.mine()
     await watcher.up.worker.tick()
     for order in watcher.paid:
-        found = watcher.up.service.store.order(order["orderId"])
+        found = await watcher.up.service.store.order(order["orderId"])
         if found is None or not found.deposits:
             raise seeding.SeedingFailed(f"the deposit of {order['orderId']} was not seen")
 

@@ -54,7 +54,7 @@ async def test_a_bridge_order_runs_to_its_end(
     assert done["confirmations"] == done["requiredConfirmations"] == 2
     assert done["tx_in"] != done["tx_out"] is not None
     assert (done["failure_reason"], done["completed_at"] is None) == (None, False)
-    order = served.up.service.store.order(order_id)
+    order = await served.up.service.store.order(order_id)
     assert order is not None
     assert order.payout is not None
     assert order.payout.address == to
@@ -130,7 +130,7 @@ async def test_swaps_and_bridge_orders_are_not_each_other(served: Served) -> Non
 
 async def bridge(box: Sandbox, way: str = "deposit") -> Placed:
     made = await box.bff(f"bridge.{way}", toAddress=EVM if way == "deposit" else MONERO)
-    order = box.up.service.store.order(made["orderId"])
+    order = await box.up.service.store.order(made["orderId"])
     assert order is not None
     return Placed(box, order.order_id, order.terms.session_id)
 
@@ -182,7 +182,7 @@ async def test_without_a_deposit_it_expires_and_under_the_minimum_it_fails(tmp_p
         failed = await seen(box, small)
         assert failed["status"] == "failed"
         assert failed["failure_reason"]
-        order = box.up.service.store.order(small.order_id)
+        order = await box.up.service.store.order(small.order_id)
         assert order is not None
         assert [r.units + r.fee for r in order.refunds] == [parse_amount("2", USDC).units]
     assert audit(tmp_path) == []

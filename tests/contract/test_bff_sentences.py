@@ -166,7 +166,7 @@ async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
         order_id = (await post(served, "/orders", body, x_api_key=KEY)).body["orderId"]
         await fund(served, order_id)
         done = (await watched(served, order_id))[-1]
-        order = served.up.service.store.order(order_id)
+        order = await served.up.service.store.order(order_id)
         assert order is not None
         price, direction = order.terms.price, order.terms.direction
         fees = [price.at(f.rate).integrator_fee(direction, f.units) for f in order.fills]

@@ -152,7 +152,9 @@ async def test_a_sidecar_cancels_at_its_upstream(tmp_path: Path) -> None:
         owned = await ordered(sidecar, SWAPS["x2u"])
         answer = await cancel(sidecar, owned)
         assert (answer["ok"], answer["data"]["outcome"]) == (True, "expired")
-        theirs = await call(central, "GET", f"/orders/{upstream_id(sidecar, owned['orderId'])}")
+        theirs = await call(
+            central, "GET", f"/orders/{await upstream_id(sidecar, owned['orderId'])}"
+        )
         assert theirs.body["status"] == "expired"
         assert (await cancel(sidecar, owned))["data"] == answer["data"]
 
@@ -163,7 +165,7 @@ async def test_a_sidecar_tells_that_its_upstream_saw_a_deposit(tmp_path: Path) -
         beside(central, tmp_path / "sidecar") as sidecar,
     ):
         owned = await ordered(sidecar, SWAPS["x2u"])
-        there = upstream_id(sidecar, owned["orderId"])
+        there = await upstream_id(sidecar, owned["orderId"])
         await central.post("/sandbox/fault", {"fault": "pause_blocks"})
         await central.post("/sandbox/fund", {"orderId": there})
         await until_status(central, there, "deposit_detected")

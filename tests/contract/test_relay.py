@@ -226,7 +226,7 @@ async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_i
         assert "depositAddress" not in str(answer)
         assert (served.count("orders"), states(served)) == (0, ["refused"])
         assert served.up.service.relay is not None
-        assert served.up.service.relay.health().ok
+        assert (await served.up.service.relay.health()).ok
         upstream_id, raw, reason = served.up.database.read_one(
             "SELECT upstream_id, raw, reason FROM relays"
         )
@@ -310,7 +310,7 @@ async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_se
     async with service(api.server.url, tmp_path) as served:
         api.lose.append(does.reset())
         assert (await create(served, "mine-0123456789a"))["error"]["code"] == "unavailable"
-        (claimed,) = served.up.service.store.relays_in(RelayState.RECONCILING)
+        (claimed,) = await served.up.service.store.relays_in(RelayState.RECONCILING)
         closed = run(
             ("relays", "close", claimed.order_id, "--note", "not made there"),
             {"RPCSVC_DATA_DIR": str(tmp_path)},
@@ -401,7 +401,7 @@ _STATUS = {"confirming": "deposit_detected", "swapping": "executing_swap", "succ
 async def changed(served: Served, order_id: str, wanted: str) -> None:
     """Wait until the order has a status."""
     while True:
-        order = served.up.service.store.order(order_id)
+        order = await served.up.service.store.order(order_id)
         if order is not None and order.status == wanted:
             return
         await asyncio.sleep(0.01)
@@ -599,7 +599,7 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
             again = await create(sidecar, "mine-0123456789a")
             assert again["data"] == answer["data"]
             assert sidecar.up.service.relay is not None
-            assert sidecar.up.service.relay.health().ok
+            assert (await sidecar.up.service.relay.health()).ok
 
 
 @pytest.mark.parametrize("is_made", [True, False])

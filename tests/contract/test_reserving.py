@@ -142,7 +142,7 @@ async def sandbox(served: Served, operation: str, **params: Any) -> None:
 async def until_status(served: Served, order_id: str, *statuses: str) -> None:
     async with asyncio.timeout(60):
         while True:
-            found = served.up.service.store.order(order_id)
+            found = await served.up.service.store.order(order_id)
             if found is not None and found.status in statuses:
                 return
             await asyncio.sleep(0.02)
@@ -176,7 +176,7 @@ async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Pat
         assert reservations.on("arbitrum") > 0
         await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
         await until_free(reservations)
-        found = served.up.service.store.order(data["order"]["orderId"])
+        found = await served.up.service.store.order(data["order"]["orderId"])
         assert found is not None
         assert found.status == "awaiting_deposit"  # late deposits are still watched for
         assert (await order(served, X2U, "100", ATTACKER)).status == 200
@@ -231,7 +231,7 @@ async def test_a_late_deposit_is_refunded_when_the_wallet_cannot_pay_it(
         )
         await sandbox(served, "fund", orderId=order_id, amount="100")
         await until_status(served, order_id, "refunding")
-        found = served.up.service.store.order(order_id)
+        found = await served.up.service.store.order(order_id)
         assert found is not None
         assert found.error_message == (
             "The deposit came late, when the service could not pay for it."

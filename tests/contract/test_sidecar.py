@@ -51,8 +51,8 @@ async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
         yield ready
 
 
-def upstream_id(sidecar: Served, order_id: str) -> str:
-    order = sidecar.up.service.store.order(order_id)
+async def upstream_id(sidecar: Served, order_id: str) -> str:
+    order = await sidecar.up.service.store.order(order_id)
     assert order is not None
     assert order.terms.upstream_id is not None
     return order.terms.upstream_id
@@ -82,7 +82,7 @@ async def test_a_swap_runs_through_both_to_its_end(
     made = (await sidecar.rpc("swap.execute", swap)).body["result"]
     assert made["ok"], made
     order = made["data"]["order"]
-    at_central = upstream_id(sidecar, order["orderId"])
+    at_central = await upstream_id(sidecar, order["orderId"])
     assert at_central != order["orderId"]
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body
     for field in ("depositAddress", "depositAmount", "toAddress", "expectedOutput"):
@@ -170,7 +170,7 @@ async def test_a_restart_goes_on_following(central: Served, tmp_path: Path) -> N
     async with beside(central, tmp_path / "sidecar") as sidecar:
         made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]
         order_id = made["data"]["order"]["orderId"]
-        at_central = upstream_id(sidecar, order_id)
+        at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central})
     async with beside(central, tmp_path / "sidecar") as sidecar:
         done = await until(sidecar, order_id, "completed")
@@ -182,7 +182,7 @@ async def test_an_order_in_chunks_shows_the_upstreams_progress(
 ) -> None:
     body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1000}}
     made = (await post(sidecar, "/orders", body)).body
-    at_central = upstream_id(sidecar, made["orderId"])
+    at_central = await upstream_id(sidecar, made["orderId"])
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body
     assert theirs["twap"]["chunksTotal"] == 2
     await central.post("/sandbox/fund", {"orderId": at_central})
@@ -207,7 +207,7 @@ async def test_agent_status_of_a_sidecar_tells_the_chunks_from_the_start(
         body = {**ORDER, "fromAmount": str(4 * 10**12)}
         made = (await post(sidecar, "/orders", body)).body
         status = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
-    at_central = upstream_id(sidecar, made["orderId"])
+    at_central = await upstream_id(sidecar, made["orderId"])
     theirs = (await call(central, "GET", f"/orders/{at_central}")).body["twap"]
     assert theirs["status"] == "pending"
     assert status["data"]["order"]["twap"] == theirs
@@ -228,7 +228,7 @@ async def test_a_bridge_order_runs_through_both_to_its_end(
     first = (await call(sidecar, "GET", f"/bridge/order/{order_id}")).body
     check("Bridge order", first)
     assert (first["type"], first["status"]) == (way, "awaiting_deposit")
-    at_central = upstream_id(sidecar, order_id)
+    at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": amount})
     async with asyncio.timeout(180):
         while True:
@@ -248,14 +248,14 @@ async def test_a_bridge_order_is_followed_until_its_refund_is_over(
 ) -> None:
     made = await post(sidecar, "/bridge/deposit", {"toAddress": EVM})
     order_id = made.body["orderId"]
-    at_central = upstream_id(sidecar, order_id)
+    at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": "0.5"})
 
     refunding = await until_failed(sidecar, order_id, is_over=False)
 
     assert refunding["failure_reason"]
-    order = central.up.service.store.order(at_central)
+    order = await central.up.service.store.order(at_central)
     assert order is not None
     ticket = {"orderId": at_central, "sessionId": order.terms.session_id, "message": "refund it"}
     given = await central.rpc("support.create", {**ticket, "walletAddress": STAGENET})
@@ -286,7 +286,7 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
 ) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
     order_id = made["order"]["orderId"]
-    at_central = upstream_id(sidecar, order_id)
+    at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fault", {"fault": "payout_fails", "orderId": at_central})
     await central.post("/sandbox/fund", {"orderId": at_central})
     waits = await until(sidecar, order_id, "refunding")
@@ -307,7 +307,7 @@ async def test_a_refund_address_given_to_the_sidecar_reaches_the_upstream(
 
 async def test_no_refund_address_is_asked_for_that_the_upstream_has(sidecar: Served) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
-    order = sidecar.up.service.store.order(made["order"]["orderId"])
+    order = await sidecar.up.service.store.order(made["order"]["orderId"])
     assert order is not None
     waiting = replace(order, status=OrderStatus.REFUNDING, report=Report())
     assert awaits_upstream_refund(waiting)
@@ -319,7 +319,7 @@ async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_n
 ) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
     order_id = made["order"]["orderId"]
-    at_central = upstream_id(sidecar, order_id)
+    at_central = await upstream_id(sidecar, order_id)
     await central.post("/sandbox/fund", {"orderId": at_central})
     await until(sidecar, order_id, "completed")
     await central.post("/sandbox/fund", {"orderId": at_central, "amount": "0.8"})
@@ -333,7 +333,7 @@ async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_n
 
     assert given["data"]["refundAddress"] == {"accepted": True, "address": STAGENET}
     await until(central, at_central, "completed", action_required=None)
-    order = central.up.service.store.order(at_central)
+    order = await central.up.service.store.order(at_central)
     assert order is not None
     assert [refund.address for refund in order.refunds] == [STAGENET]
 
@@ -343,7 +343,7 @@ async def test_the_rest_of_an_order_that_was_swapped_in_part_is_asked_for_at_a_s
 ) -> None:
     body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1_000}}
     made = (await post(sidecar, "/orders", body)).body
-    order = sidecar.up.service.store.order(made["orderId"])
+    order = await sidecar.up.service.store.order(made["orderId"])
     assert order is not None
     report = Report(output=1, extra='{"status":"failed"}')
     over = replace(order, status=OrderStatus.COMPLETED, report=report)
@@ -383,7 +383,9 @@ async def test_a_refund_address_is_fixed_at_both(
     address = {"x2u": STAGENET, "u2x": EVM}[direction]
     swap = {**SWAPS[direction], "refundAddress": address}
     order = (await sidecar.rpc("swap.execute", swap)).body["result"]["data"]["order"]
-    theirs = (await call(central, "GET", f"/orders/{upstream_id(sidecar, order['orderId'])}")).body
+    theirs = (
+        await call(central, "GET", f"/orders/{await upstream_id(sidecar, order['orderId'])}")
+    ).body
     assert order["refundAddress"] == theirs["refundAddress"] == address
 
 

@@ -99,7 +99,7 @@ async def test_a_status_that_is_not_known_is_logged_in_its_own_word(
                 await api.asked.wait()
     [line, *_] = [line for line in logs if line["event"] == "upstream_status_unknown"]
     assert (line["log_level"], line["status"]) == ("warning", "almost_done_i_think")
-    order = served.up.service.store.order(order_id)
+    order = await served.up.service.store.order(order_id)
     assert order is not None
     assert order.status == "awaiting_deposit"
 
@@ -142,9 +142,9 @@ async def test_the_configured_key_is_shown_to_the_upstream_and_its_fee_is_taken_
         ours = (await post(sidecar, "/quote", TO_USDC)).body
         assert ours["toAmount"] == theirs["toAmount"]
         order_id = (await create(sidecar))["data"]["order"]["orderId"]
-        order = sidecar.up.service.store.order(order_id)
+        order = await sidecar.up.service.store.order(order_id)
         assert order is not None
-        there = central.up.service.store.order(order.terms.upstream_id or "")
+        there = await central.up.service.store.order(order.terms.upstream_id or "")
         assert there is not None
         assert there.terms.integrator == "acme"
 
@@ -167,7 +167,7 @@ async def test_an_order_in_chunks_has_the_fields_of_the_spec_at_a_sidecar(tmp_pa
         body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1_000}}
         made = (await post(sidecar, "/orders", body)).body
         check("Order create response", made)
-        order = sidecar.up.service.store.order(made["orderId"])
+        order = await sidecar.up.service.store.order(made["orderId"])
         assert order is not None
         await central.post("/sandbox/fund", {"orderId": order.terms.upstream_id})
         async with asyncio.timeout(180):

@@ -227,7 +227,7 @@ class Market(RuleBasedStateMachine):
         self.run_(self.box.call("sandbox.fund", orderId=order_id, **params))
 
     def found(self, order_id: str) -> Order:
-        order = self.box.up.service.store.order(order_id)
+        order: Order | None = self.run_(self.box.up.service.store.order(order_id))
         assert order is not None
         return order
 

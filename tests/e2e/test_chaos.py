@@ -187,7 +187,8 @@ async def stored(data_dir: Path) -> list[Order]:
     """All orders, as the books have them."""
     database = await Database.open(data_dir)
     try:
-        found = map(SqliteOrderStore(database, str).order, orders_of(data_dir))
+        store = SqliteOrderStore(database, str)
+        found = [await store.order(order_id) for order_id in orders_of(data_dir)]
         return [order for order in found if order is not None]
     finally:
         await database.close()

@@ -105,7 +105,7 @@ class Life:
             fromAmount=str(amount), toAddress=EVM if direction == "x2u" else MONERO,
             twapConfig={"intervalMs": 1_000},
         )  # fmt: skip
-        order = box.up.service.store.order(answer["orderId"])
+        order = await box.up.service.store.order(answer["orderId"])
         assert order is not None
         self.orders.append((direction, order.order_id, order.terms.session_id))
 

@@ -108,7 +108,7 @@ async def stored(data_dir: Path, order_id: str) -> Order:
     """The order as its books have it, once the server is gone."""
     database = await Database.open(data_dir)
     try:
-        order = SqliteOrderStore(database, str).order(order_id)
+        order = await SqliteOrderStore(database, str).order(order_id)
     finally:
         await database.close()
     assert order is not None

@@ -12,8 +12,8 @@ MANY = 3 * TURN + 1
 ONE_UNIT = "0.000001"
 
 
-def deposits_of(box: Sandbox, placed: Placed) -> int:
-    order = box.up.service.store.order(placed.order_id)
+async def deposits_of(box: Sandbox, placed: Placed) -> int:
+    order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     return len(order.deposits)
 
@@ -29,8 +29,8 @@ async def test_an_order_with_many_deposits_has_its_turn_and_then_the_next_one_ha
 
         await box.up.worker.tick()
 
-        assert deposits_of(box, swamped) == TURN
-        assert deposits_of(box, good) == 1
+        assert await deposits_of(box, swamped) == TURN
+        assert await deposits_of(box, good) == 1
 
 
 async def test_every_one_of_many_deposits_is_recorded_and_counts(tmp_path: Path) -> None:
@@ -42,6 +42,6 @@ async def test_every_one_of_many_deposits_is_recorded_and_counts(tmp_path: Path)
 
         await box.settle(20)
 
-        assert deposits_of(box, swamped) == MANY + 1
+        assert await deposits_of(box, swamped) == MANY + 1
         assert (await swamped.status())["state"] == "completed"
         assert audit(tmp_path) == []

@@ -150,7 +150,7 @@ async def test_a_broken_lock_survives_a_restart_and_is_in_the_history(tmp_path: 
         await box.jump(1_000)
         broken_at = clock.now
     async with sandbox(tmp_path, clock) as again:
-        found = again.up.service.store.order(order.order_id)
+        found = await again.up.service.store.order(order.order_id)
         assert found is not None
         assert found.lock_broken_at == broken_at
         rows = again.up.database.read(

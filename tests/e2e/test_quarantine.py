@@ -88,7 +88,7 @@ async def test_nothing_is_signed_for_an_order_that_is_aside(tmp_path: Path) -> N
 
         await box.settle(8)
 
-        order = box.up.service.store.order(broken.order_id)
+        order = await box.up.service.store.order(broken.order_id)
         assert order is not None
         assert [(t.kind, t.state) for t in order.transfers] == [("payout", "planned")]
 

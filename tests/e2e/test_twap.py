@@ -39,7 +39,7 @@ async def make(box: Sandbox, direction: str, amount: int, **config: Any) -> Plac
         fromAmount=str(amount), toAddress=EVM if direction == "x2u" else MONERO, **extra,
     )  # fmt: skip
     order_id = answer["orderId"]
-    order = box.up.service.store.order(order_id)
+    order = await box.up.service.store.order(order_id)
     assert order is not None
     return Placed(box, order_id, order.terms.session_id)
 
@@ -48,9 +48,9 @@ async def seen(box: Sandbox, placed: Placed) -> dict[str, Any]:
     return await box.bff("orders.get", orderId=placed.order_id)
 
 
-def foretold(box: Sandbox, placed: Placed) -> int:
+async def foretold(box: Sandbox, placed: Placed) -> int:
     """What the chunks bring, from the times at which they were filled and the price path alone."""
-    order = box.up.service.store.order(placed.order_id)
+    order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     terms = order.terms
     total = 0
@@ -92,7 +92,7 @@ async def test_an_order_is_swapped_in_chunks_and_paid_their_sum(
         await box.settle(40)
         done = await seen(box, placed)
         assert (done["status"], done["twap"]["status"]) == ("completed", "completed")
-        assert done["actualOutput"] == str(foretold(box, placed))
+        assert done["actualOutput"] == str(await foretold(box, placed))
         assert done["twap"]["filledQty"] == done["twap"]["totalQty"]
         over_agent = (await placed.status())["data"]["order"]
         assert over_agent["actualOutput"] == done["actualOutput"]
@@ -149,7 +149,7 @@ async def test_a_restart_between_any_two_chunks_goes_on_with_the_next_one(tmp_pa
             answer = await seen(box, placed)
             counts.add(answer["twap"]["chunksCompleted"])
             if answer["status"] == "completed":
-                assert answer["actualOutput"] == str(foretold(box, placed))
+                assert answer["actualOutput"] == str(await foretold(box, placed))
     assert answer["status"] == "completed"
     assert counts == {0, 1, 2, 3, 4}
     assert audit(tmp_path) == []

@@ -37,7 +37,7 @@ async def keyed_order(box: Sandbox) -> Placed:
     params = {"fromChainId": 0, "toChainId": 42161, "fromToken": "XMR", "toToken": usdc,
               "fromAmount": "800000000000", "toAddress": EVM}  # fmt: skip
     reply = await flat_dispatcher(box.up.service).run(row, params, Call("test", integrator=ACME))
-    order = box.up.service.store.order(json.loads(reply.body)["orderId"])
+    order = await box.up.service.store.order(json.loads(reply.body)["orderId"])
     assert order is not None
     return Placed(box, order.order_id, order.terms.session_id)
 

@@ -100,7 +100,7 @@ async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cl
         for state in ("settled", "all"):
             (found,) = cli.json("payouts", "list", "--state", state, "--json")["transfers"]
             assert found["transferId"] == f"{placed.order_id}/payout/1"
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     assert order.payout is not None
     assert found["amount"] == f"{order.payout.units / 10**6:.6f}".rstrip("0") + " USDC"
@@ -162,7 +162,7 @@ async def test_a_transfer_says_since_when_and_why(tmp_path: Path, cli: Cli) -> N
 async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: Cli) -> None:
     async with sandbox(tmp_path) as box:
         placed = await _executing(box)
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
         (found,) = cli.json("payouts", "list", "--state", "planned", "--json")["transfers"]
     assert order is not None
     assert order.deadline_at is not None
@@ -295,7 +295,7 @@ async def _executing(box: Sandbox) -> Placed:
     for _ in range(20):
         box.clock.now += 500
         await box.up.service.engine.observe()
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         if order.transfers:
             return placed
@@ -314,7 +314,7 @@ async def _waiting(box: Sandbox) -> Placed:
     await box.settle(4)
     await box.jump(3_600_000)
     await box.settle(4)
-    order = box.up.service.store.order(placed.order_id)
+    order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     assert order.action_required == "refund_address"
     return placed
@@ -333,7 +333,7 @@ async def test_an_address_of_the_wrong_network_and_our_own_are_refused(
 ) -> None:
     async with sandbox(tmp_path) as box:
         placed = await _waiting(box)
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         for bad in (EVM, MONERO[:-1], order.terms.deposit_address):
             assert cli("refund", placed.order_id, "--to", bad, "--yes") == 2
@@ -360,7 +360,7 @@ async def test_on_a_terminal_a_refund_is_asked_about(
     )
     assert given == status, cli.err
     async with sandbox(tmp_path) as box:
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     assert order.refund_address == (MONERO if status == 0 else None)
 

@@ -36,10 +36,10 @@ class Book:
         self.applied: list[type] = []
         self.acknowledged: list[DepositSighting] = []
 
-    def order(self, _order_id: str) -> Order:
+    async def order(self, _order_id: str) -> Order:
         return self.order_now
 
-    def order_id_of_deposit_address(self, _network: str, _address: str) -> str:
+    async def order_id_of_deposit_address(self, _network: str, _address: str) -> str:
         return "ord_1"
 
     async def apply(self, _order_id: str, event: Any) -> Order:

@@ -13,14 +13,14 @@ async def test_a_clock_that_is_set_back_makes_no_effect_wait_for_longer(tmp_path
     payouts.gate.set()
     async with sandbox(tmp_path) as box:
         effects = runner(box, payouts, clock)
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await effects.drain()
 
         clock.now -= HOUR_MS
-        assert effects.start_due() == 0, "its pause is not over"
+        assert await effects.start_due() == 0, "its pause is not over"
         clock.now += 60_000
 
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await effects.drain()
         assert payouts.calls == 2
 
@@ -33,11 +33,11 @@ async def test_the_pause_between_tries_doubles_every_eight_tries_up_to_a_minute(
     pauses = []
     async with sandbox(tmp_path) as box:
         effects = runner(box, payouts, clock, poll_ms=10_000)
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         for _ in range(26):
             await effects.drain()
             before = clock.now
-            while effects.start_due() == 0:
+            while await effects.start_due() == 0:
                 clock.now += 10_000
             pauses.append(clock.now - before)
         await effects.drain()

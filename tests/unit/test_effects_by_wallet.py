@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer
@@ -38,7 +39,7 @@ class Desk:
     def on_effects(self, _schedule: Any) -> None:
         pass
 
-    def order(self, order_id: str) -> Order:
+    async def order(self, order_id: str) -> Order:
         if order_id in self.broken:
             raise ValueError("a row that can't be read")
         return self.orders[order_id]
@@ -69,7 +70,14 @@ class Stand:
         anything = cast("Any", self.desk)
         payouts = Payouts(anything, anything, anything, clock, Quarantine())
         self.effects = EffectRunner(
-            anything, anything, payouts, anything, clock, poll_ms=1000, stop_seconds=stop_seconds
+            anything,
+            anything,
+            payouts,
+            anything,
+            clock,
+            poll_ms=1000,
+            stop_seconds=stop_seconds,
+            payable=AsyncMock(return_value=None),
         )
 
     def due(self, name: str, direction: Direction, *, too_much: int = 0) -> None:
@@ -82,7 +90,7 @@ class Stand:
 
     async def beat(self) -> int:
         """Take up what is due, and let it go as far as it can."""
-        started = self.effects.start_due()
+        started = await self.effects.start_due()
         for _ in range(20):
             await asyncio.sleep(0)
         return started

@@ -83,7 +83,7 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     async with sandbox(tmp_path) as box:
         placed = await box.order("u2x")
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         ledger = SqliteEvmDepositLedger(box.up.database)
         await ledger.adopt_wallet(HOT)

@@ -126,7 +126,9 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             name = order.transfers[0].transfer_id
             assert books.adopted.payments == ["batch_aa"]
             assert (books.adopted.orders, books.adopted.lost) == ([name], [lost.transfer_id])
-            transfer = books.store.order(order.order_id).transfer(name)  # type: ignore[union-attr]
+            replayed = await books.store.order(order.order_id)
+            assert replayed is not None
+            transfer = replayed.transfer(name)
             assert transfer is not None
             assert (transfer.state, transfer.txid) == (TransferState.PREPARED, "aa")
             paid = await books.monero.payment(lost.transfer_id)

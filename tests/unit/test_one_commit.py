@@ -51,7 +51,7 @@ async def record(books: Books, order: Order) -> None:
 
 async def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
     """What the order says of its payout, and whether the wallet has a payment of it."""
-    now = books.store.order(order.order_id)
+    now = await books.store.order(order.order_id)
     name = order.transfers[0].transfer_id
     payout = now.transfer(name) if now else None
     paid = await books.monero.payment(name), await books.evm.payment(name)

@@ -138,7 +138,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
         fresh = await box.order("u2x")
         with snapshot(tmp_path) as taken:
             orders = OperatorBooks(taken).open_orders()
-        order = box.up.service.store.order(fresh.order_id)
+        order = await box.up.service.store.order(fresh.order_id)
     assert {each.order_id for each in orders} == {waiting.order_id, fresh.order_id}
     assert open_one.order_id not in {each.order_id for each in orders}
     assert owed(orders) == {"monero": Owed(0, 0, 10**10, 1)}

@@ -25,7 +25,7 @@ class Desk:
         self.held = order
         self.signed_for: list[str] = []
 
-    def order(self, _order_id: str) -> Order:
+    async def order(self, _order_id: str) -> Order:
         return self.held
 
     async def confirmations(self, _key: DepositKey) -> int:

@@ -105,16 +105,16 @@ class Office:
         order_id = transfer_id.partition("/")[0]
         return await self.payouts.advance(order_id, AdvanceTransfer(transfer_id))
 
-    def states(self) -> dict[str, str]:
-        found = (self.order(name) for name in ("a", "b", "c"))
+    async def states(self) -> dict[str, str]:
+        found = [await self.order(name) for name in ("a", "b", "c")]
         return {order.order_id: order.transfers[0].state.value for order in found if order}
 
-    def order(self, name: str) -> Order | None:
-        return self.store.order(name)
+    async def order(self, name: str) -> Order | None:
+        return await self.store.order(name)
 
     async def take_back(self, name: str) -> None:
         """The deposit goes away before anything was signed for it."""
-        order = self.order(name)
+        order = await self.order(name)
         assert order is not None
         await self.processor.apply(name, ev.DepositRemoved(order.deposits[0].key))
 
@@ -139,10 +139,10 @@ async def test_what_is_due_at_the_same_time_is_signed_and_committed_together(
     await office.pay(second)
     assert office.desk.asked == [[second, first, third]]
     assert office.desk.published == [second]
-    assert office.states() == {"a": "prepared", "b": "published", "c": "prepared"}
+    assert await office.states() == {"a": "prepared", "b": "published", "c": "prepared"}
     await office.pay(first)
     assert len(office.desk.asked) == 1, "it was signed already"
-    assert office.states()["a"] == "published"
+    assert (await office.states())["a"] == "published"
 
 
 async def test_no_more_go_along_than_a_payment_takes(office: Office) -> None:
@@ -150,7 +150,7 @@ async def test_no_more_go_along_than_a_payment_takes(office: Office) -> None:
     office.desk.most = 2
     await office.pay(first)
     assert office.desk.asked == [[first, second]]
-    assert office.states() == {"a": "published", "b": "prepared", "c": "planned"}
+    assert await office.states() == {"a": "published", "b": "prepared", "c": "planned"}
 
 
 async def test_an_engine_with_one_transfer_per_payment_is_given_no_companions(
@@ -176,11 +176,11 @@ async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
     office.desk.meanwhile = lambda: office.take_back("b")
     assert await office.pay(first) is False
     assert office.desk.published == []
-    assert office.states() == {"a": "planned", "b": "cancelled"}
+    assert await office.states() == {"a": "planned", "b": "cancelled"}
     office.desk.meanwhile = None
     await office.pay(first)
     assert office.desk.asked == [[first, second], [first]]
-    assert office.states() == {"a": "published", "b": "cancelled"}
+    assert await office.states() == {"a": "published", "b": "cancelled"}
 
 
 async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_signed(
@@ -189,8 +189,8 @@ async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_si
     first = await office.due("a")
     office.desk.meanwhile = lambda: office.take_back("a")
     assert await office.pay(first) is True
-    assert office.states() == {"a": "cancelled"}
-    assert office.store.pending_effects() == []
+    assert await office.states() == {"a": "cancelled"}
+    assert await office.store.pending_effects() == []
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down", "quarantine"])
@@ -208,12 +208,12 @@ async def test_what_changed_while_it_was_signed_is_not_recorded(office: Office, 
     office.desk.meanwhile = changes
     assert await office.pay(first) is False
     assert office.desk.published == []
-    assert office.states() == {"a": "planned", "b": "planned"}
+    assert await office.states() == {"a": "planned", "b": "planned"}
 
     office.desk.meanwhile = None
     await office.pay(first)
     assert office.desk.asked[1:] == [[first]]
-    assert office.states() == {"a": "published", "b": "planned"}
+    assert await office.states() == {"a": "published", "b": "planned"}
 
 
 async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Office) -> None:
@@ -239,12 +239,12 @@ async def test_an_order_that_is_quarantined_does_not_go_along_until_it_is_mended
     assert office.desk.asked == []
     await office.pay(first)
     assert office.desk.asked == [[first, third]]
-    assert office.states() == {"a": "published", "b": "planned", "c": "prepared"}
+    assert await office.states() == {"a": "published", "b": "planned", "c": "prepared"}
 
     with office.quarantine.isolate("b", "a step"):
         pass
     await office.pay(second)
-    assert office.states()["b"] == "published"
+    assert (await office.states())["b"] == "published"
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down"])
@@ -262,7 +262,7 @@ async def test_nothing_is_signed_before_its_own_deposits_were_seen_since_the_sta
 
     unseen.clear()
     await office.pay(second)
-    assert office.states() == {"a": "published", "b": "published", "c": "prepared"}
+    assert await office.states() == {"a": "published", "b": "published", "c": "prepared"}
 
 
 async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
@@ -272,7 +272,7 @@ async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
     await office.pay(first)
     office.desk.not_seen.update({"tx a", "tx b"})
     await office.pay(second)
-    assert office.states() == {"a": "published", "b": "published"}
+    assert await office.states() == {"a": "published", "b": "published"}
 
 
 async def test_what_is_signed_of_an_order_that_is_quarantined_is_brought_to_its_end(
@@ -284,7 +284,7 @@ async def test_what_is_signed_of_an_order_that_is_quarantined_is_brought_to_its_
         raise ZeroDivisionError
     await office.pay(second)
     assert len(office.desk.asked) == 1
-    assert office.states() == {"a": "published", "b": "published"}
+    assert await office.states() == {"a": "published", "b": "published"}
 
 
 async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> None:
@@ -297,4 +297,4 @@ async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> N
         other.execute("UPDATE transfers SET address = 'thief' WHERE transfer_id = ?", (second,))
     await office.pay(first)
     assert office.desk.asked == [[first]]
-    assert office.states()["b"] == TransferState.PLANNED
+    assert (await office.states())["b"] == TransferState.PLANNED

@@ -117,8 +117,8 @@ class World:
             ((note,),) = books.execute("SELECT note FROM relays")
             return note if note is None else str(note)
 
-    def record(self) -> RelayRecord:
-        found = self.store.relay_of_key(CLAIM.namespace, CLAIM.key)
+    async def record(self) -> RelayRecord:
+        found = await self.store.relay_of_key(CLAIM.namespace, CLAIM.key)
         assert found is not None
         return found
 
@@ -136,7 +136,7 @@ async def test_what_was_known_of_an_order_in_doubt_stays_known(world: World) -> 
     for answer in (shown, silent):
         with pytest.raises(Unavailable):
             await world.create("ord_1", answer)
-    record = world.record()
+    record = await world.record()
     assert (record.state, record.reason) == (RelayState.RECONCILING, "no answer")
     assert (record.upstream_id, record.raw) == ("up-1", b"half")
 
@@ -169,10 +169,10 @@ async def test_an_order_in_doubt_that_expired_meanwhile_ends_the_doubt_and_frees
     with pytest.raises(Unavailable, match="for another order"):
         await world.create("ord_2", MADE._replace(expires_at=world.clock.now))
 
-    record = world.record()
+    record = await world.record()
     assert (record.order_id, record.state) == ("ord_1", RelayState.REFUSED)
     assert (record.upstream_id, record.raw) == ("up-1", MADE.raw)
-    assert world.relay.health().ok
+    assert (await world.relay.health()).ok
     assert (await world.create("ord_3", MADE)).order_id == "ord_3"
 
 
@@ -192,8 +192,8 @@ async def test_the_price_of_now_is_no_measure_for_an_order_of_an_earlier_call(
 async def test_a_call_that_breaks_in_a_way_nobody_thought_of_is_in_doubt(world: World) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", KeyError("unforeseen"))
-    assert world.record().state is RelayState.RECONCILING
-    assert not world.relay.health().ok
+    assert (await world.record()).state is RelayState.RECONCILING
+    assert not (await world.relay.health()).ok
 
 
 async def test_what_can_not_be_recorded_is_in_doubt_with_its_id(world: World) -> None:
@@ -201,7 +201,7 @@ async def test_what_can_not_be_recorded_is_in_doubt_with_its_id(world: World) ->
     with pytest.raises(Unavailable):
         async with world.relay.recording(made):
             raise KeyError("another order has that address")
-    record = world.record()
+    record = await world.record()
     assert (record.state, record.upstream_id) == (RelayState.RECONCILING, "up-1")
     assert record.raw == MADE.raw
 
@@ -217,11 +217,11 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
         patched.setattr(world.store, "commit", down)
         async with world.relay.recording(made):
             await world.store.commit(Change(relay=made))
-    assert world.record().state is RelayState.CLAIMED
+    assert (await world.record()).state is RelayState.CLAIMED
 
     await world.relay.recover()
 
-    assert world.record().state is RelayState.RECONCILING
+    assert (await world.record()).state is RelayState.RECONCILING
 
 
 class Failing:
@@ -251,14 +251,14 @@ async def test_the_operators_note_outlives_a_call_that_was_under_way(
         await world.store.commit(Change(relay=made))
 
     state = RelayState.CREATED if ends is MADE else RelayState.RECONCILING
-    assert (world.record().order_id, world.record().state) == ("ord_1", state)
+    assert ((await world.record()).order_id, (await world.record()).state) == ("ord_1", state)
     assert world.note() == "looked up, not there"
 
 
 async def test_every_note_of_the_operator_stays(world: World, tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
-    doubt = world.record()
+    doubt = await world.record()
     assert close_claim(tmp_path, "ord_1", "not there")
     await world.store.commit(Change(relay=doubt))
     assert close_claim(tmp_path, "ord_1", "still not there")
@@ -272,7 +272,7 @@ async def test_a_claim_that_became_an_order_is_never_in_doubt_again(world: World
 
     await world.store.commit(Change(relay=replace(made, state=RelayState.RECONCILING)))
 
-    assert world.record() == made
+    assert await world.record() == made
 
 
 async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_later(
@@ -284,16 +284,19 @@ async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_la
     with pytest.raises(Unavailable, match="Don't order the same under another key"):
         await world.create("ord_1", CreationUnknown("no answer", upstream_id="up-1"))
 
-    assert world.record().state is RelayState.CLAIMED
-    assert world.relay.health().detail == "1 upstream orders are in doubt (reconciling)"
+    assert (await world.record()).state is RelayState.CLAIMED
+    assert (await world.relay.health()).detail == "1 upstream orders are in doubt (reconciling)"
     await world.relay.write_remembered()
-    assert world.record().state is RelayState.CLAIMED
+    assert (await world.record()).state is RelayState.CLAIMED
 
     failing.left = 1
     await world.relay.write_remembered()
 
-    assert (world.record().state, world.record().upstream_id) == (RelayState.RECONCILING, "up-1")
-    assert world.relay.health().detail == "1 upstream orders are in doubt (reconciling)"
+    assert ((await world.record()).state, (await world.record()).upstream_id) == (
+        RelayState.RECONCILING,
+        "up-1",
+    )
+    assert (await world.relay.health()).detail == "1 upstream orders are in doubt (reconciling)"
     await world.relay.write_remembered()  # nothing is left
     assert close_claim(tmp_path, "ord_1", "not made there")
 
@@ -311,7 +314,7 @@ async def test_a_doubt_is_written_by_the_round_though_no_order_is_followed(
     failing.left = 1
 
     async def is_written() -> bool:
-        return world.record().state is RelayState.RECONCILING
+        return (await world.record()).state is RelayState.RECONCILING
 
     assert await until(is_written)
     following.cancel()
@@ -330,8 +333,11 @@ async def test_a_doubt_that_was_not_written_is_over_once_the_order_is_made(
         await world.store.commit(Change(relay=made))
     await world.relay.write_remembered()
 
-    assert (world.record().order_id, world.record().state) == ("ord_1", RelayState.CREATED)
-    assert world.relay.health().ok
+    assert ((await world.record()).order_id, (await world.record()).state) == (
+        "ord_1",
+        RelayState.CREATED,
+    )
+    assert (await world.relay.health()).ok
 
 
 async def test_a_refusal_that_can_not_be_written_frees_the_key_all_the_same(
@@ -342,7 +348,7 @@ async def test_a_refusal_that_can_not_be_written_frees_the_key_all_the_same(
         patched.setattr(world.store, "commit", Failing(world.store, after=1).commit)
         with pytest.raises(OrderNotFound):
             await world.create("ord_1", OrderNotFound("refused there"))
-    assert world.relay.health().ok
+    assert (await world.relay.health()).ok
 
     assert (await world.create("ord_2", MADE)).order_id == "ord_2"
 
@@ -385,14 +391,16 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
     await world.follow("lost")
     world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
     assert (await world.ask_for(HOUR_MS))["lost"] <= 25
-    assert world.relay.health().detail is None
+    assert (await world.relay.health()).detail is None
 
     world.clock.now += 2_000
-    assert world.relay.health() == Health(True, "1 upstream orders could not be read for an hour")
+    assert await world.relay.health() == Health(
+        True, "1 upstream orders could not be read for an hour"
+    )
 
     world.venue.unreadable.clear()
     await world.ask_for(LONGEST_PAUSE_MS)
-    assert world.relay.health() == Health(True)
+    assert await world.relay.health() == Health(True)
     assert (await world.ask_for(60_000))["lost"] >= 40
 
 

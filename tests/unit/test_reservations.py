@@ -161,7 +161,7 @@ async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path
         await commit(store, replace(order, terms=agreed))
         before.note(order)
     after = Reservations()
-    after.load(store, NOW)
+    await after.load(store, NOW)
     assert after.on("monero") == before.on("monero") == owing.terms.deposit_amount
     await database.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -44,6 +45,7 @@ def runner(
         service.rates,
         clock,
         poll_ms=poll_ms,
+        payable=AsyncMock(return_value=None),
     )
     made.schedule("ord_1", [AdvanceTransfer(TRANSFER)])
     return made
@@ -100,11 +102,11 @@ async def test_a_transfer_in_its_pause_goes_on_at_once_and_starts_its_pauses_ane
         clock, stuck = ManualClock(), Stuck()
         effects = runner(box, stuck, clock)
         stuck.gate.set()
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await effects.drain()
-        assert effects.start_due() == 0
+        assert await effects.start_due() == 0
         assert effects.hurry(TRANSFER)
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await effects.drain()
     assert stuck.calls == 2
 
@@ -113,11 +115,11 @@ async def test_a_transfer_that_is_being_worked_on_is_left_alone(tmp_path: Path) 
     async with sandbox(tmp_path) as box:
         clock, stuck = ManualClock(), Stuck()
         effects = runner(box, stuck, clock)
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await asyncio.sleep(0)
         assert not effects.hurry(TRANSFER)
         assert not effects.hurry("ord_2/payout/1")
-        assert effects.start_due() == 0
+        assert await effects.start_due() == 0
         stuck.gate.set()
         await effects.drain()
     assert (stuck.calls, stuck.most) == (1, 1)
@@ -129,11 +131,11 @@ async def test_the_hurried_one_goes_first_and_the_others_keep_their_time(tmp_pat
         stuck.gate.set()
         effects = runner(box, stuck, clock)
         effects.schedule("ord_2", [AdvanceTransfer("ord_2/payout/1")])
-        assert effects.start_due() == 2
+        assert await effects.start_due() == 2
         await effects.drain()
         assert effects.hurry("ord_2/payout/1")
-        assert effects.start_due() == 1
+        assert await effects.start_due() == 1
         await effects.drain()
         clock.now += 60_000
-        assert effects.start_due() == 2
+        assert await effects.start_due() == 2
         await effects.drain()

@@ -67,7 +67,7 @@ async def test_an_order_comes_back_as_it_was_committed(
 ) -> None:
     order = fresh()
     await store.commit(created(order))
-    assert store.order("ord_1") == order
+    assert await store.order("ord_1") == order
     for event in (
         ev.DepositSeen(DepositKey("monero", "tx", 0), 2**53 + 1, None, NOW),
         ev.DepositConfirmed(DepositKey("monero", "tx", 0)),
@@ -76,7 +76,7 @@ async def test_an_order_comes_back_as_it_was_committed(
         order = result.order
         entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
         await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
-    assert store.order("ord_1") == order
+    assert await store.order("ord_1") == order
     versions = "SELECT version FROM order_events WHERE order_id = 'ord_1' ORDER BY version"
     assert database.read(versions) == [(1,), (2,), (3,)]
 
@@ -87,7 +87,7 @@ async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     await store.commit(created(fresh(1), response("k")))
     with pytest.raises(StoreConflict):
         await store.commit(created(fresh(2), response("k")))
-    assert store.order("ord_2") is None
+    assert await store.order("ord_2") is None
     assert database.read("SELECT count(*) FROM event_log") == [(1,)]
     assert database.read("SELECT count(*) FROM idempotency_keys") == [(1,)]
 
@@ -98,7 +98,12 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrde
     changes = [created(fresh(n), response(key)) for n, key in enumerate(keys, start=1)]
     results = await asyncio.gather(*map(store.commit, changes), return_exceptions=True)
     assert [isinstance(result, StoreConflict) for result in results] == [False, True, False, False]
-    assert [store.order(f"ord_{n}") is not None for n in (1, 2, 3, 4)] == [True, False, True, True]
+    assert [await store.order(f"ord_{n}") is not None for n in (1, 2, 3, 4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
@@ -109,14 +114,15 @@ async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
         with pytest.raises(StoreConflict):
             await store.commit(Change(ticket=ticket))
     await store.commit(created(fresh()))
-    assert store.order("ord_1") is not None
+    assert await store.order("ord_1") is not None
 
 
 async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
     await store.commit(created(fresh()))
+    again = replace(fresh(), version=2)
     entry = HistoryEntry(1, NOW, "again", "awaiting_deposit", {})
     with pytest.raises(StoreConflict):
-        await store.commit(Change(order=fresh(), view=VIEW, history=entry))
+        await store.commit(Change(order=again, view=VIEW, history=entry))
 
 
 @pytest.mark.parametrize(
@@ -153,9 +159,9 @@ async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
     store: SqliteOrderStore, database: Database
 ) -> None:
     await store.commit(created(fresh()))
-    assert store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
-    assert store.status_view("ord_1", NOW + 1000) is None
-    assert SqliteOrderStore(database, lambda: "another key").status_view("ord_1", NOW) is None
+    assert await store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
+    assert await store.status_view("ord_1", NOW + 1000) is None
+    assert await SqliteOrderStore(database, lambda: "other").status_view("ord_1", NOW) is None
 
 
 async def test_pending_effects_come_back_with_prepared_transfers_first(
@@ -181,9 +187,9 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
     first, second = (
         PendingEffect(f"ord_{n}", AdvanceTransfer(f"ord_{n}/payout/1")) for n in (2, 1)
     )
-    assert store.pending_effects() == [first, second]
+    assert await store.pending_effects() == [first, second]
     await store.commit(Change(done=(first, PendingEffect("ord_1", PriceLateDeposit()))))
-    assert store.pending_effects() == [second]
+    assert await store.pending_effects() == [second]
 
 
 async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
@@ -193,10 +199,10 @@ async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
     for order in (waiting, replace(stuck, on_deadline=OnDeadline.REFUND)):
         await store.commit(created(order))
     late = waiting.deadline_at or 0
-    assert store.overdue(late, 9, {}) == ["ord_1", "ord_2"]
-    assert store.overdue(late, 9, {}, but=OnDeadline.REFUND) == ["ord_1"]
-    assert store.overdue(late, 1, {}) == ["ord_1"]
-    assert store.overdue(NOW, 9, {}) == []
+    assert await store.overdue(late, 9, {}) == ["ord_1", "ord_2"]
+    assert await store.overdue(late, 9, {}, but=OnDeadline.REFUND) == ["ord_1"]
+    assert await store.overdue(late, 1, {}) == ["ord_1"]
+    assert await store.overdue(NOW, 9, {}) == []
 
 
 async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known(
@@ -206,10 +212,10 @@ async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known
     for order in (waiting, paying):
         await store.commit(created(order))
     late, network = waiting.deadline_at or 0, waiting.terms.deposit_network
-    assert store.overdue(late + 9, 9, {network: late - 1}) == ["ord_2"]
-    assert store.overdue(late + 9, 9, {network: 0, "elsewhere": late}) == ["ord_2"]
-    assert store.overdue(late + 9, 9, {network: late}) == ["ord_1", "ord_2"]
-    assert store.overdue(late + 9, 9, {"elsewhere": 0}) == ["ord_1", "ord_2"]
+    assert await store.overdue(late + 9, 9, {network: late - 1}) == ["ord_2"]
+    assert await store.overdue(late + 9, 9, {network: 0, "elsewhere": late}) == ["ord_2"]
+    assert await store.overdue(late + 9, 9, {network: late}) == ["ord_1", "ord_2"]
+    assert await store.overdue(late + 9, 9, {"elsewhere": 0}) == ["ord_1", "ord_2"]
 
 
 async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> None:
@@ -218,10 +224,10 @@ async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> Non
         await store.commit(created(order))
     over = transition(over, ev.DeadlinePassed(), over.deadline_at or 0).order
     assert over.status.is_terminal
-    assert sorted(store.open_orders()) == ["ord_1", "ord_2"]
+    assert sorted(await store.open_orders()) == ["ord_1", "ord_2"]
     entry = HistoryEntry(over.version, NOW, "e", over.status.value, {})
     await store.commit(Change(order=over, view=VIEW, history=entry))
-    assert store.open_orders() == ["ord_1"]
+    assert await store.open_orders() == ["ord_1"]
 
 
 async def test_what_the_operator_writes_beside_the_service_is_seen_without_a_commit_of_its_own(
@@ -258,10 +264,10 @@ async def test_several_changes_are_committed_together_or_not_at_all(
     await store.commit(created(fresh(1)))
     with pytest.raises(StoreConflict):
         await store.commit(created(fresh(2)), created(fresh(1)))
-    assert store.order("ord_2") is None
+    assert await store.order("ord_2") is None
     await store.commit(created(fresh(2)), created(fresh(3)))
-    assert store.order("ord_2") is not None
-    assert store.order("ord_3") is not None
+    assert await store.order("ord_2") is not None
+    assert await store.order("ord_3") is not None
 
 
 async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStore) -> None:
@@ -269,8 +275,8 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStor
         kept = replace(response(key), created_at=NOW + number * 1000)
         await store.commit(created(fresh(number), kept))
     assert await store.forget_responses(NOW + 2000) == 2
-    assert store.response("public", "old") is None
-    assert store.response("public", "young") is not None
+    assert await store.response("public", "old") is None
+    assert await store.response("public", "young") is not None
     assert await store.forget_responses(NOW + 2000) == 0
 
 
@@ -280,7 +286,7 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqliteOrderSto
         kept = replace(response(f"after {hours} h"), created_at=NOW + hours * hour)
         await store.commit(created(fresh(number), kept))
     assert await store.forget_responses(NOW + month) == 2
-    assert store.response("public", "after 24 h") is not None
+    assert await store.response("public", "after 24 h") is not None
     assert await store.forget_responses(NOW + month) == 1
     assert await store.forget_responses(NOW + month) == 0
 

@@ -66,13 +66,13 @@ async def test_an_order_is_read_whole_while_its_next_version_is_being_committed(
         return row
 
     monkeypatch.setattr(database, "read_one", read_row_and_let_the_commit_end)
-    order = store.order("a")
+    order = await store.order("a")
     monkeypatch.undo()
     await second
 
     assert order is not None
     assert (order.version, len(order.deposits)) == (2, 1)
-    after = store.order("a")
+    after = await store.order("a")
     assert after is not None
     assert (after.version, len(after.deposits)) == (3, 2)
     await database.close()

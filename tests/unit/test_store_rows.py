@@ -184,7 +184,7 @@ def test_no_number_that_is_kept_stands_for_another() -> None:
 
 
 async def test_an_order_comes_back_with_every_value(store: SqliteOrderStore) -> None:
-    assert store.order("ord_1") == PAID
+    assert await store.order("ord_1") == PAID
 
 
 async def test_an_order_that_was_only_made_comes_back_with_every_term(
@@ -193,7 +193,7 @@ async def test_an_order_that_was_only_made_comes_back_with_every_term(
     made = HistoryEntry(1, 1, "made", "status", {})
     agreed = replace(OPEN, terms=replace(TERMS, refund_address="agreed"))
     await empty.commit(Change(order=agreed, is_new=True, history=made))
-    assert empty.order("ord_1") == agreed
+    assert await empty.order("ord_1") == agreed
 
 
 @pytest.mark.parametrize("column", ["agreed_refund_address", "refund_address"])
@@ -213,7 +213,7 @@ async def test_an_agreed_refund_address_is_never_changed(
 async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_their_names(
     store: SqliteOrderStore, tmp_path: Path
 ) -> None:
-    assert store.order("ord_1") is not None
+    assert await store.order("ord_1") is not None
     expected = {
         **by_name(TERMS),
         **by_name(TERMS.price),
@@ -248,21 +248,21 @@ async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_thei
 async def test_what_belongs_to_an_order_is_in_the_columns_of_its_name(
     store: SqliteOrderStore, tmp_path: Path, table: str, values: dict[str, Any]
 ) -> None:
-    assert store.order("ord_1") is not None
+    assert await store.order("ord_1") is not None
     row = stored(tmp_path, table)
     assert row == {column: values[column] for column in row}
 
 
 async def test_a_claim_comes_back_with_every_value(store: SqliteOrderStore) -> None:
-    assert store.relay_of_key("namespace", "key") == RELAY
-    assert store.relays_in(RelayState.CREATED) == [RELAY]
-    assert store.open_relayed() == ["ord_1"]
+    assert await store.relay_of_key("namespace", "key") == RELAY
+    assert await store.relays_in(RelayState.CREATED) == [RELAY]
+    assert await store.open_relayed() == ["ord_1"]
 
 
 async def test_an_answer_comes_back_with_every_value(store: SqliteOrderStore) -> None:
     answer = StoredResponse("space", "its key", "operation", {"n": [1, "2"]}, b"body", 801)
     await store.commit(Change(response=answer))
-    assert store.response("space", "its key") == answer
+    assert await store.response("space", "its key") == answer
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ async def test_an_effect_comes_back_as_what_it_was_whatever_it_is_about(
     await store.commit(
         Change(order=later, history=HistoryEntry(3, 3, "e", "s", {}), effects=(effect,))
     )
-    assert store.pending_effects() == [PendingEffect("ord_1", effect)]
+    assert await store.pending_effects() == [PendingEffect("ord_1", effect)]
     await store.commit(Change(done=(PendingEffect("ord_1", effect),)))
-    assert store.pending_effects() == []
+    assert await store.pending_effects() == []
 
 
 def test_a_row_with_a_column_too_many_or_too_few_is_refused() -> None:
@@ -294,12 +294,12 @@ async def test_an_order_is_found_by_its_whole_address_on_its_own_network(
     terms = replace(TERMS, deposit_address=f"{start}0F", twap=None, upstream_id=None)
     made = HistoryEntry(1, 1, "made", "status", {})
     await empty.commit(Change(order=replace(OPEN, terms=terms), is_new=True, history=made))
-    assert empty.order_id_of_deposit_address("deposit network", f"{start}0F") == "ord_1"
-    assert empty.order_id_of_deposit_address("payout network", f"{start}0F") is None
-    assert empty.is_deposit_address(f"{start}0F")
+    assert await empty.order_id_of_deposit_address("deposit network", f"{start}0F") == "ord_1"
+    assert await empty.order_id_of_deposit_address("payout network", f"{start}0F") is None
+    assert await empty.is_deposit_address(f"{start}0F")
     for other in (start, f"{start}0E", f"{start}0f", f"{start}0F0", "", start[:17]):
-        assert not empty.is_deposit_address(other)
-        assert empty.order_id_of_deposit_address("deposit network", other) is None
+        assert not await empty.is_deposit_address(other)
+        assert await empty.order_id_of_deposit_address("deposit network", other) is None
 
 
 def test_orders_are_looked_up_by_the_index_on_how_addresses_begin_and_end() -> None:

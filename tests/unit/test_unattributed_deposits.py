@@ -41,7 +41,7 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
 ) -> None:
     async with sandbox(tmp_path) as box:
         placed = await box.order("u2x")
-        order = box.up.service.store.order(placed.order_id)
+        order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         address, database = order.terms.deposit_address, box.up.database
         await write(

@@ -44,7 +44,7 @@ class Parts:
         self._do("reconcile")
         return 1
 
-    def overdue(
+    async def overdue(
         self, now: int, _most: int, known: Mapping[str, int], but: OnDeadline | None = None
     ) -> list[str]:
         self._do("overdue")
@@ -53,17 +53,17 @@ class Parts:
         late = self.late
         return [late.order_id] if late and late.deadline_at and late.deadline_at <= now else []
 
-    def order(self, _order_id: str) -> Order | None:
+    async def order(self, _order_id: str) -> Order | None:
         return self.late
 
     async def apply(self, _order_id: str, _event: DeadlinePassed) -> None:
         self._do("apply")
 
-    def start_due(self) -> int:
+    async def start_due(self) -> int:
         self._do("start_due")
         return 2
 
-    def recover(self) -> int:
+    async def recover(self) -> int:
         return 0
 
     async def stop(self) -> None:
@@ -218,13 +218,13 @@ class Broken(Parts):
         super().__init__()
         self.count = count
 
-    def overdue(
+    async def overdue(
         self, now: int, most: int, known: Mapping[str, int], but: OnDeadline | None = None
     ) -> list[str]:
-        super().overdue(now, most, known, but)
+        await super().overdue(now, most, known, but)
         return [f"ord_{number}" for number in range(self.count + 1)][:most]
 
-    def order(self, order_id: str) -> Order | None:
+    async def order(self, order_id: str) -> Order | None:
         return replace(open_order(replace(terms(), order_id=order_id)), deadline_at=1)
 
     async def apply(self, order_id: str, _event: DeadlinePassed) -> None:

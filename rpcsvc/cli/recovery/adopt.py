@@ -74,10 +74,10 @@ def _print(done: Adopted) -> None:
     sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
 
 
-def find_transfer(database: Database, transfer_id: str) -> Open:
+async def find_transfer(database: Database, transfer_id: str) -> Open:
     """A transfer and its order. Raises UsageError."""
     row = database.read_one("SELECT order_id FROM transfers WHERE transfer_id = ?", (transfer_id,))
-    order = SqliteOrderStore(database, lambda: "").order(row[0]) if row else None
+    order = await SqliteOrderStore(database, lambda: "").order(row[0]) if row else None
     transfer = order.transfer(transfer_id) if order else None
     if order is None or transfer is None:
         raise UsageError(
@@ -99,26 +99,26 @@ class _Adoption:
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
         """Prove it and put it on record. Raises NotAdopted."""
-        opened = find_transfer(self._db, transfer_id)
+        opened = await find_transfer(self._db, transfer_id)
         if opened.transfer.network == MONERO:
             return await self._monero(opened, txid, key)
         return await self._evm(opened, txid)
 
-    def _planned(self, network: str, but: str) -> list[Open]:
+    async def _planned(self, network: str, but: str) -> list[Open]:
         """What else waits to be paid on a network, oldest first."""
         rows = self._db.read(
             "SELECT transfer_id FROM transfers WHERE network = ? AND state = ?"
             " AND transfer_id <> ? ORDER BY seq",
             (network, TransferState.PLANNED.value, but),
         )
-        return [find_transfer(self._db, name) for (name,) in rows]
+        return [await find_transfer(self._db, name) for (name,) in rows]
 
     async def _monero(self, opened: Open, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
         ledger = SqliteMoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
-        others = self._planned(MONERO, opened.transfer.transfer_id)
+        others = await self._planned(MONERO, opened.transfer.transfer_id)
         async with node, wallet:
             adoption = MoneroAdoption(connection, ledger)
             return await adoption.adopt(opened, others, txid, key, self._record)

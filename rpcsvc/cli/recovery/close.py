@@ -85,7 +85,7 @@ class _Closing:
 
     async def run(self, transfer_id: str, txid: str | None) -> str:
         """Close it; what there is to say then."""
-        opened = find_transfer(self.database, transfer_id)
+        opened = await find_transfer(self.database, transfer_id)
         transfer = opened.transfer
         name = transfer.transfer_id
         if transfer.state is TransferState.PLANNED:
@@ -157,7 +157,7 @@ class _Closing:
         for name in sorted(names - {opened.transfer.transfer_id}):
             # An order that a restored copy lacks has no transfer, and a closed one its word.
             if self.database.read_one(_IS_OPEN, (name,)) is not None:
-                found.append(find_transfer(self.database, name))
+                found.append(await find_transfer(self.database, name))
         return found
 
     async def _end_monero(self, name: str) -> str | None:

@@ -160,22 +160,26 @@ Rows = Sequence[Any]
 Commit = Callable[[Rows], Awaitable[None]]
 
 
+class StaleWrite(Exception):
+    """An order was changed by someone else since it was read. Nothing was written: read again."""
+
+
 class OrderStore(Protocol):
     """Holds orders, their history, pending effects, idempotency keys and tickets.
 
-    Reads are synchronous point look-ups of committed state; ``commit`` returns once the change
-    is durable. Both raise ``errors.Unavailable`` when the database can't serve them.
+    Reads are of committed state; ``commit`` returns once the change is durable. Every method raises
+    ``errors.Unavailable`` when the database can't serve it.
     """
 
-    def order(self, order_id: str) -> Order | None:
+    async def order(self, order_id: str) -> Order | None:
         """The order as last committed."""
         ...
 
-    def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
+    async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
         """Which order an address was given to."""
         ...
 
-    def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
+    async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
         """The destination and the status answer of an order.
 
         None when there is no such order, or its answer is from another version of the service
@@ -183,19 +187,19 @@ class OrderStore(Protocol):
         """
         ...
 
-    def is_deposit_address(self, address: str) -> bool:
+    async def is_deposit_address(self, address: str) -> bool:
         """Whether the address was given to an order to pay to, on whatever network."""
         ...
 
-    def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
+    async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
         """The session's orders, newest first."""
         ...
 
-    def open_orders(self) -> list[str]:
+    async def open_orders(self) -> list[str]:
         """Ids of all orders that are not over, and of those that wait for a refund address."""
         ...
 
-    def overdue(
+    async def overdue(
         self, now: int, limit: int, known: Mapping[str, int], *, but: OnDeadline | None = None
     ) -> list[str]:
         """Ids of orders whose deadline is at or before ``now``, oldest deadline first.
@@ -205,47 +209,52 @@ class OrderStore(Protocol):
         """
         ...
 
-    def locked_beyond(self, direction: Direction, rate: int, now: int, limit: int) -> list[str]:
+    async def locked_beyond(
+        self, direction: Direction, rate: int, now: int, limit: int
+    ) -> list[str]:
         """Ids of orders that await money and whose price lock, not over at ``now``, breaks.
 
         ``rate`` is that of ``price_lock.breaking_rate`` for the direction.
         """
         ...
 
-    def unfunded_clients(self) -> dict[str, str]:
+    async def unfunded_clients(self) -> dict[str, str]:
         """Who asked for each order that awaits its deposit, by order id."""
         ...
 
-    def pending_effects(self) -> list[PendingEffect]:
+    async def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         ...
 
-    def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
+    async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
         """Order and transfer ids of what is due on a network and not signed, oldest first."""
         ...
 
-    def response(self, namespace: str, key: str) -> StoredResponse | None:
+    async def response(self, namespace: str, key: str) -> StoredResponse | None:
         """The stored answer under an idempotency key."""
         ...
 
-    def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+    async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
         """The latest claim on an upstream order that an idempotency key stands for."""
         ...
 
-    def relays_in(self, state: RelayState) -> list[RelayRecord]:
+    async def relays_in(self, state: RelayState) -> list[RelayRecord]:
         """All claims in a state, oldest first."""
         ...
 
-    def relays_since(self, at: int) -> list[int]:
+    async def relays_since(self, at: int) -> list[int]:
         """When each claim was made that is younger than ``at``."""
         ...
 
-    def open_relayed(self) -> list[str]:
+    async def open_relayed(self) -> list[str]:
         """Ids of the orders that an upstream settles and that are not over, oldest first."""
         ...
 
     async def commit(self, *changes: Change) -> None:
-        """Make the changes durable, all of them whole or nothing at all."""
+        """Make the changes durable, all of them whole or nothing at all.
+
+        Raises StaleWrite when an order is not at the version before that of its change.
+        """
         ...
 
     def rows(self, *changes: Change) -> Rows:
@@ -256,11 +265,11 @@ class OrderStore(Protocol):
         """Wait until every commit begun so far is on disk or refused."""
         ...
 
-    def orders_made(self, day: int) -> dict[str, int]:
+    async def orders_made(self, day: int) -> dict[str, int]:
         """How many orders each client made on a day of UTC."""
         ...
 
-    def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
+    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
         """Tickets and bytes that each client was charged on a day of UTC."""
         ...
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -67,7 +67,7 @@ class EffectRunner:
         *,
         poll_ms: int,
         stop_seconds: float = STOP_SECONDS,
-        payable: Callable[[str], int | None] = lambda _order_id: None,
+        payable: Callable[[str], Awaitable[int | None]],
     ) -> None:
         self._store = store
         self._processor = processor
@@ -93,14 +93,14 @@ class EffectRunner:
         for effect in effects:
             self._push(PendingEffect(order_id, effect), self._clock.now_ms())
 
-    def recover(self) -> int:
+    async def recover(self) -> int:
         """Schedule everything that the store says is pending; returns how many there are."""
-        pending = self._store.pending_effects()
+        pending = await self._store.pending_effects()
         for effect in pending:
             self._push(effect, self._clock.now_ms())
         return len(pending)
 
-    def start_due(self) -> int:
+    async def start_due(self) -> int:
         """Take up the effects whose time has come, some at a time; returns how many.
 
         Each starts now, or as soon as its wallet is done with those before it.
@@ -110,15 +110,17 @@ class EffectRunner:
         self._follow_clock(now)
         while self._due and self._due[0][0] <= now and self._has_room(taken):
             _, _, pending = heapq.heappop(self._due)
-            self._take_up(pending)
+            await self._take_up(pending)
             taken += 1
         return taken
 
     def _has_room(self, taken: int) -> bool:
         return not self._is_stopping and max(taken, len(self._running)) < MAX_AT_ONCE
 
-    def _take_up(self, pending: PendingEffect) -> None:
-        transfer = self._transfer_of(pending)
+    async def _take_up(self, pending: PendingEffect) -> None:
+        transfer = await self._transfer_of(pending)
+        if self._is_stopping:
+            return  # it is committed: the next start finds it
         if transfer is None:
             self._begin(self._run(pending), f"effect {pending.order_id}")
             return
@@ -128,12 +130,12 @@ class EffectRunner:
             self._begin(self._run_queue(network), f"transfers {network}")
         self._queues[network].add(transfer.kind, pending)
 
-    def _transfer_of(self, pending: PendingEffect) -> Transfer | None:
+    async def _transfer_of(self, pending: PendingEffect) -> Transfer | None:
         """The transfer that needs a wallet; None when the effect needs none, or has no record."""
         if not isinstance(pending.effect, AdvanceTransfer):
             return None
         try:
-            order = self._store.order(pending.order_id)
+            order = await self._store.order(pending.order_id)
         except Exception:  # noqa: BLE001 - it is read again when it runs, and that tells of it
             return None
         return order.transfer(pending.effect.transfer_id) if order else None
@@ -233,7 +235,7 @@ class EffectRunner:
                 return await self._reprice(pending.order_id, pending.effect)
 
     async def _fill(self, order_id: str, effect: FillChunk) -> Then | int:
-        order, now = self._store.order(order_id), self._clock.now_ms()
+        order, now = await self._store.order(order_id), self._clock.now_ms()
         if order is None:
             raise LookupError(f"chunk of {order_id}, which is not in the store")
         if not twap.is_filling(order) or effect.index != len(order.fills):
@@ -265,7 +267,7 @@ class EffectRunner:
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
-        rate, payable = self._rates.rate().usdc_per_xmr, self._payable(order_id)
+        rate, payable = self._rates.rate().usdc_per_xmr, await self._payable(order_id)
         return await self._apply_once(order_id, Repriced(rate, payable), effect)
 
     async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> Then:

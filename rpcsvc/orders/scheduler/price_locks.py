@@ -55,7 +55,7 @@ class PriceLocks:
         due = [
             order_id
             for direction in Direction
-            for order_id in self._store.locked_beyond(
+            for order_id in await self._store.locked_beyond(
                 direction, breaking_rate(direction, rate, self._break_bps), now, most
             )
         ]

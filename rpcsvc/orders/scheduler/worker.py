@@ -85,7 +85,7 @@ class Worker:
 
     async def run(self) -> None:
         """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
-        recovered = self._effects.recover()
+        recovered = await self._effects.recover()
         log.info("worker_started", recovered_effects=recovered)
         loops = [asyncio.create_task(_kept_up(run)) for run in self._beside]
         try:
@@ -144,33 +144,33 @@ class Worker:
         self._wake.clear()
 
     async def _start_effects(self) -> int:
-        return self._effects.start_due()
+        return await self._effects.start_due()
 
     async def _keep_deadlines(self) -> int:
         now = self._clock.now_ms()
         if self._is_paused():
             # A payout may have been made that only the operator knows of: he says so (adopts it)
             # while it is planned. No refund could go out now anyway.
-            overdue = self._overdue(now, OnDeadline.REFUND)
+            overdue = await self._overdue(now, OnDeadline.REFUND)
             again = overdue
         else:
-            overdue = self._overdue(now)
+            overdue = await self._overdue(now)
             # Another event may have put off the deadline of one that is quarantined.
             again = list(dict.fromkeys([*overdue, *self._quarantine.failing(DeadlinePassed)]))
         await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
         return len(overdue)
 
-    def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
+    async def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
         """The oldest that are due, and of which all is known that came in time."""
         behind = self._progress.lagging
         # Those that fail, or wait, stay the oldest: however many, others are found behind them.
         most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
-        found = self._store.overdue(now, most, self._progress.complete_until, but=but)
+        found = await self._store.overdue(now, most, self._progress.complete_until, but=but)
         return [order_id for order_id in found if order_id not in behind]
 
     async def _pass_deadline(self, order_id: str) -> None:
         with self._quarantine.isolate(order_id, DeadlinePassed):
-            order, now = self._store.order(order_id), self._clock.now_ms()
+            order, now = await self._store.order(order_id), self._clock.now_ms()
             if order is None or order.deadline_at is None or order.deadline_at > now:
                 return
             if not self._progress.covers(order):

@@ -65,9 +65,10 @@ class Follower:
         self._wake = asyncio.Event()
         self._first_asks: set[asyncio.Task[None]] = set()
 
-    def recover(self) -> None:
+    async def recover(self) -> None:
         """Take up the open orders that an earlier process left."""
-        self._open = dict.fromkeys(self._store.open_relayed(), 0)
+        for order_id in await self._store.open_relayed():
+            self._open.setdefault(order_id, 0)
         self._wake.set()
 
     def follow(self, order_id: str) -> None:
@@ -155,7 +156,7 @@ class Follower:
         return AFTER_FAILURE_MS if self._is_failing else wait_ms
 
     async def _ask(self, order_id: str, *, is_watched: bool) -> None:
-        order = self._store.order(order_id)
+        order = await self._store.order(order_id)
         if order is None or order.terms.upstream_id is None or order.status.is_terminal:
             self._leave(order_id)
             return
@@ -169,7 +170,7 @@ class Follower:
         try:
             order = await self._processor.apply(order.order_id, event, evidence=found.raw)
         except ImpossibleTransition as refused:
-            order = self._store.order(order.order_id) or order
+            order = await self._store.order(order.order_id) or order
             if found.status is not order.status:
                 log.warning("upstream_report_ignored", order_id=order.order_id, reason=str(refused))
         if order.status.is_terminal:

@@ -69,10 +69,10 @@ class Relay:
 
     async def recover(self) -> None:
         """Take up the calls that an earlier process was making: their outcome is not known."""
-        for record in self._store.relays_in(RelayState.CLAIMED):
+        for record in await self._store.relays_in(RelayState.CLAIMED):
             await self._doubt(record, CreationUnknown("the service stopped during the call"))
         now = self._clock.now_ms()
-        recent = self._store.relays_since(now - 60_000)
+        recent = await self._store.relays_since(now - 60_000)
         self._venue.remember([now - made_at for made_at in recent])
 
     async def quote(self, request: UpstreamRequest) -> Offer:
@@ -125,7 +125,7 @@ class Relay:
         known, or that of this one is not, and of an order that nobody should pay for;
         IdempotencyConflict as ``is_in_doubt`` does; and what the upstream refuses with.
         """
-        record, resumed = self._record(request, claim, fresh_id)
+        record, resumed = await self._record(request, claim, fresh_id)
         # A resumed call is the same to the letter, or its key would be refused.
         request = request._replace(session_id=record.session_id)
         if not resumed:
@@ -153,14 +153,14 @@ class Relay:
         self._unwritten.pop(record.order_id, None)  # or it might be written after the order
         return made, created
 
-    def is_in_doubt(self, claim: Claim) -> bool:
+    async def is_in_doubt(self, claim: Claim) -> bool:
         """Whether the key's call was made before with unknown outcome, and is now made again.
 
         Raises IdempotencyConflict if it was another call: whoever named another destination under
         the key would get an order of the first caller's session, if any. Raises Unavailable where
         the call can't be made again.
         """
-        return self._in_doubt(claim) is not None
+        return await self._in_doubt(claim) is not None
 
     @asynccontextmanager
     async def recording(self, record: RelayRecord) -> AsyncIterator[None]:
@@ -177,20 +177,20 @@ class Relay:
             raise Unavailable(_IN_DOUBT, retry_after=30) from error
         self.follower.follow(record.order_id)
 
-    def _record(
+    async def _record(
         self, request: UpstreamRequest, claim: Claim | None, fresh_id: str
     ) -> tuple[RelayRecord, bool]:
         """The claim to make, and whether it was made before and its outcome is not known."""
-        before = self._in_doubt(claim) if claim else None
+        before = await self._in_doubt(claim) if claim else None
         if before is None:
             now = self._clock.now_ms()
             fresh = RelayRecord(fresh_id, RelayState.CLAIMED, now, request.session_id)
             return _used_for(fresh, claim), False
         return before, True
 
-    def _in_doubt(self, claim: Claim) -> RelayRecord | None:
+    async def _in_doubt(self, claim: Claim) -> RelayRecord | None:
         """The earlier call under the key, while its outcome is not known; as ``is_in_doubt``."""
-        before = self._store.relay_of_key(claim.namespace, claim.key)
+        before = await self._store.relay_of_key(claim.namespace, claim.key)
         # The answer to a key is committed with its order: one that is gone was forgotten by age.
         if before is not None:
             before = self._unwritten.get(before.order_id, before)
@@ -265,11 +265,13 @@ class Relay:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def health(self) -> Health:
+    async def health(self) -> Health:
         """Not ok while the outcome of a call is not known; else as the orders that were made."""
         doubtful = RelayState.RECONCILING
         unwritten = (each for each in self._unwritten.values() if each.state is doubtful)
-        count = len({each.order_id for each in (*self._store.relays_in(doubtful), *unwritten)})
+        count = len(
+            {each.order_id for each in (*await self._store.relays_in(doubtful), *unwritten)}
+        )
         if count:
             return Health(False, f"{count} upstream orders are in doubt (reconciling)")
         return self.follower.health()

@@ -21,6 +21,7 @@ from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
 from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     RESUME,
@@ -201,7 +202,11 @@ class PaymentJournal:
             self._unsettled = undo
             await self._append(entry)
             mark = Mark(self._name, self._end)
-            await commit(mark)
+            try:
+                await commit(mark)
+            except StaleWrite:
+                await self._settle()  # rolled back for certain: a restart must not adopt the line
+                raise
             self._mark, self._unsettled = mark, None
 
     async def _settle(self) -> None:

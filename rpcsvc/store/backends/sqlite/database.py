@@ -27,10 +27,11 @@ import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
-from rpcsvc.store.database import Insert, Statement, StoreConflict
+from rpcsvc.store.database import Insert, Statement, StoreConflict, Update
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,7 @@ MAX_GROUP = 512
 MAX_ROWS = 64
 
 
-RowsOf = dict[str | Insert, list[tuple[Any, ...]]]
+RowsOf = dict[str | Insert | Update, list[tuple[Any, ...]]]
 
 
 class DataDirInUse(Exception):
@@ -115,7 +116,7 @@ class GroupConnection(sqlite3.Connection):
                 self.execute("ROLLBACK")
             raise
 
-    def _run(self, sql: str | Insert, rows: list[tuple[Any, ...]]) -> None:
+    def _run(self, sql: str | Insert | Update, rows: list[tuple[Any, ...]]) -> None:
         """Run a statement for all rows.
 
         The thread gives the interpreter lock up and takes it back at every step of a statement,
@@ -123,6 +124,10 @@ class GroupConnection(sqlite3.Connection):
         """
         if isinstance(sql, str):
             self.executemany(sql, rows)
+            return
+        if isinstance(sql, Update):
+            if self.executemany(sql.sql, rows).rowcount != len(rows):
+                raise StaleWrite
             return
         for start, size in _chunks(len(rows)):
             values = [value for row in rows[start : start + size] for value in row]
@@ -237,7 +242,7 @@ class Database(Reader):
     async def write(self, statements: Sequence[Statement]) -> None:
         """Commit the statements, all or none; durable when this returns.
 
-        Raises errors.Unavailable (disk full, locked, closing) and StoreConflict.
+        Raises errors.Unavailable (disk full, locked, closing), StaleWrite and StoreConflict.
         """
         if self._closing:
             raise Unavailable("The service is stopping.")
@@ -302,6 +307,9 @@ class Database(Reader):
         if len(group) > 1:
             for member in group:
                 await self._commit_group([member])
+            return
+        if isinstance(error, StaleWrite):
+            _fail([group[0][1]], error)
             return
         self._note_damage(error)
         report("error", "write_refused", reason=str(error), kind=type(error).__name__)

@@ -7,14 +7,17 @@ writing (sqlite.py); one moment for commands beside a running service (snapshot.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from rpcsvc.errors import Unavailable
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 UNAVAILABLE: Final = (
     "The order book can't be written or read right now; nothing was changed."
@@ -66,6 +69,17 @@ class Reader:
         """Keep the read transaction open from one read to the next."""
         if not self._reader.in_transaction:
             self._reader.execute("BEGIN")
+
+
+def answered(reading: Coroutine[Any, Any, T]) -> T:
+    """What a read of SQLite answers, which never waits. For code without an event loop."""
+    try:
+        reading.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
+    reading.close()
+    raise RuntimeError("the read waits: it needs an event loop")
 
 
 def unavailable(error: sqlite3.Error) -> Unavailable:
