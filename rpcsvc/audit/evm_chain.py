@@ -31,8 +31,6 @@ from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Receipt, Ta
 
 # Questions under way at once.
 _AT_ONCE: Final = 8
-
-
 T = TypeVar("T")
 
 
@@ -150,11 +148,7 @@ async def each(items: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> list
 
 
 _GET_LOGS: Final = "eth_getLogs"
-
-
 _MOST_ADDRESSES: Final = 500
-
-
 _WIDEST_SPAN: Final = 1 << 20
 
 

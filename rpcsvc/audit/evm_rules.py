@@ -242,8 +242,6 @@ def _ours(books: Books) -> frozenset[str]:
 
 
 WEI: Final = "wei"
-
-
 _MOST_NAMED: Final = 5
 
 

@@ -14,8 +14,6 @@ from rpcsvc.domain.addresses import same_address
 from rpcsvc.domain.order import TransferKind, TransferState
 
 MOST_PARTS: Final = 15  # recipients of one Monero transaction, besides the change
-
-
 # Both halves of so many amounts make 2^17 sums each: a fraction of a second.
 MOST_AMOUNTS: Final = 34
 
@@ -58,8 +56,6 @@ def _sums(indices: Sequence[int], amounts: Sequence[int]) -> dict[int, tuple[int
 
 
 Paid = Sequence[tuple[str, int]]
-
-
 _GIVEN_UP = (TransferState.FAILED, TransferState.CANCELLED)
 
 

@@ -13,12 +13,8 @@ from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
 
 MONERO: Final = "monero"
-
-
 # The differences of a hot wallet's ether: less than there should be, and more.
 ETHER: Final = "ether"
-
-
 ETHER_INCOME: Final = "ether_income"
 
 

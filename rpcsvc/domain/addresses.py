@@ -27,43 +27,19 @@ from nacl.bindings import (
 from rpcsvc.errors import InvalidDestination
 
 ZERO_ADDRESS: Final = "0x" + "0" * 40
-
-
 _HEX = re.compile(r"[0-9a-fA-F]{40}", re.ASCII)
-
-
 _NOT_HEX = re.compile(r"[^0-9a-fA-F]", re.ASCII)
-
-
 BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-
-
 _IN_BASE58 = frozenset(BASE58)
-
-
 STANDARD_LENGTH: Final = 95
-
-
 INTEGRATED_LENGTH: Final = 106
-
-
 _MONERO_LENGTHS = (STANDARD_LENGTH, INTEGRATED_LENGTH)
-
-
 _EVM_SEED_BYTES = 32
-
-
 _MONERO_SEED_BYTES = 64
-
-
 _LONGEST_RECEIVED = 128
-
-
 # Monero's base58 spells 8 bytes as 11 characters; this is 2**64 - 1. The alphabet is in ASCII
 # order, so that texts of one length compare as their numbers do.
 BLOCK_CHARS: Final = 11
-
-
 _LARGEST_BLOCK = "jpXCZedGfVQ"
 
 
@@ -84,13 +60,9 @@ class NetworkBytes(NamedTuple):
 
 
 _IN_PACKAGE = (MoneroNetwork.MAINNET, MoneroNetwork.TESTNET, MoneroNetwork.STAGENET)
-
-
 _BYTES = zip(
     const.MASTERADDR_NETBYTES, const.SUBADDR_NETBYTES, const.INTADDRR_NETBYTES, strict=True
 )
-
-
 NETWORK_BYTES: Final = dict(zip(_IN_PACKAGE, starmap(NetworkBytes, _BYTES), strict=True))
 
 
@@ -264,8 +236,6 @@ _NETWORK_NAMES = {
     "test": MoneroNetwork.TESTNET,
     "testnet": MoneroNetwork.TESTNET,
 }
-
-
 _KINDS = {Address: "standard", SubAddress: "subaddress", IntegratedAddress: "integrated"}
 
 
@@ -351,14 +321,8 @@ def _base58(data: bytes) -> str:
 _VIEW_KEY = crypto_scalarmult_ed25519_base_noclamp(
     crypto_core_ed25519_scalar_reduce(keccak.new(digest_bits=512, data=b"sandbox view").digest())
 )
-
-
 _VIEW_BLOCKS = _base58(_VIEW_KEY[7:31])
-
-
 EVM_PATTERN: Final = "^0x[0-9a-fA-F]{40}$"
-
-
 _PREFIX: Final = 2
 
 

@@ -94,8 +94,6 @@ def lock_broken(order: Order, _event: ev.LockBroken, now: int) -> Transition:
 
 
 _UNCONFIRMED = "The deposit was never confirmed by its network."
-
-
 _ABOVE_MAXIMUM = "The deposits are above the maximum."
 
 
@@ -202,8 +200,6 @@ def confirmation_deadline(order: Order) -> int:
 
 
 _NO_DEPOSIT = "No deposit came before the order expired."
-
-
 _CANCELLED = "The order was cancelled before a deposit came."
 
 

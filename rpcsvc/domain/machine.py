@@ -23,11 +23,7 @@ from rpcsvc.domain.events import (
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, Terms
 
 _S = OrderStatus
-
-
 _ANY = frozenset(OrderStatus)
-
-
 # Once money is going back, it is not swapped. Whatever is before that may be long ago by the next
 # report: a reorganisation can have taken the deposit away, and the order have expired without it.
 _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
@@ -37,8 +33,6 @@ _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
     _S.EXECUTING_SWAP: _ANY,
     _S.REFUNDING: frozenset({_S.REFUNDING, _S.REFUNDED, _S.FAILED}),
 }
-
-
 # What is done then depends on which deposits came until then.
 DECIDED_BY_DEPOSITS: Final = frozenset({OnDeadline.EXPIRE, OnDeadline.SWAP_OR_REFUND})
 
@@ -156,8 +150,6 @@ def _reported(order: Order, event: ev.UpstreamReported, _now: int) -> Transition
 
 # Where a refund ends at once if there is nothing (more) to send: all dust, or gone.
 _ENDED = (_S.REFUNDING, _S.REFUNDED, _S.FAILED)
-
-
 _FUNDED = (_S.DEPOSIT_CONFIRMED, _S.EXECUTING_SWAP, *_ENDED)
 
 
@@ -250,8 +242,6 @@ TRANSITIONS: Mapping[OrderStatus, Mapping[type, Rule]] = {
     _S.FAILED: _stays(_S.FAILED),
     _S.EXPIRED: _stays(_S.EXPIRED),
 }
-
-
 # Orders that an upstream settles: nothing happens to them but what it reports.
 RELAYED: Mapping[OrderStatus, Mapping[type, Rule]] = {
     status: {

@@ -36,8 +36,6 @@ class OrderStatus(StrEnum):
 TERMINAL = frozenset(
     {OrderStatus.COMPLETED, OrderStatus.REFUNDED, OrderStatus.FAILED, OrderStatus.EXPIRED}
 )
-
-
 # Money may still be sent to such an order.
 AWAITS_DEPOSIT = frozenset({OrderStatus.AWAITING_DEPOSIT, OrderStatus.DEPOSIT_DETECTED})
 
@@ -85,8 +83,6 @@ class TransferState(StrEnum):
 
 
 FINAL_TRANSFERS = frozenset({TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED})
-
-
 LIVE_TRANSFERS = frozenset({TransferState.PREPARED, TransferState.PUBLISHED, TransferState.UNKNOWN})
 
 
@@ -138,12 +134,8 @@ class OnDeadline(StrEnum):
 
 
 REFUND_ADDRESS = "refund_address"
-
-
 # The network refuses the agreed refund address: only the operator can have the refund tried again.
 REFUND_BLOCKED = "refund_blocked"
-
-
 # The chain of bridge orders: the perpetuals exchange (bridge.py).
 PERPS = "perps"
 

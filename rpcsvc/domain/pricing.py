@@ -13,11 +13,7 @@ from enum import StrEnum
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset, mul_div_ceil, mul_div_floor
 
 ONE_XMR: int = 10**XMR.decimals
-
-
 ONE_USDC: int = 10**USDC.decimals
-
-
 BPS = 10_000
 
 

@@ -141,8 +141,6 @@ def look_again(order: Order, _event: ev.DeadlinePassed, _now: int) -> Transition
 
 
 _RATE_FELL = "The rate fell below the order's minimum before the first chunk was swapped."
-
-
 _RATE_FELL_MIDWAY = (
     "The rate fell below the order's minimum; what was swapped is paid out, the rest refunded."
 )

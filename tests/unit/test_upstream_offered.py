@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
-from decimal import Decimal
 from typing import cast
 
 import pytest
@@ -45,7 +45,7 @@ class Told:
         numbers = self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
         if numbers is None:
             raise NeverSent("no connection")
-        return UpstreamChains(listed(*numbers), b"")
+        return UpstreamChains.model_construct(chains=listed(*numbers))
 
 
 class ToldWithNetwork(Told):
@@ -67,7 +67,17 @@ def watch_of(time: VirtualTime, told: Told, pace: Pace = PACE) -> tuple[ChainWat
 
 
 def listed(*numbers: int, least: str = "1") -> tuple[UpstreamChain, ...]:
-    return tuple(UpstreamChain(number, "a name", "ETH", Decimal(least)) for number in numbers)
+    return tuple(
+        UpstreamChain.model_validate(
+            {
+                "chainId": number,
+                "name": "a name",
+                "nativeToken": "ETH",
+                "minSwapUsd": json.loads(least),
+            }
+        )
+        for number in numbers
+    )
 
 
 def configured() -> ChainRegistry:

@@ -94,10 +94,6 @@ class Upstream:
         """Whether what is over has the time at which it was."""
         return self._dialect.times_ends
 
-    async def health(self) -> answers.UpstreamHealth:
-        """The upstream's own health."""
-        return await self._read(self._call("health"), answers.health)
-
     @property
     def tells_network(self) -> bool:
         """Whether the dialect has a call that tells on which network orders are settled."""
@@ -116,7 +112,7 @@ class Upstream:
         """The chains that it offers."""
         return await self._client.read(
             self._call("chains"),
-            answers.chains,
+            answers.UpstreamChains.read,
             demand=demand or Demand(),
             patience_ms=patience_ms,
         )
@@ -143,12 +139,9 @@ class Upstream:
             call, lambda a: answers.order(a, request, self._networks), key, resumed=resumed
         )
 
-    async def order(
-        self, order_id: str, *, verify: str | None = None, demand: Demand | None = None
-    ) -> answers.StatusAnswer:
-        """An order as it stands. ``verify`` is the payout address that it must have."""
-        query = {} if verify is None else {"verify": verify}
-        call = self._call("order", order_id, query=query)
+    async def order(self, order_id: str, *, demand: Demand | None = None) -> answers.StatusAnswer:
+        """An order as it stands."""
+        call = self._call("order", order_id)
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks), demand)
 
     @property
@@ -161,23 +154,17 @@ class Upstream:
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks))
 
-    async def orders(self, session_id: str) -> answers.UpstreamOrderList:
-        """The orders of a session."""
-        return await self._read(
-            self._call("orders", query={"session": session_id}), answers.order_list
-        )
-
     async def create_ticket(self, request: requests.TicketBody) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
         call = self._call("create_ticket", body=_ticket_body(request))
         return await self._client.create(
-            call, answers.ticket, key=None, demand=Demand(Urgency.ROUTINE)
+            call, answers.UpstreamTicket.read, key=None, demand=Demand(Urgency.ROUTINE)
         )
 
     async def bridge_rates(self) -> answers.BridgeRates:
         """The bridge's rates."""
         demand = Demand(is_price=True)
-        return await self._read(self._call("bridge_rates"), answers.bridge_rates, demand)
+        return await self._read(self._call("bridge_rates"), answers.BridgeRates.read, demand)
 
     async def bridge_deposit(
         self, to_address: str, *, key: str, resumed: bool = False
@@ -211,7 +198,6 @@ class Upstream:
         name: str,
         order_id: str | None = None,
         *,
-        query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> UpstreamCall:
         path = self._dialect.paths.get(name)
@@ -223,7 +209,7 @@ class Upstream:
             if not answers.is_id(order_id):
                 raise NotAnId("That is not an id that an upstream gives.", retryable=False)
             path = path.replace("{id}", order_id)
-        return UpstreamCall(name, "GET" if body is None else "POST", path, query or {}, body)
+        return UpstreamCall(name, "GET" if body is None else "POST", path, body)
 
     async def _read(self, call: UpstreamCall, parse: Parse[T], demand: Demand | None = None) -> T:
         return await self._client.read(call, parse, demand=demand or Demand())
@@ -337,8 +323,6 @@ _WORDS: Final = {
 # What a refusal may be to a caller, who can mend it. Others are between this service and its
 # upstream (a wrong API key, a limit, a key conflict), and to the caller they are `unavailable`.
 CALLER_CODES: Final = frozenset(_WORDS)
-
-
 _TOLD_APART: Final = ("field", "received", "allowed")
 
 

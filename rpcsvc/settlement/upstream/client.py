@@ -57,20 +57,10 @@ def system_timing() -> Timing:
 
 
 T = TypeVar("T")
-
-
 Parse = Callable[[UpstreamAnswer], T]
-
-
 log = structlog.get_logger(__name__)
-
-
 _ID: Final = re.compile(r'"orderId"\s*:\s*"([A-Za-z0-9_][A-Za-z0-9._:-]{0,127})"', re.ASCII)
-
-
 _IDEMPOTENCY_KEY: Final = re.compile(r"[ -~]{1,255}", re.ASCII)
-
-
 _KEY_CODES: Final = frozenset({None, "unauthorized"})
 
 

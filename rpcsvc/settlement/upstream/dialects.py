@@ -18,11 +18,7 @@ from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect
 from rpcsvc.settlement.upstream.failures import Refused, RemoteError
 
 _MOST_DETAILS: Final = 16
-
-
 _MOST_ALLOWED: Final = 50
-
-
 _LONGEST_DETAIL: Final = 128
 
 
@@ -70,13 +66,11 @@ BFF: Final = Dialect(
     base_url=_bff_base_url,
     paths={
         "capabilities": "/api/v1/agent/capabilities",
-        "health": "/bff/v1/health",
         "chains": "/bff/v1/chains",
         "quote": "/bff/v1/quote",
         "create_order": "/bff/v1/orders",
         "order": "/bff/v1/orders/{id}",
         "cancel_order": "/bff/v1/orders/{id}/cancel",
-        "orders": "/bff/v1/orders",
         "create_ticket": "/bff/v1/support/tickets",
         "bridge_rates": "/bff/v1/bridge/rates",
         "bridge_deposit": "/bff/v1/bridge/deposit",
@@ -91,23 +85,15 @@ BFF: Final = Dialect(
     messages_for_users=True,
     times_ends=True,
 )
-
-
 _BELOW: Final = (
     r"\b(?:below|under|less than|lower than|smaller than)\b.*\bmin|\btoo (?:small|low)\b"
     r"|\bminimum (?:amount|swap|deposit|order)\b"
 )
-
-
 _ABOVE: Final = (
     r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b.*\bmax"
     r"|\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"
 )
-
-
 _NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
-
-
 _PHRASES: Final = tuple(
     (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), code)
     for pattern, code in (
@@ -118,8 +104,6 @@ _PHRASES: Final = tuple(
         (r"\binvalid\b.*\b(?:to ?address|destination|recipient)", "invalid_destination"),
     )
 )
-
-
 _NO_ORDER: Final = re.compile(r"\border\b.*\bnot found\b|\bno such order\b", re.ASCII | re.I)
 
 

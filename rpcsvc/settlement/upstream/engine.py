@@ -192,7 +192,7 @@ class UpstreamEngine:
             {"exchange": each.exchange, "rate": _number(each.rate), "eta": each.eta}
             for each in found.rates
         ]
-        own = {"rate": _number(found.wagyu_rate), "eta": found.wagyu_eta}
+        own = {"rate": _number(found.wagyu_rate.rate), "eta": found.wagyu_rate.eta}
         return {"rates": rates, "wagyuRate": own}
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:

@@ -116,23 +116,11 @@ def _is_loopback(host: str) -> bool:
 
 
 Loads = Callable[[bytes], Any]
-
-
 ReadError = Callable[[Any], RemoteError | None]
-
-
 _CHUNK: Final = 65_536
-
-
 _LONGEST_REASON: Final = 300
-
-
 _LONGEST_PAUSE_MS: Final = 600_000
-
-
 _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
-
-
 # A proxy may answer these for a call that it has passed on.
 _NOT_A_REFUSAL: Final = frozenset({408, 425, 499})
 
@@ -147,7 +135,6 @@ class UpstreamCall:
     name: str
     method: str
     path: str
-    query: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     takes_key: bool = True
 
@@ -237,7 +224,7 @@ class Exchange:
             raise NoAnswer(f"The connection was lost: {_what(error)}.") from error
 
     def _url(self, call: UpstreamCall) -> URL:
-        return URL(self._base + call.path).with_query(dict(call.query))
+        return URL(self._base + call.path)
 
     def _headers(self, call: UpstreamCall, key: str | None) -> dict[str, str]:
         headers = {}

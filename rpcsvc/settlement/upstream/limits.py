@@ -19,25 +19,13 @@ from rpcsvc.orders.ports.health import Health
 from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
 
 NowMs = Callable[[], int]
-
-
 SleepMs = Callable[[int], Awaitable[None]]
-
-
 WINDOW_MS: Final = 60_000
-
-
 # Published limits of the public API, a minute and client address.
 CREATIONS_PER_MINUTE: Final = 5
-
-
 CALLS_PER_MINUTE: Final = 20
-
-
 # The upstream's clock may run a little slower than ours.
 _HELD_MS: Final = WINDOW_MS + 250
-
-
 # A waiting call looks again at least this often: others may have given up.
 _LOOK_AGAIN_MS: Final = 500
 

@@ -28,8 +28,6 @@ from rpcsvc.settlement.upstream.failures import UpstreamError
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 
 log = structlog.get_logger(__name__)
-
-
 # Whose addresses a service on a network gives; a sandbox's are of stagenet.
 _MONERO_OF: Final = {
     "sandbox": MoneroNetwork.STAGENET,
@@ -108,11 +106,7 @@ class NetworkCheck:
 
 # A sleep is no longer than this, so that a list that is wanted sooner is asked for sooner.
 _LOOK_AGAIN_MS: Final = 1_000
-
-
 _MOST_SHOWN: Final = 20
-
-
 _MOST_DOLLARS: Final = Decimal(10**12)
 
 
