@@ -20,6 +20,7 @@ from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.orders.scheduler.retention import STEP
 from rpcsvc.settings import load_settings
+from tests.rows import one_row
 
 _EXECUTE: Final = next(row for row in OPERATIONS if row.name == "swap.execute")
 _SWAP: Final = {
@@ -57,7 +58,7 @@ async def _unpaid(up: Running, number: int) -> None:
 
 def _used(up: Running) -> int:
     pragmas = ("page_count", "freelist_count", "page_size")
-    pages, free, size = (up.database.read_one(f"PRAGMA {name}")[0] for name in pragmas)
+    pages, free, size = (one_row(up.database, f"PRAGMA {name}")[0] for name in pragmas)
     return int((pages - free) * size)
 
 

@@ -4,7 +4,7 @@ committed all or none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
@@ -25,18 +25,18 @@ class Statement(NamedTuple):
     """One row's worth of a write. ``first``: others of its transaction refer to this row."""
 
     sql: str | Insert | Update
-    values: tuple[Any, ...]
+    values: tuple[Any, ...] | Mapping[str, Any]
     first: bool = False
 
 
 class Tables(Protocol):
     """What the stores and ledgers are made over. Everything may raise errors.Unavailable."""
 
-    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def read(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> list[Any]:
         """All rows of a query over committed state."""
         ...
 
-    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    def read_one(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> Any:
         """The first row, or None."""
         ...
 

@@ -36,6 +36,7 @@ from tests.e2e.processes import until
 from tests.regtest.daemons import Anvil, Miner, Monerod, WalletRpc, missing, new_wallet
 from tests.regtest.exchange import USDC, XMR, Exchange, exchange
 from tests.regtest.token import Token, compiled, deploy
+from tests.rows import one_row
 
 CREATE, SANDBOX, WATCHING = "create-onchain", "create-x2u", "watching"
 NAMES: Final = (SANDBOX, CREATE, WATCHING)
@@ -162,7 +163,7 @@ async def _make_addresses(operator: Exchange, count: int) -> None:
     ):
 
         async def full() -> bool:
-            row = up.database.read_one("SELECT count(*) FROM monero_addresses")
+            row = one_row(up.database, "SELECT count(*) FROM monero_addresses")
             return row is not None and int(row[0]) >= count
 
         await until(full, seconds=_FILL_SECONDS)

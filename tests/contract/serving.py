@@ -16,6 +16,7 @@ from rpcsvc.app import Running, running, web_app
 from rpcsvc.http.edge import Edge
 from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.settings import load_settings
+from tests.rows import one_row
 
 TOKEN = "correct-horse-battery-staple"
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -75,7 +76,7 @@ class Served:
         return await self.raw(json.dumps(message).encode(), **headers)
 
     def count(self, table: str) -> int:
-        row = self.up.database.read_one(f"SELECT count(*) FROM {table}")
+        row = one_row(self.up.database, f"SELECT count(*) FROM {table}")
         return int(row[0])
 
 

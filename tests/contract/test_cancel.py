@@ -12,6 +12,7 @@ import pytest
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, MONERO, SWAP, Served, serving
 from tests.contract.test_sidecar import SWAPS, beside, upstream_id
+from tests.rows import all_rows
 
 OTHER_SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"
 Json = dict[str, Any]
@@ -63,8 +64,8 @@ async def test_cancel_at_once_makes_one_transition(served: Served) -> None:
     owned = await ordered(served)
     answers = await asyncio.gather(*(cancel(served, owned) for _ in range(8)))
     assert all(answer["ok"] for answer in answers)
-    history = served.up.database.read(
-        "SELECT event FROM order_events WHERE order_id = ?", (owned["orderId"],)
+    history = all_rows(
+        served.up.database, "SELECT event FROM order_events WHERE order_id = ?", (owned["orderId"],)
     )
     assert [row[0] for row in history].count("Cancelled") == 1
 

@@ -14,6 +14,7 @@ from rpcsvc.orders.reservations import Reservations
 from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
 from tests.contract.test_sidecar import STAGENET, beside
+from tests.rows import all_rows
 from tests.sandbox import give_wallets
 
 HELD = {"monero": 1_500 * 10**12}
@@ -204,14 +205,14 @@ async def test_an_address_makes_so_many_orders_a_day_over_a_restart(tmp_path: Pa
             headers = {"x_agent_rpc_token": TOKEN, "x_forwarded_proto": "https"}
             answer = await served.rpc("swap.execute", wish, **headers)
             assert answer.body["result"]["ok"], "a token is not bounded by the day"
-        assert served.up.database.read("SELECT max(orders) FROM order_counts") == [(3,)]
+        assert all_rows(served.up.database, "SELECT max(orders) FROM order_counts") == [(3,)]
 
 
 async def test_reservations_keep_their_client_over_a_restart(tmp_path: Path) -> None:
     limit = {"orders__unfunded_address_orders": 1}
     async with behind_proxy(tmp_path, **limit) as served:
         assert (await order(served, X2U, "1", ATTACKER)).status == 200
-        (row,) = served.up.database.read("SELECT client FROM order_clients")
+        (row,) = all_rows(served.up.database, "SELECT client FROM order_clients")
         assert row[0].startswith("address:")
         assert ATTACKER not in row[0]
     async with behind_proxy(tmp_path, **limit) as served:
@@ -291,5 +292,5 @@ async def test_a_sidecar_that_may_reserve_no_more_there_rests_for_nobody(
 
 
 def served_order(served: Served) -> Json:
-    (row,) = served.up.database.read("SELECT order_id, session_id FROM orders")
+    (row,) = all_rows(served.up.database, "SELECT order_id, session_id FROM orders")
     return {"orderId": row[0], "sessionId": row[1]}

@@ -18,6 +18,7 @@ from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.orders.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
+from tests.rows import all_rows
 from tests.sandbox import attested
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
@@ -122,7 +123,7 @@ async def test_an_order_that_ended_unpaid_at_the_upstream_is_pruned(
     assert before["data"]["outcome"] == "expired"
     assert await sidecar.up.service.store.prune_unpaid(2**62, 0, 10) == 1
     assert (sidecar.count("idempotency_keys"), sidecar.count("status_views")) == (0, 0)
-    assert sidecar.up.database.read("SELECT raw FROM relays") == [(b"",)]
+    assert all_rows(sidecar.up.database, "SELECT raw FROM relays") == [(b"",)]
     again = (await sidecar.rpc("swap.status", {"orderId": made["orderId"]})).body["result"]
     assert again["data"] == before["data"]
 

@@ -25,6 +25,7 @@ from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
 from tests.e2e.processes import until
 from tests.logs import logs_of
+from tests.rows import one_row
 
 STAGENET = stagenet_subaddress(bytes(range(64)))
 KEY = "integrator-key-0123456789abcdef"
@@ -79,8 +80,10 @@ async def test_what_the_upstream_answered_is_kept_beside_the_order(
     api.statuses = deque(["swapping"])
     async with asyncio.timeout(180):
         await changed(served, order["orderId"], "executing_swap")
-    row = served.up.database.read_one(
-        "SELECT upstream_id, raw, evidence FROM relays WHERE order_id = ?", (order["orderId"],)
+    row = one_row(
+        served.up.database,
+        "SELECT upstream_id, raw, evidence FROM relays WHERE order_id = ?",
+        (order["orderId"],),
     )
     assert row[0] == "up-1"
     assert order["depositAddress"].encode() in row[1]

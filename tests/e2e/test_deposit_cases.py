@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import all_rows
 from tests.sandbox import EVM, HOUR_MS, MONERO, Sandbox, sandbox
 
 BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
@@ -311,8 +312,10 @@ async def test_a_payout_of_unknown_outcome_is_paid_exactly_once(
     assert answer["state"] == "completed"
     assert len(answer["data"]["transfers"]) == 1
     to = answer["data"]["order"]["toAddress"]
-    sent = box.up.database.read(
-        "SELECT state FROM sandbox_transactions WHERE recipient = ? AND kind = 'transfer'", (to,)
+    sent = all_rows(
+        box.up.database,
+        "SELECT state FROM sandbox_transactions WHERE recipient = ? AND kind = 'transfer'",
+        (to,),
     )
     assert sent == [("mined",)]
 

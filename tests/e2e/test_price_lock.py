@@ -11,6 +11,7 @@ import pytest
 
 from rpcsvc.clock import iso8601
 from rpcsvc.errors import Unavailable
+from tests.rows import all_rows
 from tests.sandbox import MONERO, Sandbox, attested, sandbox
 
 BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
@@ -153,8 +154,10 @@ async def test_a_broken_lock_survives_a_restart_and_is_in_the_history(tmp_path: 
         found = await again.up.service.store.order(order.order_id)
         assert found is not None
         assert found.lock_broken_at == broken_at
-        rows = again.up.database.read(
-            "SELECT event FROM order_events WHERE order_id = ? ORDER BY version", (order.order_id,)
+        rows = all_rows(
+            again.up.database,
+            "SELECT event FROM order_events WHERE order_id = ? ORDER BY version",
+            (order.order_id,),
         )
         assert [event for (event,) in rows] == ["OrderCreated", "LockBroken"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.database import Statement
 from tests.logs import captured
+from tests.rows import statement
 from tests.sandbox import Sandbox, sandbox
 
 _CLAIM = """
@@ -29,7 +29,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _claim_deposit_of(box: Sandbox, address: str, other: str) -> None:
     """Put the deposit to ``address`` on record as another order's: the store will refuse it."""
-    await box.up.database.write([Statement(_CLAIM, (other, address))])
+    await box.up.database.write([statement(_CLAIM, (other, address))])
 
 
 def _take_back_claim(data_dir: Path, other: str) -> None:

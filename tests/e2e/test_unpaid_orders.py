@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rpcsvc.orders.scheduler import retention
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
+from tests.rows import all_rows
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
 from tools.unpaid_orders import measured
 
@@ -51,8 +52,8 @@ def holds(box: Sandbox, order: Placed) -> bool:
     tables = ("status_views", "idempotency_keys")
     query = " UNION ALL ".join(f"SELECT order_seq FROM {table}" for table in tables)
     seq = "(SELECT seq FROM orders WHERE order_id = ?)"
-    found = box.up.database.read(
-        f"SELECT 1 FROM ({query}) WHERE order_seq = {seq}", (order.order_id,)
+    found = all_rows(
+        box.up.database, f"SELECT 1 FROM ({query}) WHERE order_seq = {seq}", (order.order_id,)
     )
     return bool(found)
 

@@ -27,7 +27,6 @@ from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
@@ -35,6 +34,7 @@ from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
+from tests.rows import statement
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 HOT = KEYS.address(HOT_WALLET_INDEX)
@@ -161,7 +161,7 @@ class Till:
         )
         values = (NETWORK, txid, index, units, HOT, self.clock.now, state)
         await self.database.write(
-            [Statement(made, (index, address), first=True), Statement(deposit, values)]
+            [statement(made, (index, address), first=True), statement(deposit, values)]
         )
         return address
 

@@ -11,9 +11,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import Submission
-from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
 from tests.regtest.evm_till import GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, Till
+from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
@@ -110,7 +110,7 @@ async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: T
     txid = await spend_nonce(payer, 1)
     await mined(payer.token.client, txid)
     note = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
-    await payer.database.write([Statement(note, (NETWORK, txid))])
+    await payer.database.write([statement(note, (NETWORK, txid))])
     assert (await payer.payment(await payer.paid(payer.transfer(USER)))).nonce == 2
     await mined(payer.token.client, await spend_nonce(payer, 3))
     with pytest.raises(Unavailable, match="not on record"):

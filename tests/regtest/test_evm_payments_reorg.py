@@ -33,6 +33,7 @@ from tests.regtest.evm_till import (
     Till,
     side_on,
 )
+from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
@@ -144,7 +145,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
 def closed_by_hand(transfer: Transfer) -> Statement:
     """As ``rpcsvc payouts close`` notes it."""
     row = (transfer.transfer_id, transfer.txid, "gone", 1, "kid", "signature")
-    return Statement("INSERT INTO closed_by_hand VALUES (?, ?, ?, ?, ?, ?)", row)
+    return statement("INSERT INTO closed_by_hand VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 async def without_funding(payer: Till, *, settled: bool) -> Transfer:

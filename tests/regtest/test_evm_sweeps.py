@@ -27,7 +27,6 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     SubmissionResult,
     Tag,
 )
-from rpcsvc.store.database import Statement
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_till import (
     ETHER,
@@ -42,6 +41,7 @@ from tests.regtest.evm_till import (
     till,
 )
 from tests.regtest.token import SOURCE, Token, deploy
+from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
 
@@ -281,7 +281,7 @@ async def test_a_condition_goes_with_what_there_was_to_sweep(own: Till) -> None:
     await own.token.blacklist(bad)
     await own.sweeps.maintain()
     assert len(own.sweeps.conditions()) == 1
-    await own.database.write([Statement("UPDATE evm_deposits SET acknowledged = 'removed'", ())])
+    await own.database.write([statement("UPDATE evm_deposits SET acknowledged = 'removed'", ())])
     await own.sweeps.maintain()
     assert own.sweeps.conditions() == []
 
@@ -629,7 +629,7 @@ async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
 async def acknowledge(own: Till, state: str) -> None:
     """What the scanner records of all deposits."""
     change = "UPDATE evm_deposits SET acknowledged = ?"
-    await own.database.write([Statement(change, (state,))])
+    await own.database.write([statement(change, (state,))])
 
 
 async def deposit_and_sweep_gone(own: Till) -> Sweep:

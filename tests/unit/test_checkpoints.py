@@ -12,7 +12,7 @@ import pytest
 
 from rpcsvc.store.backends.sqlite import checkpoints
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, Database
-from rpcsvc.store.database import Statement
+from tests.rows import statement
 
 MOVES = 10
 _INSERT = "INSERT INTO sandbox_settings (name, value) VALUES (?, 1)"
@@ -30,7 +30,7 @@ def reading(data_dir: Path) -> Iterator[None]:
 
 async def write_and_move(database: Database, name: str) -> None:
     """One row, and time for the move of pages that it starts."""
-    await database.write([Statement(_INSERT, (name,))])
+    await database.write([statement(_INSERT, (name,))])
     async with asyncio.timeout(60):
         while not database._checkpoints.wants_restart:  # noqa: ASYNC110 - a thread of its own moves
             await asyncio.sleep(0)

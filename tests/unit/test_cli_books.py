@@ -16,6 +16,7 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from tests.rows import all_rows
 from tests.sandbox import EVM, Placed, Sandbox, sandbox
 
 ACME = Integrator("acme", 75, b"\x01" * 32)
@@ -100,7 +101,7 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_t
         assert notes["ord_3"].endswith("Z: it is not there")
         assert told(tmp_path, capsys, "relays", "close", "ord_3", "--note", "nor now")
     async with sandbox(tmp_path) as box:
-        rows = box.up.database.read("SELECT state, reason, raw FROM relays ORDER BY seq")
+        rows = all_rows(box.up.database, "SELECT state, reason, raw FROM relays ORDER BY seq")
     assert [state for state, _, _ in rows] == ["claimed", "created", "refused", "refused"]
     assert rows[3][1].startswith("closed by the operator at 20")
     assert rows[3][1].endswith("Z: nor now")

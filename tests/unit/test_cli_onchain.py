@@ -18,8 +18,8 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mne
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from tests.rows import statement
 
 NOWHERE = "http://127.0.0.1:9"
 SETTINGS = {
@@ -79,7 +79,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
         database = await Database.open(data_dir)
         await SqliteEvmDepositLedger(database).adopt_wallet(hot_wallet)
         for sql in more:
-            await database.write([Statement(sql, ())])
+            await database.write([statement(sql, ())])
         await database.close()
 
     data_dir.mkdir(mode=0o700, exist_ok=True)

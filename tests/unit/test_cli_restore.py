@@ -27,9 +27,9 @@ from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
 from rpcsvc.store.backends.sqlite.snapshot import snapshot
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
+from tests.rows import one_row, statement
 from tests.unit.audit_world import X2U, World
 from tests.unit.test_cli_payouts import Cli, listening
 
@@ -264,7 +264,7 @@ async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path:
         for turn in range(5):
             row = (1, "h", turn)
             sql = "INSERT OR REPLACE INTO monero_cursor (height, hash) VALUES (?, ? || ?)"
-            await database.write([Statement(sql, row)])
+            await database.write([statement(sql, row)])
             txid = f"{turn:064x}"
             assert await asyncio.to_thread(
                 books_of.explain, tmp_path, "monero", txid, "by hand", turn
@@ -272,7 +272,7 @@ async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path:
             assert not await asyncio.to_thread(
                 books_of.explain, tmp_path, "monero", txid, "again", turn
             )
-        assert database.read_one("SELECT count(*) FROM annotated_transactions") == (5,)
+        assert one_row(database, "SELECT count(*) FROM annotated_transactions") == (5,)
         assert database.health().ok
     finally:
         await database.close()

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted, open_journal
 from rpcsvc.store.journaled import (
@@ -34,6 +34,7 @@ from rpcsvc.store.journaled import (
 )
 from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.orders import SqliteOrderStore
+from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.test_transition import NOW, key, terms
 
@@ -179,7 +180,7 @@ async def test_uncommitted_payment_is_not_brought_back(tmp_path: Path) -> None:
         order = await books.funded(await books.ordered(Direction.USDC_TO_XMR))
         before = books.copy(tmp_path / "before.db")
         first = xmr_payment(order, "aa", monero.Payee("ord_x/payout/1", "4x", 7))
-        impossible = Statement("INSERT INTO monero_wallet (id) VALUES (7)", ())
+        impossible = statement("INSERT INTO monero_wallet (id) VALUES (7)", ())
         with pytest.raises(StoreConflict):
             await books.monero.add_payment(first, [impossible])
         await books.monero.add_payment(xmr_payment(order, "bb"))

@@ -15,8 +15,9 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmWallet,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_deposits import _TO_WATCH, SqliteEvmDepositLedger
+from tests.rows import all_rows, statement
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
 
@@ -40,7 +41,7 @@ async def test_the_first_mnemonic_stays(ledger: SqliteEvmDepositLedger, database
         await ledger.adopt_wallet(USER)
     for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
         with pytest.raises(StoreConflict):
-            await database.write([Statement(sql, ())])
+            await database.write([statement(sql, ())])
     assert await ledger.wallet() == EvmWallet(HOT, 29)
 
 
@@ -84,9 +85,9 @@ async def test_a_deposit_keeps_what_it_is(
     )
     for change in wrong:  # fmt: skip
         with pytest.raises(StoreConflict):
-            await database.write([Statement(f"UPDATE evm_deposits SET {change}", ())])
+            await database.write([statement(f"UPDATE evm_deposits SET {change}", ())])
     with pytest.raises(StoreConflict):
-        await database.write([Statement("DELETE FROM evm_deposits", ())])
+        await database.write([statement("DELETE FROM evm_deposits", ())])
     assert await ledger.deposit(deposit().key) == kept
 
 
@@ -132,13 +133,13 @@ async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
         "EXPLAIN QUERY PLAN SELECT address_index, address FROM evm_addresses"
         " WHERE address_lower IN (SELECT lower(value) FROM json_each(?))"
     )
-    plan = " ".join(str(row) for row in database.read(sql, ("[]",)))
+    plan = " ".join(str(row) for row in all_rows(database, sql, ("[]",)))
     assert "SEARCH evm_addresses USING" in plan
     assert "(address_lower=?)" in plan
 
 
 async def test_old_deposits_are_not_read_to_find_those_to_watch(database: Database) -> None:
-    rows = database.read(f"EXPLAIN QUERY PLAN {_TO_WATCH}", ("arbitrum", "arbitrum", 7))
+    rows = all_rows(database, f"EXPLAIN QUERY PLAN {_TO_WATCH}", ("arbitrum", "arbitrum", 7))
     plan = " ".join(str(row) for row in rows)
     assert "evm_deposits_watched" in plan
     assert "(network=? AND block_number>?)" in plan

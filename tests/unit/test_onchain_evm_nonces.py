@@ -20,9 +20,9 @@ from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from tests.rows import statement
 from tests.unit.test_onchain_evm_payments import HOT, NET, payment
 
 NETWORK = EvmNetwork(NET, 42161, "0xToken")
@@ -73,7 +73,7 @@ class Desk:
 
     async def explain_unknown(self, txid: str) -> None:
         note = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'me', 1)"
-        await self.database.write([Statement(note, (NET, txid))])
+        await self.database.write([statement(note, (NET, txid))])
 
 
 @pytest.fixture

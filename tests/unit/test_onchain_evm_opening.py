@@ -14,8 +14,8 @@ from rpcsvc.audit.records import Opening as Booked
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
+from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, Link
 
 WEI = 10**20 + 1  # more than an integer of SQLite holds
@@ -75,7 +75,7 @@ async def test_the_first_look_is_kept_and_the_auditor_reads_it(
     assert await known(ledger) == first
 
     wallet = "INSERT INTO evm_wallet (id, hot_address, reserved_to) VALUES (1, ?, 0)"
-    await database.write([Statement(wallet, (HOT.lower(),))])
+    await database.write([statement(wallet, (HOT.lower(),))])
     assert read_books(tmp_path).openings == {NETWORK.name: Booked(5, first.block_hash, 2, WEI - 2)}
 
 

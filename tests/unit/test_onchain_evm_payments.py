@@ -35,8 +35,9 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 )
 from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from tests.rows import statement
 
 GWEI = 10**9
 NET = "arbitrum"
@@ -86,12 +87,12 @@ async def deposit(
     place = "(SELECT COUNT(*) FROM evm_deposits)"
     await database.write(
         [
-            Statement(
+            statement(
                 "INSERT OR IGNORE INTO evm_addresses (address_index, address) VALUES (?, ?)",
                 (index, f"0x{index}"),
                 first=True,
             ),
-            Statement(
+            statement(
                 "INSERT INTO evm_deposits (network, txid, position, address_index, units, sender,"
                 " first_seen_at, block_number, block_hash, acknowledged, watched)"
                 f" VALUES (?, '0xd', {place}, ?, ?, '0x1', 1000 - ?, 1, '0x', ?, 0)",
@@ -331,7 +332,7 @@ async def test_unswept_follows_what_becomes_of_a_deposit(
         ("seen", 0),
     ):  # fmt: skip
         change = "UPDATE evm_deposits SET acknowledged = ? WHERE address_index = 2"
-        await database.write([Statement(change, (state,))])
+        await database.write([statement(change, (state,))])
         assert await ledger.unswept_of(NET, 2) == units
     assert await ledger.unswept(NET, 1) == []
 
@@ -342,7 +343,7 @@ async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
     await deposit(database, 2, 30)
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
     change = "UPDATE evm_deposits SET acknowledged = 'removed' WHERE address_index = 2"
-    await database.write([Statement(change, ())])
+    await database.write([statement(change, ())])
     assert await ledger.unswept_of(NET, 2) == -30
     await deposit(database, 2, 31)
     assert await ledger.unswept(NET, 1) == [Unswept(2, "0x2", 1, 2)]

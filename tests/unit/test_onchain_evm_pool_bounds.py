@@ -12,8 +12,9 @@ from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_pool import _AWAITING, _IS_AWAITING
+from tests.rows import all_rows, statement
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of
 from tests.unit.evm_pending import DAY, HOUR, MINUTE, NODE, held, mined, paying, reading, sighting
 from tests.waiting import wait_for_deposit
@@ -115,7 +116,9 @@ async def test_the_hint_of_a_deposit_that_is_watched_no_more_is_forgotten(
 
 
 def plan_of(database: Database, sql: str, values: Sequence[object]) -> str:
-    return " ".join(str(row) for row in database.read(f"EXPLAIN QUERY PLAN {sql}", tuple(values)))
+    return " ".join(
+        str(row) for row in all_rows(database, f"EXPLAIN QUERY PLAN {sql}", tuple(values))
+    )
 
 
 async def test_whether_anyone_waits_is_known_without_reading_orders(database: Database) -> None:
@@ -136,7 +139,7 @@ async def test_a_hint_never_changes_and_is_of_an_address_of_ours(
 ) -> None:
     await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("a"), 1, 5)])
     with pytest.raises(StoreConflict):
-        await database.write([Statement("UPDATE evm_pool_sightings SET first_seen_at = 1", ())])
+        await database.write([statement("UPDATE evm_pool_sightings SET first_seen_at = 1", ())])
     with pytest.raises(StoreConflict):
         await reader.ledger.put_pool_sightings([PoolSighting("arbitrum", txid_of("b"), 99, 5)])
     assert await sighting(reader, "a") == PoolSighting("arbitrum", txid_of("a"), 1, 5)

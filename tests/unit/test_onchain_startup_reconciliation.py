@@ -26,9 +26,9 @@ from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from tests.recording import Recorder
+from tests.rows import statement
 from tests.sandbox import ManualClock
 from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeAdapter, transfer
 from tests.unit.test_onchain_guard import Signed
@@ -159,14 +159,14 @@ async def test_what_is_found_during_another_pause_pauses_after_it(stand: Stand) 
 
 async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: Stand) -> None:
     explained = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
-    await stand.database.write([Statement(explained, ("monero", "ab"))])
-    await stand.database.write([Statement(explained, ("arbitrum", "cd"))])
+    await stand.database.write([statement(explained, ("monero", "ab"))])
+    await stand.database.write([statement(explained, ("arbitrum", "cd"))])
     recorded = (
         "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"
         " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
     )
-    await stand.database.write([Statement(recorded, ())])
+    await stand.database.write([statement(recorded, ())])
     assert await stand.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
 
 
@@ -284,7 +284,7 @@ class Daemons:
 @pytest.fixture
 async def daemons(stand: Stand) -> Daemons:
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await stand.database.write([Statement(cursor, (90,))])
+    await stand.database.write([statement(cursor, (90,))])
     return Daemons()
 
 
@@ -300,7 +300,7 @@ async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when
     outgoing = outgoing_of(daemons, stand)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await stand.database.write([Statement(cursor, (height,)) for height in (30, 90)])
+    await stand.database.write([statement(cursor, (height,)) for height in (30, 90)])
     assert await outgoing.unknown() == ["ab"]
     assert daemons.asked_from == [70]
 

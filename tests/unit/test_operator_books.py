@@ -13,8 +13,8 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
 from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.database import Statement
 from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, Unswept, owed, reserved
+from tests.rows import statement
 from tests.sandbox import sandbox
 
 WEI = 10**18
@@ -34,7 +34,7 @@ _MONERO = (
 
 
 async def fill(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
-    await database.write([Statement(sql, values) for sql, values in rows])
+    await database.write([statement(sql, values) for sql, values in rows])
 
 
 async def addresses(database: Database) -> None:
@@ -173,13 +173,13 @@ async def test_a_snapshot_stands_still_and_is_not_written_to(
 ) -> None:
     count = "SELECT count(*) FROM evm_addresses"
     with snapshot(tmp_path) as taken:
-        assert taken.read_one(count) == (0,)
+        assert tuple(taken.read_one(count)) == (0,)
         await addresses(database)
-        assert taken.read_one(count) == (0,)
+        assert tuple(taken.read_one(count)) == (0,)
         with pytest.raises(Unavailable):
-            await taken.write([Statement("DELETE FROM evm_addresses", ())])
+            await taken.write([statement("DELETE FROM evm_addresses", ())])
     with snapshot(tmp_path) as taken:
-        assert taken.read_one(count) == (3,)
+        assert tuple(taken.read_one(count)) == (3,)
 
 
 async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:

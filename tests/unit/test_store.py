@@ -34,10 +34,11 @@ from rpcsvc.store.backends.sqlite.database import (
 )
 from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.operator_books import explain, take_back
 from rpcsvc.store.orders import SqliteOrderStore
+from tests.rows import all_rows, statement
 from tests.unit.test_transition import NOW, terms
 
 VIEW = StatusView(b'{"view":1}', NOW + 1000)
@@ -78,7 +79,7 @@ async def test_an_order_comes_back_as_it_was_committed(
         await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
     assert await store.order("ord_1") == order
     versions = "SELECT version FROM order_events WHERE order_id = 'ord_1' ORDER BY version"
-    assert database.read(versions) == [(1,), (2,), (3,)]
+    assert all_rows(database, versions) == [(1,), (2,), (3,)]
 
 
 async def test_key_order_and_answer_are_kept_together_or_not_at_all(
@@ -88,8 +89,8 @@ async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     with pytest.raises(StoreConflict):
         await store.commit(created(fresh(2), response("k")))
     assert await store.order("ord_2") is None
-    assert database.read("SELECT count(*) FROM event_log") == [(1,)]
-    assert database.read("SELECT count(*) FROM idempotency_keys") == [(1,)]
+    assert all_rows(database, "SELECT count(*) FROM event_log") == [(1,)]
+    assert all_rows(database, "SELECT count(*) FROM idempotency_keys") == [(1,)]
 
 
 async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrderStore) -> None:
@@ -152,7 +153,7 @@ async def test_the_database_refuses_to_change_what_has_happened(
         entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
         await store.commit(Change(order=order, view=VIEW, history=entry))
     with pytest.raises(StoreConflict):
-        await database.write([Statement(sql, ())])
+        await database.write([statement(sql, ())])
 
 
 async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
@@ -292,15 +293,17 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqliteOrderSto
 
 
 def test_every_table_is_strict_and_no_column_takes_a_real(database: Database) -> None:
-    tables = database.read(
+    tables = all_rows(
+        database,
         "SELECT name, strict FROM pragma_table_list"
-        " WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        " WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
     )
     assert {"orders", "deposits", "transfers", "idempotency_keys"} <= {name for name, _ in tables}
     assert [name for name, strict in tables if not strict] == []
-    columns = database.read(
+    columns = all_rows(
+        database,
         "SELECT DISTINCT c.type FROM pragma_table_list t JOIN pragma_table_info(t.name) c"
-        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"
+        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'",
     )
     assert {kind for (kind,) in columns} <= {"INTEGER", "TEXT", "BLOB"}
 
@@ -316,7 +319,7 @@ MONEY_COLUMNS = [
 @pytest.mark.parametrize("units", ["9223372036854775808", 0.5, 1e30])
 def test_money_is_an_integer_or_is_not_taken(database: Database, units: object) -> None:
     """What a loose column would keep as a REAL. ``database`` has made the tables."""
-    [(_, _, path)] = database.read("PRAGMA database_list")
+    [(_, _, path)] = all_rows(database, "PRAGMA database_list")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         for table, column in MONEY_COLUMNS:
             columns = [row[1:3] for row in other.execute(f"PRAGMA table_info({table})")]
@@ -420,9 +423,9 @@ async def test_a_check_finds_books_that_do_not_balance(
 ) -> None:
     await store.commit(created(fresh()))
     assert check_database(tmp_path) == []
-    await database.write([Statement("UPDATE orders SET version = 5", ())])
+    await database.write([statement("UPDATE orders SET version = 5", ())])
     assert "history has a gap" in check_database(tmp_path)[0]
     await database.write(
-        [Statement("UPDATE orders SET status = 'completed', deadline_at = NULL", ())]
+        [statement("UPDATE orders SET status = 'completed', deadline_at = NULL", ())]
     )
     assert any("without a settled payout" in line for line in check_database(tmp_path))

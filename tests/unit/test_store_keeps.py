@@ -18,8 +18,9 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqliteOrderStore
+from tests.rows import all_rows, one_row, statement
 from tests.unit.test_transition import NOW, terms
 
 KEY = DepositKey("arbitrum", "tx", 0)
@@ -85,11 +86,11 @@ async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
     store: SqliteOrderStore, database: Database, table: str, column: str
 ) -> None:
     assert await store.order("ord_1") is not None
-    before = database.read(f"SELECT * FROM {table}")
-    (value,) = database.read_one(f"SELECT {column} FROM {table}")
+    before = all_rows(database, f"SELECT * FROM {table}")
+    (value,) = one_row(database, f"SELECT {column} FROM {table}")
     with pytest.raises(StoreConflict, match=r"keeps (its|what it is)"):
-        await database.write([Statement(f"UPDATE {table} SET {column} = ?", (another(value),))])
-    assert database.read(f"SELECT * FROM {table}") == before
+        await database.write([statement(f"UPDATE {table} SET {column} = ?", (another(value),))])
+    assert all_rows(database, f"SELECT * FROM {table}") == before
 
 
 @pytest.mark.parametrize("table", CHANGES)
@@ -98,8 +99,8 @@ async def test_no_order_deposit_or_transfer_is_ever_deleted(
 ) -> None:
     assert await store.order("ord_1") is not None
     with pytest.raises(StoreConflict, match="stays"):
-        await database.write([Statement(f"DELETE FROM {table}", ())])
-    assert len(database.read(f"SELECT 1 FROM {table}")) == 1
+        await database.write([statement(f"DELETE FROM {table}", ())])
+    assert len(all_rows(database, f"SELECT 1 FROM {table}")) == 1
 
 
 async def test_all_that_happens_to_an_order_is_still_taken(store: SqliteOrderStore) -> None:

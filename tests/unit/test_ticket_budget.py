@@ -16,6 +16,7 @@ from rpcsvc.orders.unfunded import Client
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.contract.serving import MONERO, Served, serving
+from tests.rows import all_rows
 from tests.sandbox import HOUR_MS, Placed, sandbox
 
 DAY = 86_400_000
@@ -66,7 +67,9 @@ async def test_tickets_over_the_budget_are_not_stored(tmp_path: Path, limited: b
     async with serving(tmp_path, **flags) as served:
         assert [await status(served) for _ in range(3)] == [200, 503, 503]
         assert served.count("tickets") == 3
-        (name,) = [name for (name,) in served.up.database.read("SELECT client FROM ticket_counts")]
+        (name,) = [
+            name for (name,) in all_rows(served.up.database, "SELECT client FROM ticket_counts")
+        ]
         assert "127.0.0.1" not in name
 
 
@@ -81,7 +84,9 @@ async def test_counts_of_days_before_are_deleted(tmp_path: Path) -> None:
         for _ in range(3):
             assert (await box.call("support.create", client=ADDRESS, **TICKET))["ok"]
             await box.jump(DAY)
-        days = box.up.database.read("SELECT count(DISTINCT day), sum(tickets) FROM ticket_counts")
+        days = all_rows(
+            box.up.database, "SELECT count(DISTINCT day), sum(tickets) FROM ticket_counts"
+        )
         assert days == [(1, 1)]
 
 
@@ -112,5 +117,5 @@ async def test_old_tickets_are_forgotten(tmp_path: Path) -> None:
         await store.commit(Change(ticket=made))
     assert await store.forget_tickets(1_002) == 2
     assert await store.forget_tickets(1_002) == 0
-    assert database.read("SELECT ticket_id FROM tickets") == [("tkt_2",)]
+    assert all_rows(database, "SELECT ticket_id FROM tickets") == [("tkt_2",)]
     await database.close()

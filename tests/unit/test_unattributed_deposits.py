@@ -12,8 +12,8 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from tests.rows import statement
 from tests.sandbox import ManualClock, sandbox
 
 _ADDRESS = "INSERT INTO evm_addresses VALUES (?, ?)"
@@ -22,7 +22,7 @@ _SAYS = "UPDATE evm_deposits SET acknowledged = ? WHERE txid = ?"
 
 
 async def write(database: Database, *rows: tuple[str, tuple[object, ...]]) -> None:
-    await database.write([Statement(sql, values) for sql, values in rows])
+    await database.write([statement(sql, values) for sql, values in rows])
 
 
 class Side(EvmAdapter):

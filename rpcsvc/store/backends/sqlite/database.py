@@ -31,6 +31,7 @@ from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
+from rpcsvc.store.backends.sqlite.sql import compiled, inserts
 from rpcsvc.store.database import Insert, Statement, StoreConflict, Update
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ MAX_GROUP = 512
 MAX_ROWS = 64
 
 
-RowsOf = dict[str | Insert | Update, list[tuple[Any, ...]]]
+RowsOf = dict[str | Insert | Update, list[Any]]
 
 
 class DataDirInUse(Exception):
@@ -116,14 +117,23 @@ class GroupConnection(sqlite3.Connection):
                 self.execute("ROLLBACK")
             raise
 
-    def _run(self, sql: str | Insert | Update, rows: list[tuple[Any, ...]]) -> None:
+    def _run(self, sql: str | Insert | Update, rows: list[Any]) -> None:
         """Run a statement for all rows.
 
         The thread gives the interpreter lock up and takes it back at every step of a statement,
         so rows are inserted many to a step.
         """
         if isinstance(sql, str):
-            self.executemany(sql, rows)
+            if not isinstance(rows[0], dict):
+                self.executemany(sql, rows)
+                return
+            form = compiled(sql)
+            bound = [form.bind(row) for row in rows]
+            if form.insert is None:
+                self.executemany(form.text, bound)
+                return
+            for text, start, size in inserts(form.insert, len(bound)):
+                self.execute(text, [value for row in bound[start : start + size] for value in row])
             return
         if isinstance(sql, Update):
             if self.executemany(sql.sql, rows).rowcount != len(rows):
@@ -143,8 +153,10 @@ class Database(Reader):
         connection: GroupConnection,
         reader: sqlite3.Connection,
         checkpoints: Checkpointer,
+        path: Path,
     ) -> None:
         super().__init__(reader)
+        self.path = path
         self._writer = writer
         self._connection = connection
         self._checkpoints = checkpoints
@@ -191,7 +203,7 @@ class Database(Reader):
             for pragma in _WRITER_PRAGMAS:
                 await writer.execute(pragma)
             checkpoints = await Checkpointer.open(path)
-            return cls(writer, made[0], open_reader(path), checkpoints)
+            return cls(writer, made[0], open_reader(path), checkpoints, path)
         except sqlite3.Error:
             await writer.close()  # its thread would keep the process from ending
             raise

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from rpcsvc.errors import Unavailable
+from rpcsvc.store.backends.sqlite.sql import compiled
 
 log = structlog.get_logger(__name__)
 
@@ -33,20 +34,27 @@ class Reader:
 
     def __init__(self, reader: sqlite3.Connection) -> None:
         self._reader = reader
+        self._reader.row_factory = sqlite3.Row
         self._is_damaged = False
 
-    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def read(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> list[Any]:
         """All rows of a query over committed state. Raises errors.Unavailable."""
         try:
             self._hold_snapshot()
+            if named:
+                text, bind, _ = compiled(sql)
+                return self._reader.execute(text, bind(named)).fetchall()
             return self._reader.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise self._told(error) from error
 
-    def read_one(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    def read_one(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> Any:
         """The first row, or None. Raises errors.Unavailable."""
         try:
             self._hold_snapshot()
+            if named:
+                text, bind, _ = compiled(sql)
+                return self._reader.execute(text, bind(named)).fetchone()
             return self._reader.execute(sql, values).fetchone()
         except sqlite3.Error as error:
             raise self._told(error) from error
