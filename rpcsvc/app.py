@@ -32,14 +32,12 @@ from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.http import strict_json
-from rpcsvc.http.cors import Cors
 from rpcsvc.http.discovery import DiscoveryHttp
 from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.catalogue import Sources, catalogue
-from rpcsvc.http.edge import Edge
+from rpcsvc.http.edge import Cors, Edge, Hosts
 from rpcsvc.http.gate import Gate, is_on_socket
 from rpcsvc.http.health import HealthRoutes
-from rpcsvc.http.hosts import Hosts
 from rpcsvc.http.messages import Refusals, require_framing
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from rpcsvc.http.limits import client_key, is_trusted
+from rpcsvc.http.gate import client_key, is_trusted
 from rpcsvc.settings_sources import Network
 
 log = structlog.get_logger(__name__)

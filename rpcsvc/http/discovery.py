@@ -1,7 +1,4 @@
-"""Serving the documents: GET and HEAD, ETag and 304, Cache-Control.
-
-What does not live here: what the documents say (documents/), CORS (cors.py), signing.
-"""
+"""Serving the documents: GET and HEAD, ETag and 304, Cache-Control."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from aiohttp import web
 
 from rpcsvc.clock import Clock
 from rpcsvc.http.documents.catalogue import Document, Renewal
-from rpcsvc.http.gate import VISITOR, Gate, Visitor
+from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext
 from rpcsvc.http.messages import Handler
 
 _DAY_MS = 86_400_000
@@ -32,7 +29,7 @@ class Rendering:
     written_at: int
 
 
-class Shelf:
+class DocumentCache:
     """Keeps the rendering of one document until it has to be written again."""
 
     def __init__(self, document: Document, clock: Clock) -> None:
@@ -95,14 +92,14 @@ class DiscoveryHttp:
         return routes
 
     def _handler(self, document: Document) -> Handler:
-        shelf = Shelf(document, self._clock)
+        cache = DocumentCache(document, self._clock)
 
         async def handle(request: web.Request) -> web.StreamResponse:
-            visitor = self._gate.admit(request)
-            request[VISITOR] = visitor
-            self._gate.charge(visitor, "requests")
-            rendering = shelf.rendering()
-            headers = self._headers(visitor, rendering)
+            context = self._gate.admit(request)
+            request[REQUEST_CONTEXT] = context
+            self._gate.charge(context, "requests")
+            rendering = cache.rendering()
+            headers = self._headers(context, rendering)
             if is_current(request.headers.getall("if-none-match", ()), rendering.etag):
                 return web.Response(status=304, headers=headers)
             headers["content-type"] = document.media_type
@@ -110,9 +107,9 @@ class DiscoveryHttp:
 
         return handle
 
-    def _headers(self, visitor: Visitor, rendering: Rendering) -> dict[str, str]:
-        request_id = visitor.request_id or self._gate.new_request_id()
-        return {**rendering.headers, **visitor.headers, "x-request-id": request_id}
+    def _headers(self, context: RequestContext, rendering: Rendering) -> dict[str, str]:
+        request_id = context.request_id or self._gate.new_request_id()
+        return {**rendering.headers, **context.headers, "x-request-id": request_id}
 
 
 def is_current(if_none_match: Iterable[str], etag: str) -> bool:

@@ -1,31 +1,228 @@
 """The edge: what happens to every request and response, around all routes and in this order.
 
-    what its headers forbid is refused: another host (hosts.py), an unreadable body (messages.py)
-    a preflight request is answered (cors.py), or the routes are asked
+    the headers are checked: another host is refused (DNS rebinding), and an unreadable body
+    a CORS preflight is answered, or the routes are asked
     what they raise becomes a response (messages.Refusals)
-    the response says who serves it, without the versions that aiohttp would tell
-    pages of other origins are let in where they may be (cors.py)
-    the response is signed over its bytes and the request (sealing.py, docs/signing.md)
+    the server header is replaced, so that it names no versions
+    pages of other origins may read the agent API, the BFF and the documents; never /rpc
+    the response is signed over its bytes and the request (docs/signing.md)
 
-It is no middleware: aiohttp refuses some requests before those are asked. What does not live here:
-what each of these does, and how aiohttp is made to ask (http_server.py).
+It is no middleware: aiohttp refuses some requests before those are asked.
+Source: the Fetch standard, section 3.2 (CORS protocol).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 
-from rpcsvc.errors import ServiceError
-from rpcsvc.http.cors import Cors
+from rpcsvc.errors import InvalidRequest, MisdirectedRequest, ServiceError
 from rpcsvc.http.messages import BODY, STOPPING, Handler, Refusals, unread_body
-from rpcsvc.http.sealing import Sealer
+from rpcsvc.http.site import API_ROOT, BFF_ROOT
+from rpcsvc.settings import Settings
+from rpcsvc.settings_sources import parse_address
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import UNREAD_STATUSES
+
+_HOST: Final = re.compile(r"(\[[^\]]*\]|[^:]*)(?::[0-9]*)?")
+_SHOWN: Final = 100
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether a host name or address is this machine's for itself: localhost, 127.0.0.0/8, ::1."""
+    address = parse_address(name)
+    return name == "localhost" if address is None else address.is_loopback
+
+
+class Hosts:
+    """The names that a request may be for: the site's, loopback names, and ``allowed_hosts``."""
+
+    def __init__(self, settings: Settings) -> None:
+        site = urlsplit(settings.effective_site_url).hostname
+        names = (site, settings.host, *settings.allowed_hosts)
+        self._names = frozenset(_bare(name) for name in names if name)
+
+    def require(self, request: web.Request) -> None:
+        """Raise MisdirectedRequest for a name that is not served, by the Host header.
+
+        HTTP/1.0 may leave the header out: no browser speaks it. HTTP/1.1 may not (RFC 9112,
+        section 3.2): InvalidRequest.
+        """
+        given = request.headers.get("host")
+        if given is None:
+            if request.version >= HttpVersion11:
+                raise InvalidRequest("The header host is missing. HTTP/1.1 needs one.")
+            return
+        match = _HOST.fullmatch(given)
+        name = _bare(match[1]) if match else given
+        if name not in self._names and not is_loopback_name(name):
+            raise MisdirectedRequest(
+                f"Nothing is served here for the host {given[:_SHOWN]!r}. Use the address under"
+                " which the service is published. Its operator adds names to allowed_hosts.",
+                details={"received": given[:_SHOWN]},
+            )
+
+
+def _bare(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
+
+
+_METHODS: Final = "GET, HEAD, POST"
+_REQUEST_HEADERS: Final = "content-type, idempotency-key, if-none-match, x-api-key, x-request-id"
+_RESPONSE_HEADERS: Final = (
+    "etag", "idempotent-replayed", "link", "ratelimit", "ratelimit-policy", "retry-after",
+    "www-authenticate", "x-request-id",
+)  # fmt: skip
+_PREFLIGHT_SECONDS: Final = 86_400
+_ALLOW_ORIGIN: Final = "access-control-allow-origin"
+_OPEN_ROOTS: Final = (API_ROOT + "/", BFF_ROOT + "/")
+_PREFLIGHT: Final = {
+    "access-control-allow-methods": _METHODS,
+    "access-control-allow-headers": _REQUEST_HEADERS,
+    "access-control-max-age": str(_PREFLIGHT_SECONDS),
+}
+
+
+class Cors:
+    """Opens the agent API and ``documents``, the paths outside it that any page may read.
+
+    With ``origins`` only pages of these and of loopback origins are let in; None lets in all.
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[str],
+        signature_headers: Iterable[str],
+        origins: Iterable[str] | None = None,
+    ) -> None:
+        self._open_paths = frozenset(documents)
+        self._origins = None if origins is None else frozenset(origins)
+        exposed = ", ".join((*_RESPONSE_HEADERS, *signature_headers))
+        self._answer = {"access-control-expose-headers": exposed}
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a preflight request that is let in; None for any other."""
+        if request.method != "OPTIONS" or not _is_preflight(request):
+            return None
+        origin = self._let_in(request)
+        if origin is None:
+            return None
+        return web.Response(status=204, headers={**_PREFLIGHT, _ALLOW_ORIGIN: origin})
+
+    def open(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Let the page that asked read the response, whatever it says."""
+        if not self._is_open(request):
+            return
+        if self._origins is not None:
+            response.headers.add("vary", "origin")
+        origin = self._let_in(request)
+        if origin is not None:
+            response.headers.update({**self._answer, _ALLOW_ORIGIN: origin})
+
+    def _let_in(self, request: web.Request) -> str | None:
+        """Which origin is let in for this request: ``*``, its own, or None."""
+        if not self._is_open(request):
+            return None
+        if self._origins is None:
+            return "*"
+        origin = request.headers.get("origin", "").lower()
+        return origin if origin in self._origins or _is_loopback(origin) else None
+
+    def _is_open(self, request: web.Request) -> bool:
+        path = request.path
+        return path.startswith(_OPEN_ROOTS) or path in self._open_paths
+
+
+def _is_loopback(origin: str) -> bool:
+    try:
+        return is_loopback_name(urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+def _is_preflight(request: web.Request) -> bool:
+    headers = request.headers
+    return "origin" in headers and "access-control-request-method" in headers
+
+
+# Scheme and host of a target in absolute-form (RFC 9112, section 3.2.2).
+_ROOT: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+
+
+class _Waiting(NamedTuple):
+    request: web.Request
+    asked: bytes | None
+    response: web.StreamResponse
+    sealed: asyncio.Future[None]
+
+
+class Sealer:
+    """Puts the signature headers on responses. One for a server, in one event loop."""
+
+    def __init__(self, signer: ResponseSigner) -> None:
+        self._signer = signer
+        self._waiting: list[_Waiting] = []
+
+    async def seal(
+        self, request: web.Request, asked: bytes | None, response: web.StreamResponse
+    ) -> None:
+        """Sign ``response`` over its bytes and the request with the body ``asked``, None if unread.
+
+        Raises TypeError for a response that is not sent whole.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._seal_all)
+        waiting = _Waiting(request, asked, response, loop.create_future())
+        self._waiting.append(waiting)
+        await waiting.sealed
+
+    def _seal_all(self) -> None:
+        batch, self._waiting = self._waiting, []
+        for waiting in batch:
+            if waiting.sealed.done():
+                continue  # whoever asked has gone
+            try:
+                self.seal_now(waiting.request, waiting.asked, waiting.response)
+            except Exception as error:  # noqa: BLE001 - it belongs to the one who waits
+                waiting.sealed.set_exception(error)
+            else:
+                waiting.sealed.set_result(None)
+
+    def seal_now(
+        self, request: web.Request, asked: bytes | None, response: web.StreamResponse
+    ) -> None:
+        """Sign one response by itself, where nothing can be awaited. Raises as seal does."""
+        headers = self._signer.headers(
+            request.method, _target(request), response.status, asked, _sent(request, response)
+        )
+        response.headers.update(headers)
+
+
+def _target(request: web.Request) -> str:
+    """Path and query as they came, without the scheme and host that proxies may write before."""
+    root = _ROOT.match(request.raw_path)
+    if root is None:
+        return request.raw_path
+    target = request.raw_path[root.end() :]
+    return target if target.startswith("/") else f"/{target}"
+
+
+def _sent(request: web.Request, response: web.StreamResponse) -> bytes:
+    """The bytes that follow the headers. Every handler of this service returns them whole."""
+    if request.method == "HEAD" or response.status in (204, 304):
+        return b""
+    body = response.body if isinstance(response, web.Response) else None
+    if isinstance(body, bytes):
+        return body
+    raise TypeError(f"a {type(response).__name__} can't be signed")
+
 
 _SERVER: Final = "rpcsvc"
 

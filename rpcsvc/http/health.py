@@ -88,8 +88,8 @@ class HealthRoutes:
         """The envelope with status, version and time beside it."""
         request[OPERATION] = _AGENT_HEALTH
         checks = await self._readiness()
-        visitor = self._gate.admit(request)
-        request_id = visitor.request_id or self._gate.new_request_id()
+        context = self._gate.admit(request)
+        request_id = context.request_id or self._gate.new_request_id()
         data = with_session(self._service.venue, {}, NO_SESSION)
         error = _unwell(checks)
         if error is None:
@@ -153,9 +153,9 @@ class HealthRoutes:
     def _respond(
         self, request: web.Request, body: bytes, checks: dict[str, Health]
     ) -> web.StreamResponse:
-        visitor = self._gate.admit(request)
+        context = self._gate.admit(request)
         status = 200 if all(h.ok for h in checks.values()) else 503
-        request_id = visitor.request_id or self._gate.new_request_id()
+        request_id = context.request_id or self._gate.new_request_id()
         return respond(body, request_id, status=status)
 
 

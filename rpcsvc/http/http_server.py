@@ -3,7 +3,6 @@
 What can't be read as a request is refused by aiohttp's connections themselves: no route is asked,
 and their answer is plain text that names the software. Here they ask the edge instead.
 tests/contract/test_unreadable_requests.py fails when a new aiohttp does not let them any more.
-What does not live here: what the edge does (edge.py), addresses and the socket (serving.py).
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """JSON-RPC 2.0 at the level of messages: the bytes of a body in, the bytes of the answer out.
 
 jsonrpcserver looks each method up and calls it; this wrapper parses, judges and writes the
-messages, splits batches and awaits the methods. The library is driven one request at a time
-through the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one
-``_Entry`` per method: an entry only notes that its method was found, and the wrapper runs it
-afterwards. So the library makes no task per call, and sees neither an exception (whose text it
-would send) nor a batch (which it would run unbounded). The step between the two, binding the
-params to the method's signature, is left out: every entry takes any params, as one argument, and
-what they must be is checked by the operation's model.
-
-What does not live here: HTTP (status lines, headers, tokens, limits on size and rate), what a
-method does, and how JSON is read (strict_json.py).
+messages, splits batches and awaits the methods. The library is driven one request at a time through
+the synchronous steps of its dispatch, ``get_method`` and ``call``. Its table holds one ``_Entry``
+per method: an entry only notes that its method was found, and the wrapper runs it afterwards. So
+the library makes no task per call, and sees neither an exception (whose text it would send) nor a
+batch (which it would run unbounded). The step between the two, binding the params to the method's
+signature, is left out: every entry takes any params, as one argument, and what they must be is
+checked by the operation's model.
 
 Decisions where JSON-RPC 2.0 leaves room, all within its letter:
 

@@ -27,7 +27,7 @@ from rpcsvc.errors import (
     UnsupportedMediaType,
 )
 from rpcsvc.http import strict_json
-from rpcsvc.http.gate import VISITOR, Gate, Visitor, given_request_id
+from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import whole_error
 from rpcsvc.http.site import BFF_ROOT, RPC_PATH
 from rpcsvc.operations.dispatch import Dispatcher
@@ -203,9 +203,9 @@ def respond(
     return web.Response(body=body, status=status, headers=all_headers)
 
 
-def respond_with(reply: Reply, visitor: Visitor, request_id: str) -> web.Response:
+def respond_with(reply: Reply, context: RequestContext, request_id: str) -> web.Response:
     """An operation's reply over HTTP."""
-    headers = visitor.headers
+    headers = context.headers
     if reply.replayed:
         headers["idempotent-replayed"] = "true"
     headers.update(error_headers(reply.error))
@@ -256,7 +256,7 @@ class Refusals:
         headers: Mapping[str, str] | None = None,
         request_id: str | None = None,
     ) -> web.Response:
-        visitor = request.get(VISITOR)
+        context = request.get(REQUEST_CONTEXT)
         chosen = request_id or self.request_id(request)
         flat = f"{request.path}/".startswith(f"{BFF_ROOT}/")
         dispatcher = self._flat_dispatcher if flat else self._dispatcher
@@ -267,7 +267,7 @@ class Refusals:
             body = reply.body
         log.info("request_refused", request_id=chosen, code=error.code, status=error.http_status)
         all_headers = {
-            **(visitor.headers if visitor else {}),
+            **(context.headers if context else {}),
             **error_headers(error),
             **(headers or {}),
         }

@@ -2,8 +2,7 @@
 
     openrpc_document(site)   the whole document, which rpc.discover answers as well
 
-Schemas and examples come from schemas.py. What does not live here: serving the document
-(discovery.py), JSON-RPC itself (jsonrpc.py).
+Schemas and examples come from schemas.py.
 Source: OpenRPC 1.3.2, https://spec.open-rpc.org.
 """
 

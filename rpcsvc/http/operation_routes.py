@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.errors import ServiceError, Unauthorized
-from rpcsvc.http.gate import VISITOR, Gate
+from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
 from rpcsvc.http.messages import (
     OPERATION,
     Handler,
@@ -19,7 +19,7 @@ from rpcsvc.http.messages import (
     respond_with,
     with_path,
 )
-from rpcsvc.http.misplaced import IDEMPOTENCY_KEY, require_key_header, require_no_query
+from rpcsvc.http.stray_inputs import IDEMPOTENCY_KEY, require_key_header, require_no_query
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
@@ -62,20 +62,20 @@ class OperationRoutes:
     def _handler(self, operation: Operation) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             request[OPERATION] = operation.name
-            visitor = self._gate.admit(request)
-            request[VISITOR] = visitor
+            context = self._gate.admit(request)
+            request[REQUEST_CONTEXT] = context
             key = request.headers.get(IDEMPOTENCY_KEY) if operation.idempotent else None
-            request_id = visitor.request_id or self._gate.new_request_id()
-            call = Call(request_id, idempotency_key=key, client=visitor.client)
+            request_id = context.request_id or self._gate.new_request_id()
+            call = Call(request_id, idempotency_key=key, client=context.client)
             try:
-                self._gate.charge(visitor, "orders" if operation.idempotent else "requests")
+                self._gate.charge(context, "orders" if operation.idempotent else "requests")
                 call = self._identify(request, call)
                 params = await self._params(operation, request)
             except ServiceError as error:
                 reply = self._dispatcher.refuse(operation.name, error, call)
             else:
                 reply = await self._dispatcher.run(operation, params, call)
-            return respond_with(reply, visitor, request_id)
+            return respond_with(reply, context, request_id)
 
         return handle
 

@@ -1,7 +1,4 @@
-"""POST /rpc: the token gate, and the operation table as JSON-RPC methods ``<slug>.*``.
-
-What does not live here: JSON-RPC itself (jsonrpc.py), what an operation does (operations/).
-"""
+"""POST /rpc: the token gate, and the operation table as JSON-RPC methods ``<slug>.*``."""
 
 from __future__ import annotations
 
@@ -21,20 +18,10 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
-from rpcsvc.http.gate import (
-    SOCKET_CLIENT,
-    Gate,
-    Visitor,
-    given_request_id,
-    is_request_id,
-)
+from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id, is_request_id
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
 from rpcsvc.http.messages import JSON, error_headers, read_body, require_json, respond
-from rpcsvc.http.misplaced import (
-    IDEMPOTENCY_KEY,
-    require_no_key_header,
-    require_no_query_of_rpc,
-)
+from rpcsvc.http.stray_inputs import IDEMPOTENCY_KEY, require_no_key_header, require_no_query_of_rpc
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import bare_key, read_key
@@ -52,7 +39,7 @@ LOCAL_SESSION: Final = "x-agent-local-session"
 class Caller:
     """The HTTP request that a JSON-RPC message came in, while it is being answered."""
 
-    visitor: Visitor
+    context: RequestContext
     headers: Mapping[str, str]
     namespace: str
     budget_of: str | None
@@ -65,16 +52,16 @@ class Caller:
     @property
     def request_id(self) -> str:
         """The request id of the whole exchange, for the response header."""
-        return self.visitor.request_id or self._last_id or self._fallback()
+        return self.context.request_id or self._last_id or self._fallback()
 
     @property
     def batch_request_id(self) -> str:
         """The same of a batch, whose calls have request ids of their own."""
-        return self.visitor.request_id or self.new_request_id()
+        return self.context.request_id or self.new_request_id()
 
     def request_id_for(self, hint: str | None) -> str:
         """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
-        given = self.visitor.request_id
+        given = self.context.request_id
         if given is not None:
             return given
         self._last_id = hint if is_request_id(hint) else self._fallback()
@@ -117,45 +104,47 @@ class RpcHttp:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
         try:
-            visitor = self._gate.admit(request)
+            context = self._gate.admit(request)
         except TlsRequired as error:
-            return self._refuse(Visitor("", given_request_id(request)), error)
+            return self._refuse(RequestContext("", given_request_id(request)), error)
         try:
-            by_token = self._require_token(request, visitor)
-            client = self._budget_of(request, visitor, by_token=by_token)
-            self._gate.charge(visitor, "rpc", client)
+            by_token = self._require_token(request, context)
+            client = self._budget_of(request, context, by_token=by_token)
+            self._gate.charge(context, "rpc", client)
             require_no_query_of_rpc(request)
             require_json(request, self._body_bytes, _MEDIA_TYPES)
             body = await read_body(request, self._body_bytes)
         except ServiceError as error:
-            return self._refuse(visitor, error)
+            return self._refuse(context, error)
         namespace = "rpc" if by_token else "public"
-        who = Client("token", client) if by_token and client else visitor.client
-        caller = Caller(visitor, request.headers, namespace, client, who, self._gate.new_request_id)
+        who = Client("token", client) if by_token and client else context.client
+        caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
         answer = await self._server.answer(body, caller)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
-        return respond(answer.body, request_id, status=answer.status, headers=visitor.headers)
+        return respond(answer.body, request_id, status=answer.status, headers=context.headers)
 
-    def _require_token(self, request: web.Request, visitor: Visitor) -> bool:
+    def _require_token(self, request: web.Request, context: RequestContext) -> bool:
         """As Gate.require_token. Raises RateLimited for too many wrong ones."""
         try:
-            return self._gate.require_token(request, visitor)
+            return self._gate.require_token(request, context)
         except Unauthorized:
-            self._gate.note_wrong_token(visitor)
+            self._gate.note_wrong_token(context)
             raise
 
-    def _refuse(self, visitor: Visitor, error: ServiceError) -> web.Response:
+    def _refuse(self, context: RequestContext, error: ServiceError) -> web.Response:
         """What is refused before its body is read: the HTTP status tells it, too."""
-        request_id = visitor.request_id or self._gate.new_request_id()
-        headers = {**visitor.headers, **error_headers(error)}
+        request_id = context.request_id or self._gate.new_request_id()
+        headers = {**context.headers, **error_headers(error)}
         refusal = whole_error(error, request_id)
         return respond(refusal, request_id, status=error.http_status, headers=headers)
 
-    def _budget_of(self, request: web.Request, visitor: Visitor, *, by_token: bool) -> str | None:
+    def _budget_of(
+        self, request: web.Request, context: RequestContext, *, by_token: bool
+    ) -> str | None:
         """Whose budget pays: a token's, the socket's, or (None) the client address's."""
         if by_token:
             return "token:" + request.headers["x-agent-rpc-token"]
-        return SOCKET_CLIENT if visitor.address == SOCKET_CLIENT else None
+        return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None
 
     def _method(self, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
@@ -175,9 +164,9 @@ class RpcHttp:
                 reply = await self._dispatcher.run(operation, params, call)
             if isinstance(reply.error, InternalError):
                 raise reply.error
-            caller.visitor.headers.update(error_headers(reply.error))
+            caller.context.headers.update(error_headers(reply.error))
             if reply.replayed:
-                caller.visitor.headers["idempotent-replayed"] = "true"
+                caller.context.headers["idempotent-replayed"] = "true"
             return orjson.Fragment(reply.body)
 
         return RpcMethod(run, runs_as_notification=not operation.creates)
@@ -199,12 +188,12 @@ class RpcHttp:
         """The request has paid for its first call; each further one of a batch pays for itself."""
         caller.calls += 1
         if caller.calls > 1:
-            self._gate.charge(caller.visitor, "rpc", caller.budget_of)
+            self._gate.charge(caller.context, "rpc", caller.budget_of)
 
 
 def _described(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
     """The error object of one call; what it says of coming back is said in the headers, too."""
-    caller.visitor.headers.update(error_headers(error))
+    caller.context.headers.update(error_headers(error))
     return error_object(error, request_id)
 
 

@@ -2,7 +2,7 @@
 
 The schemas are the operations' own models, lifted into ``#/components/schemas`` and put into the
 form that client generators read best. The examples are the table's own calls, and the answers of
-the recorded swaps. What does not live here: the two documents (openapi/, openrpc.py).
+the recorded swaps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import ServiceError
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.advice import ERROR, STATE, error_classes
-from rpcsvc.http.documents.quickstart import example_swap
+from rpcsvc.http.documents.agent import example_swap
 from rpcsvc.http.documents.recording import Exchange
 from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of

@@ -1,7 +1,7 @@
 """What the documents tell of the service: its address, brand, limits, chains and operations.
 
 Everything comes from the settings and the operation table, nothing from a request: a ``Host``
-header could name anything. What does not live here: the documents themselves.
+header could name anything.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ half a surrogate pair is a string that no encoder takes, and deep nesting ends i
 All of that is refused here, so that no later code has to think of it. Integers keep all their
 digits, and may be beyond 64 bits: whether a field takes one is for its operation to say. ``dumps``
 writes whatever ``loads`` returns, but such an integer.
-
-What does not live here: the shape of a message (jsonrpc.py and the models of operations/), and the
-limit on a body's size (the HTTP layer's, before the body is read).
 """
 
 from __future__ import annotations

@@ -55,7 +55,6 @@ from rpcsvc.operations.inputs import (
     read_session,
     require_verified,
 )
-from rpcsvc.operations.lessons import combined
 from rpcsvc.operations.ordering import OrderRequest, Placed, place
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
@@ -63,6 +62,7 @@ from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.support import create_ticket
 from rpcsvc.operations.swap import find_order
+from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim
 

@@ -2,7 +2,7 @@
 
 All problems of a call are collected, so that one correction mends them all. Every message says
 what came and what to send instead. What does not live here: what is said of values that a model
-refuses (lessons.py), limits that depend on the rate (quoting.py).
+refuses (validation_messages.py), limits that depend on the rate (quoting.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rpcsvc.errors import (
     UnsupportedChain,
     VerificationFailed,
 )
-from rpcsvc.operations.lessons import HINTS, combined, problems_of
 from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
 from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.validation_messages import HINTS, combined, problems_of
 
 P = TypeVar("P", bound=Params)
 T = TypeVar("T")

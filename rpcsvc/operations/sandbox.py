@@ -8,10 +8,10 @@ from rpcsvc.domain.order import AgentState
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_order_id
-from rpcsvc.operations.lessons import missing
 from rpcsvc.operations.params import FaultParams, FundParams
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import find_any_order, look_again
+from rpcsvc.operations.validation_messages import missing
 from rpcsvc.settlement.sandbox.controls import NEEDED, FaultKind, SandboxControls
 
 

@@ -19,13 +19,13 @@ from rpcsvc.operations.inputs import (
     require_offered,
     require_verified,
 )
-from rpcsvc.operations.lessons import HINTS, combined, missing
 from rpcsvc.operations.ordering import OrderRequest, Placed, place
 from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
 from rpcsvc.operations.results import Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.validation_messages import HINTS, combined, missing
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.upstream import UpstreamRequest
 

@@ -20,12 +20,11 @@ from aiohttp.test_utils import TestClient
 from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
-from rpcsvc.http.cors import Cors
 from rpcsvc.http.discovery import DiscoveryHttp
 from rpcsvc.http.documents import links, recording
 from rpcsvc.http.documents.catalogue import Sources, catalogue
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
-from rpcsvc.http.edge import Edge
+from rpcsvc.http.edge import Cors, Edge
 from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import Refusals
 from rpcsvc.http.site import site_of

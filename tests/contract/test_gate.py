@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rpcsvc.http.limits import WrongTokens
+from rpcsvc.http.gate import WrongTokens
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import SettingsError
 from tests.contract import bff
@@ -196,7 +196,7 @@ async def test_wrong_tokens_are_limited_and_counted(
         "rate_limit__enabled": True,
         "rate_limit__wrong_tokens_per_minute": 3,
     }
-    with logs_of("rpcsvc.http.limits") as logs:
+    with logs_of("rpcsvc.http.gate") as logs:
         async with serving(tmp_path, {"AGENT_RPC_TOKEN": TOKEN}, **limits) as served:
             wrong = [await served.raw(b"{}", x_agent_rpc_token="no" * 9) for _ in range(5)]
             right = await served.rpc("swap.plan", {}, x_agent_rpc_token=TOKEN)

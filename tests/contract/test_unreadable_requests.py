@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from rpcsvc.http.sealing import Sealer
+from rpcsvc.http.edge import Sealer
 from rpcsvc.verify import BadSignature, Exchange, verify_response
 from tests.contract.serving import Served, serving
 from tests.contract.test_signed import jwks

@@ -19,8 +19,8 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
-from rpcsvc.http.discovery import Shelf, is_current
-from rpcsvc.http.documents import advice, agent, links, llms, llms_full, quickstart, wellknown
+from rpcsvc.http.discovery import DocumentCache, is_current
+from rpcsvc.http.documents import advice, agent, links, llms, wellknown
 from rpcsvc.http.documents import recording as recordings
 from rpcsvc.http.documents.catalogue import Document, Renewal, Sources, catalogue
 from rpcsvc.http.documents.signatures import SIGNED_LINES
@@ -71,7 +71,7 @@ def site() -> Site:
 
 
 def full(site: Site) -> str:
-    return llms_full.llms_full(site, recordings.load()).decode()
+    return llms.llms_full(site, recordings.load()).decode()
 
 
 def every_text(site: Site) -> dict[str, str]:
@@ -84,7 +84,7 @@ def every_text(site: Site) -> dict[str, str]:
 
 
 def test_the_quickstart_has_every_field_of_the_spec(site: Site) -> None:
-    answer = quickstart.quickstart(site, NOW, KEY)
+    answer = agent.quickstart(site, NOW, KEY)
     assert list(answer) == [
         "ok", "operation", "brand", "trust", "links", "quickstart", "examples", "generatedAt",
         "propagation",
@@ -128,7 +128,7 @@ def test_the_quickstart_names_the_paths_of_spec_4_1(site: Site) -> None:
 
 
 def test_the_flow_names_plan_quote_create_and_status_in_that_order(site: Site) -> None:
-    text = " ".join(quickstart.flow(site))
+    text = " ".join(agent.flow(site))
     paths = links.endpoints(site)
     places = [text.index(paths[name]) for name in ("plan", "quote", "create", "execute", "status")]
     assert places == sorted(places)
@@ -136,11 +136,11 @@ def test_the_flow_names_plan_quote_create_and_status_in_that_order(site: Site) -
 
 
 def test_the_example_keeps_to_the_limits_and_chains_of_the_installation(site: Site) -> None:
-    small = quickstart.example_swap(replace(site, max_swap_usd=60))
+    small = agent.example_swap(replace(site, max_swap_usd=60))
     assert small["amount"] == "60"
     dear = replace(CHAINS.all()[1], name="far", chain_id=5, min_swap_usd=400)
     dearer = replace(dear, name="farther", chain_id=6, min_swap_usd=900)
-    elsewhere = quickstart.example_swap(replace(site, chains=(dearer, dear)))
+    elsewhere = agent.example_swap(replace(site, chains=(dearer, dear)))
     assert (elsewhere["chain"], elsewhere["amount"]) == ("far", "400")
 
 
@@ -358,7 +358,7 @@ def test_the_words_of_a_brand_stay_words() -> None:
     home = wellknown.home(site).decode()
     assert "<script" not in home
     assert "<b>" not in home
-    snippet = quickstart.propagation(site)["citationSnippets"]["markdown"]
+    snippet = agent.propagation(site)["citationSnippets"]["markdown"]
     assert snippet.count("](") == 1 + snippet.count("\\](")
     assert escape_markdown("a*b|[c]") == "a\\*b\\|\\[c\\]"
     assert llms.llms_txt(site).decode().startswith('# \\<b\\>\\](x) "&" \\| \\`\\#\\`\n')
@@ -427,7 +427,7 @@ def test_nothing_names_a_file_of_the_machine(site: Site) -> None:
         assert not re.search(r"/(?:home|tmp|var/lib|root|work)/", text), path
 
 
-def counted(renewal: Renewal) -> tuple[Shelf, ManualClock, list[int]]:
+def counted(renewal: Renewal) -> tuple[DocumentCache, ManualClock, list[int]]:
     times: list[int] = []
 
     def render(now: int) -> bytes:
@@ -435,27 +435,27 @@ def counted(renewal: Renewal) -> tuple[Shelf, ManualClock, list[int]]:
         return str(now).encode()
 
     clock = ManualClock()
-    return Shelf(Document("/x", "text/plain", render, renewal), clock), clock, times
+    return DocumentCache(Document("/x", "text/plain", render, renewal), clock), clock, times
 
 
 def test_a_document_is_written_once_and_only_when_asked_for() -> None:
-    shelf, clock, times = counted(Renewal.NEVER)
+    cache, clock, times = counted(Renewal.NEVER)
     assert times == []
-    first = shelf.rendering()
+    first = cache.rendering()
     clock.now += 400 * DAY_MS
-    assert shelf.rendering() is first
+    assert cache.rendering() is first
     assert times == [ManualClock().now]
 
 
 def test_a_daily_document_is_written_anew_at_midnight() -> None:
-    shelf, clock, times = counted(Renewal.DAILY)
+    cache, clock, times = counted(Renewal.DAILY)
     clock.now = clock.now // DAY_MS * DAY_MS
-    shelf.rendering()
+    cache.rendering()
     clock.now += DAY_MS - 1
-    shelf.rendering()
+    cache.rendering()
     assert len(times) == 1
     clock.now += 1
-    shelf.rendering()
+    cache.rendering()
     assert len(times) == 2
 
 
@@ -467,11 +467,11 @@ def test_a_document_that_could_not_be_written_is_tried_again() -> None:
             raise ValueError("not yet")
         return ready[0]
 
-    shelf = Shelf(Document("/x", "text/plain", render), ManualClock())
+    cache = DocumentCache(Document("/x", "text/plain", render), ManualClock())
     with pytest.raises(ValueError, match="not yet"):
-        shelf.rendering()
+        cache.rendering()
     ready.append(b"good")
-    assert shelf.rendering().body == b"good"
+    assert cache.rendering().body == b"good"
 
 
 @pytest.mark.parametrize(

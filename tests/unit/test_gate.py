@@ -28,10 +28,10 @@ def gate() -> Gate:
 
 def test_a_caller_without_an_address_is_not_taken_for_one_on_the_socket() -> None:
     request = request_over(socket.AF_INET, None)
-    visitor = gate().admit(request)
-    assert not visitor.is_local
+    context = gate().admit(request)
+    assert not context.is_local
     with pytest.raises(Unauthorized):
-        gate().require_token(request, visitor)
+        gate().require_token(request, context)
 
 
 @pytest.mark.parametrize("peer", ["", "/run/client.sock", "127.0.0.1"])

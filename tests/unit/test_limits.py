@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcsvc.http.limits import (
-    RateLimiter,
-    Verdict,
-    client_address,
-    client_key,
-    rate_limit_headers,
-)
+from rpcsvc.http.gate import RateLimiter, Verdict, client_address, client_key, rate_limit_headers
 
 PROXIES = [ip_network("10.0.0.0/8"), ip_network("fd00::/8")]
 

@@ -1,8 +1,7 @@
 """What each state and each error code means for an agent, and what to do then.
 
-One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one
-that is missing, so nothing new can go without advice. What does not live here: the lists themselves
-(domain/order.py, errors.py).
+One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one that
+is missing, so nothing new can go without advice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""All documents together: path, media type, how long it may be kept, and how it is written.
-
-What does not live here: HTTP (http/discovery.py), what the documents say.
-"""
+"""All documents together: path, media type, how long it may be kept, and how it is written."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from functools import lru_cache, partial
 
 import orjson
 
-from rpcsvc.http.documents import agent, links, llms, llms_full, quickstart, wellknown
+from rpcsvc.http.documents import agent, links, llms, wellknown
 from rpcsvc.http.documents.recording import EXAMPLE_KEY, RPC_EXAMPLE_KEY, Recording
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
@@ -89,7 +86,7 @@ def _agent_documents(site: Site, sources: Sources) -> tuple[Document, ...]:
         Document(
             links.QUICKSTART,
             JSON,
-            lambda now: _json(quickstart.quickstart(site, now, sources.new_key())),
+            lambda now: _json(agent.quickstart(site, now, sources.new_key())),
             Renewal.FOR_EACH_READER,
         ),
         Document(
@@ -118,7 +115,7 @@ def _pages(site: Site, sources: Sources) -> tuple[Document, ...]:
         Document(
             links.LLMS_FULL,
             TEXT,
-            _with_fresh_keys(lambda: llms_full.llms_full(site, sources.recording()), sources),
+            _with_fresh_keys(lambda: llms.llms_full(site, sources.recording()), sources),
             Renewal.FOR_EACH_READER,
         ),
         Document(

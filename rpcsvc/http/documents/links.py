@@ -1,8 +1,4 @@
-"""Where every document lives, and how the documents refer to each other and to the API.
-
-What does not live here: what a document says (the modules beside this one), serving it
-(http/discovery.py).
-"""
+"""Where every document lives, and how the documents refer to each other and to the API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """How a client checks a signed response and a passed-on order, in words precise enough to code by.
 
 Names, numbers and the signed text come from rpcsvc.verify, which is the reference.
-What does not live here: signing, and the check itself.
 Sources: spec 5.3, design part 3 "Signing"; RFC 8032, RFC 8037, RFC 7638, RFC 7515.
 """
 

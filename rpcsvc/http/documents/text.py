@@ -1,7 +1,4 @@
-"""Writing Markdown: tables, code blocks, links, and text that must stay text.
-
-What does not live here: what is written (llms.py, llms_full.py).
-"""
+"""Writing Markdown: tables, code blocks, links, and text that must stay text."""
 
 from __future__ import annotations
 

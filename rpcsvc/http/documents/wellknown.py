@@ -1,7 +1,5 @@
 """The documents whose form others have fixed: security.txt, api-catalog, robots, sitemap; and the
 home page with its logo, so that the site's root leads somewhere.
-
-What does not live here: documents of this service's own making (quickstart.py, agent.py, llms.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The BFF's half of the OpenAPI document: a loop over its rows of the operation table.
 
 Its paths are written from the site root on, since the document's server is the agent API's.
-What does not live here: the document as a whole (document.py), the parts of both (parts.py).
 """
 
 from __future__ import annotations

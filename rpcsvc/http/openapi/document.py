@@ -1,8 +1,6 @@
 """The whole OpenAPI document.
 
-    openapi_document(site)
-
-What does not live here: calls (operations.py, bff.py, site_calls.py), refusals (responses.py).
+openapi_document(site)
 """
 
 from __future__ import annotations
@@ -13,10 +11,13 @@ from rpcsvc.http import schemas
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.agent import description
 from rpcsvc.http.openapi.bff import INTEGRATOR_KEY, bff_paths, bff_schemas, integrator_key
-from rpcsvc.http.openapi.headers import shared_headers, shared_parameters
-from rpcsvc.http.openapi.operations import operation_item
-from rpcsvc.http.openapi.responses import shared_responses
-from rpcsvc.http.openapi.site_calls import health_item, quickstart_item, site_schemas
+from rpcsvc.http.openapi.operations import (
+    health_item,
+    operation_item,
+    quickstart_item,
+    site_schemas,
+)
+from rpcsvc.http.openapi.parts import shared_headers, shared_parameters, shared_responses
 from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import on_network

@@ -20,9 +20,14 @@ from rpcsvc.settlement.sandbox.controls import FaultKind
 
 # An answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32
+
+
 LONGEST_NAME: Final = 64
 
+
 _CHAIN_NUMBER: Final = "Send 0 for XMR, else the number of the USDC's chain, such as 42161."
+
+
 HINTS = {
     "direction": "Say which way to swap: x2u (XMR to USDC) or u2x (USDC to XMR).",
     "chain": "Name the chain of the USDC side, such as arbitrum or 42161.",
@@ -47,15 +52,21 @@ HINTS = {
     "toAddress": "Ask the user where the payout goes.",
 }
 
+
 # How a validator names the branches of a union; they are no part of a field's name.
 _BRANCHES: Final = frozenset({"str", "int"})
 
+
 # However a caller spells it: what is called idempotency-key has another place on each transport.
 _KEY_SPELLING: Final = re.compile(r"(x[-_ ]?)?idempot[a-z]*[-_ ]?key", re.IGNORECASE)
+
+
 _KEY_PLACE: Final = (
     "The key goes into the header idempotency-key over HTTPS, and into the param idempotency-key"
     " over JSON-RPC, of calls that create an order."
 )
+
+
 _QUOTED: Final = re.compile(r"'([^']*)'")
 
 
@@ -179,7 +190,11 @@ _BOUNDS: Final = {
     "string_too_short": ("minimumLength", "is too short: send at least {} character."),
     "string_too_long": ("maximumLength", "is too long: send at most {} characters."),
 }
+
+
 _LIMITS: Final = ("ge", "le", "min_length", "max_length")
+
+
 _TYPES: Final = {
     "string_type": "a string",
     "bool_type": "true or false",

@@ -1,7 +1,6 @@
-"""What was sent where nothing reads it is refused: a key that is dropped makes two orders of one.
+"""Refuses inputs at a place where nothing reads them: a dropped idempotency key makes two orders.
 
-Each refusal names what came and the place where it belongs. What does not live here: unknown
-properties of a body (operations/lessons.py), the form of a key (operations/inputs.py).
+Each refusal names what came and where it belongs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from rpcsvc.errors import InputError, InvalidInput, InvalidRequest
-from rpcsvc.operations.lessons import LONGEST_NAME, MOST_PROBLEMS, combined
+from rpcsvc.operations.validation_messages import LONGEST_NAME, MOST_PROBLEMS, combined
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 _OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
