@@ -21,17 +21,14 @@ import structlog
 from aiohttp import web
 
 from rpcsvc import ids
-from rpcsvc.backend import Backend
 from rpcsvc.chains_file import read_chains
 from rpcsvc.client_secret import client_secret
-from rpcsvc.clock import Clock, OffsetClock, SystemClock, day_of
-from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.clock import Clock, SystemClock, day_of
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
-from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.http import strict_json
+from rpcsvc.engines import connect
 from rpcsvc.http.discovery import DiscoveryHttp
 from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.catalogue import Sources, catalogue
@@ -50,34 +47,25 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import Dispatcher, agent_dispatcher, flat_dispatcher
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.projection import project, view_key
-from rpcsvc.operations.service import Policy, Service, Venue
-from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
+from rpcsvc.operations.service import Service, ViewContext, with_sandbox
+from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
 from rpcsvc.operations.ticket_budget import TicketBudget
-from rpcsvc.orders.deposits import DepositWatcher
+from rpcsvc.orders.backend import Backend
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.payouts import Payouts
+from rpcsvc.orders.policy import Core, Policy
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.reservations import Reservations, payable_for
 from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
-from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.price_locks import PriceLocks
 from rpcsvc.orders.scheduler.retention import Kept, Retention
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
-from rpcsvc.orders.upstream.follower import Follower
-from rpcsvc.orders.upstream.relay import Relay
-from rpcsvc.settings import SandboxSettings, Settings, SettingsError, check_integrators
-from rpcsvc.settlement.sandbox.controls import SandboxControls
-from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
-from rpcsvc.settlement.upstream.wiring import upstream_engine
+from rpcsvc.settings import Settings, SettingsError, check_integrators
+from rpcsvc.settlement.parts import EngineParts
 from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.other_engines import claim_of_another
-from rpcsvc.store.sandbox import SqliteSandboxLedger
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +80,7 @@ class Running:
     service: Service
     dispatcher: Dispatcher
     worker: Worker
-    effects: EffectRunner
+    backend: Backend
     database: Database
     signer: ResponseSigner | None
 
@@ -117,7 +105,8 @@ async def running(
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
             chains = read_chains(settings.chains_file)
-            async with _backend(settings, database, chains, base, random) as backend:
+            parts = EngineParts(settings, chains, base, random, database)
+            async with connect(settings.engine)(parts) as backend:
                 yield await _compose(settings, database, chains, backend, random, signer)
         finally:
             await database.close()
@@ -160,43 +149,6 @@ def _signer(settings: Settings, clock: Clock, random: RandomBytes) -> ResponseSi
     return ResponseSigner(ring, clock, slug=settings.brand.slug)
 
 
-@asynccontextmanager
-async def _backend(
-    settings: Settings,
-    database: Database,
-    chains: ChainRegistry,
-    base_clock: Clock,
-    random: RandomBytes,
-) -> AsyncIterator[Backend]:
-    if settings.engine == "upstream":
-        async with upstream_engine(settings.upstream, chains, strict_json.loads) as engine:
-            monero = MoneroNetwork(settings.upstream.monero_network)
-            networks = frozenset({monero})
-            yield Backend(
-                engine,
-                engine,
-                base_clock,
-                monero.value,
-                networks,
-                upstream=engine,
-                offered=engine.chains,
-                reservations=Reservations(),
-            )
-        return
-    if settings.engine == "onchain":
-        from rpcsvc.app_onchain import onchain_backend  # noqa: PLC0415 - no other engine needs it
-
-        async with onchain_backend(settings, database, chains, base_clock) as backend:
-            yield backend
-        return
-    clock = OffsetClock(base_clock)
-    ledger = SqliteSandboxLedger(database)
-    sandbox = SandboxEngine(ledger, chains, clock, random, _sandbox_options(settings.sandbox))
-    controls = SandboxControls(ledger, sandbox, clock, random)
-    networks = frozenset(MoneroNetwork)
-    yield Backend(sandbox, sandbox, clock, sandbox.name, networks, sandbox=controls)
-
-
 async def _compose(
     settings: Settings,
     database: Database,
@@ -205,55 +157,22 @@ async def _compose(
     random: RandomBytes,
     signer: ResponseSigner | None,
 ) -> Running:
-    engine, clock = backend.engine, backend.clock
-    await engine.start()
-    venue = Venue(backend.network, engine, is_simulated=backend.sandbox is not None)
+    clock, views = backend.clock, ViewContext(backend.profile)
     if signer is not None:
         issuer = settings.effective_site_url
-        attest = attester(signer.attest, chains, network=venue.network, issuer=issuer)
-        venue = replace(venue, attest=attest)
-    store = SqliteOrderStore(database, _view_key(venue, chains, signer))
-    reservations = backend.reservations
-    processor = OrderProcessor(store, clock, partial(project, venue), reservations)
-    quarantine = Quarantine()
-    watcher = DepositWatcher(store, engine, processor, backend.rates, quarantine, clock)
-    if reservations is not None:
-        reservations.follow(watcher.progress.is_complete)
-        await reservations.load(store, clock.now_ms())
-    payouts = Payouts(store, engine, processor, clock, quarantine)
-    effects = EffectRunner(
-        store,
-        processor,
-        payouts,
-        backend.rates,
-        clock,
-        poll_ms=engine.poll_ms,
-        payable=partial(payable_for, store, engine, reservations),
+        attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
+        views = replace(views, attest=attest)
+    store = SqliteOrderStore(database, _view_key(views, chains, signer))
+    processor = OrderProcessor(store, clock, partial(project, views), backend.reservations)
+    secret = client_secret(settings.data_dir, random)
+    retention = Retention(store, clock, _kept(settings))
+    policy = _policy(settings)
+    venue, worker = await backend.open(
+        Core(store, processor, policy, retention, clock, random, secret)
     )
-    relay = None
-    if backend.upstream is not None:
-        follower = Follower(store, processor, backend.upstream, clock)
-        relay = Relay(store, backend.upstream, clock, follower)
-        await relay.recover()
-        await follower.recover()
-    retry = partial(retry_transfer, hurry=effects.hurry, processor=processor)
-    retries = partial(follow_requests, RetryRequests(settings.data_dir), retry)
-    worker = Worker(
-        store,
-        processor,
-        watcher,
-        effects,
-        clock,
-        is_paused=engine.is_paused,
-        beside=(*backend.beside, retries, *((relay.run, relay.follower.run) if relay else ())),
-    )
-    worker.on_beat(Retention(store, clock, _kept(settings)).clean)
-    if relay is None:
-        break_bps = settings.orders.lock_break_bps
-        locks = PriceLocks(store, processor, backend.rates, quarantine, clock, break_bps=break_bps)
-        worker.on_beat(locks.break_due)
-    support = settings.support
-    now = clock.now_ms()
+    retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
+    worker.add_loop(partial(follow_requests, RetryRequests(settings.data_dir), retry))
+    support, now = settings.support, clock.now_ms()
     budget = TicketBudget(
         support.tickets_per_client,
         support.bytes_per_day,
@@ -261,26 +180,23 @@ async def _compose(
         await store.tickets_taken(day_of(now)),
     )
     service = Service(
-        operations=AGENT_OPERATIONS if backend.sandbox is None else OPERATIONS,
-        ticket_budget=budget,
+        operations=AGENT_OPERATIONS,
         venue=venue,
+        views=views,
         store=store,
-        engine=engine,
-        rates=backend.rates,
         processor=processor,
         idempotency=Idempotency(store),
-        chains=backend.offered or chains,
-        monero_networks=backend.monero_networks,
-        policy=_policy(settings),
+        policy=policy,
         clock=clock,
         random=random,
         wake=worker.wake,
-        sandbox=backend.sandbox,
-        relay=relay,
-        reservations=reservations,
-        client_secret=client_secret(settings.data_dir, random),
+        ticket_budget=budget,
+        client_secret=secret,
     )
-    return Running(settings, service, agent_dispatcher(service), worker, effects, database, signer)
+    if backend.controls is not None:
+        service = with_sandbox(service, SANDBOX_OPERATIONS, backend.controls)
+    dispatcher = agent_dispatcher(service)
+    return Running(settings, service, dispatcher, worker, backend, database, signer)
 
 
 def _kept(settings: Settings) -> Kept:
@@ -294,29 +210,11 @@ def _kept(settings: Settings) -> Kept:
 
 
 def _view_key(
-    venue: Venue, chains: ChainRegistry, signer: ResponseSigner | None
+    views: ViewContext, chains: ChainRegistry, signer: ResponseSigner | None
 ) -> Callable[[], str]:
     """Under which key status answers hold now: after a rotation they are attested anew."""
-    rendering = view_key(replace(venue, attest=None), [chain.name for chain in chains.all()])
+    rendering = view_key(replace(views, attest=None), [chain.name for chain in chains.all()])
     return lambda: rendering if signer is None else f"{rendering}-{signer.kid[:16]}"
-
-
-def _sandbox_options(sandbox: SandboxSettings) -> SandboxOptions:
-    def units(xmr: str, usdc: str) -> dict[str, int]:
-        return {
-            asset.symbol: parse_amount(text, asset).units
-            for asset, text in ((XMR, xmr), (USDC, usdc))
-        }
-
-    return SandboxOptions(
-        block_ms={"XMR": sandbox.xmr_block_ms, "USDC": sandbox.usdc_block_ms},
-        confirmations={"XMR": sandbox.xmr_confirmations, "USDC": sandbox.usdc_confirmations},
-        fees=units(sandbox.xmr_payout_fee, sandbox.usdc_payout_fee),
-        inventory=units(sandbox.xmr_float, sandbox.usdc_float),
-        usdc_per_xmr=parse_amount(sandbox.usdc_per_xmr, USDC).units,
-        rate_path=sandbox.rate_path_bps,
-        rate_step_ms=sandbox.rate_step_seconds * 1000,
-    )
 
 
 def _policy(settings: Settings) -> Policy:
@@ -345,6 +243,7 @@ def _policy(settings: Settings) -> Policy:
             address_orders_a_day=orders.address_orders_a_day,
         ),
         reservable=settings.upstream.reservable_usd * ONE_USDC,
+        lock_break_bps=orders.lock_break_bps,
     )
 
 
@@ -352,10 +251,8 @@ def _policy(settings: Settings) -> Policy:
 async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
     """The service for calls from within this process. Raises DataDirInUse."""
     async with running(settings) as up:
-        await up.effects.recover()
-        relay = up.service.relay
-        follower = relay.follower if relay else None
-        yield LocalService(up.dispatcher, up.worker, up.effects, follower)
+        await up.worker.recover()
+        yield LocalService(up.dispatcher, up.service.venue, up.worker)
         await up.worker.stop()
 
 

@@ -1,8 +1,6 @@
 """The composition root's part for the engine onchain: wallets, rates, and the auditor beside them.
 
-A module of its own, since no other engine needs what it imports: app.py imports it late. The
-packages of the extra ``onchain`` come later still, when a key is first needed (evm/keys.py).
-What does not live here: anything that decides or computes.
+The packages of the extra ``onchain`` are imported later still, when a key is first needed.
 """
 
 from __future__ import annotations
@@ -11,21 +9,19 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from rpcsvc.audit.auditor import audit_loop
-from rpcsvc.backend import Backend
-from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
-from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.ids import system_random
-from rpcsvc.orders.reservations import Reservations
+from rpcsvc.orders.backend import Backend, stocked, wallets_backend
+from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.rates.wiring import rate_source
-from rpcsvc.settings import Settings, SettingsError
+from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.settlement.parts import EngineParts
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
@@ -39,10 +35,9 @@ from rpcsvc.store.unserved_orders import UnservedOrders
 
 
 @asynccontextmanager
-async def onchain_backend(
-    settings: Settings, database: Database, chains: ChainRegistry, clock: Clock
-) -> AsyncIterator[Backend]:
+async def onchain_backend(given: EngineParts) -> AsyncIterator[Backend]:
     """Both adapters, rates and audits, running. Raises SettingsError for what a node refuses."""
+    settings, chains, clock, database = given.settings, given.chains, given.clock, given.database
     rates = rate_source(settings.rates, clock)
     served = wiring.served_chains(settings.onchain, chains)
     networks = {MONERO, *(chain.name for chain in served.all())}
@@ -79,15 +74,19 @@ async def onchain_backend(
         after.push_async_callback(journal.close)  # the engine gives addresses back before
         beside = (engine.run, audits.run, journal.run, *((rates.run,) if rates.run else ()))
         try:
-            yield Backend(
+            yield wallets_backend(
+                VenueProfile(
+                    engine="onchain",
+                    network=name,
+                    chains=served,
+                    monero_networks=frozenset({monero}),
+                    names=engine.names,
+                ),
                 engine,
                 rates.source,
                 clock,
-                name,
-                frozenset({monero}),
-                beside=beside,
-                reservations=Reservations(),
-                offered=served,
+                stocked(engine.holdings),
+                beside,
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found

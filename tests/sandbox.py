@@ -11,18 +11,16 @@ from typing import Any
 import orjson
 import pytest
 
-from rpcsvc import app
+from rpcsvc import app_sandbox
 from rpcsvc.app import Running, running
-from rpcsvc.backend import Backend
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import flat_dispatcher
-from rpcsvc.operations.service import SOCKET, Call
+from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.orders.backend import stocked
 from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.orders.reservations import Reservations
-from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.settings import load_settings
-from rpcsvc.settlement.sandbox.engine import SandboxEngine
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
 MONERO = (
@@ -103,7 +101,7 @@ class Sandbox:
     async def catch_up(self) -> None:
         for _ in range(3):
             await self.up.worker.tick()
-            await self.up.effects.drain()
+            await self.up.worker.drain()
 
 
 def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) -> None:
@@ -112,14 +110,10 @@ def give_wallets(patch: pytest.MonkeyPatch, held: Mapping[str, int], usdc: int) 
     ``held``: units by network; ``usdc`` on any other.
     """
 
-    def backend(*args: Any, **kwargs: Any) -> Backend:
-        return Backend(*args, **{"reservations": Reservations(), **kwargs})
-
-    def holdings(_engine: SandboxEngine, network: str) -> Holdings:
+    def holdings(network: str) -> Holdings:
         return Holdings(held.get(network, usdc), locked=0, seconds_to_unlock=0)
 
-    patch.setattr(app, "Backend", backend)
-    patch.setattr(SandboxEngine, "holdings", holdings)
+    patch.setattr(app_sandbox, "unlimited", lambda: stocked(holdings))
 
 
 class Placed:
@@ -168,7 +162,7 @@ async def sandbox(
         config_file=None, environ={}, flags={"data_dir": str(data_dir), **(flags or {})}
     ).settings
     async with running(settings, clock=clock) as up:
-        await up.effects.recover()
+        await up.worker.recover()
         yield Sandbox(up, clock)
 
 

@@ -112,7 +112,7 @@ async def _staged(clock: recording.StageClock) -> AsyncIterator[Running]:
 async def _recorded() -> str:
     clock = recording.StageClock()
     async with _staged(clock) as up:
-        local = LocalService(up.dispatcher, up.worker, up.effects)
+        local = LocalService(up.dispatcher, up.service.venue, up.worker)
         return recording.dumps(await recording.record(local, clock))
 
 

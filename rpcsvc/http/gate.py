@@ -36,8 +36,7 @@ from aiohttp import web
 from rpcsvc import ids
 from rpcsvc.errors import RateLimited, TlsRequired, Unauthorized
 from rpcsvc.ids import RandomBytes
-from rpcsvc.operations.service import SOCKET
-from rpcsvc.orders.unfunded import ADDRESS, Client
+from rpcsvc.orders.unfunded import ADDRESS, SOCKET, Client
 from rpcsvc.settings import Settings
 
 log = structlog.get_logger(__name__)

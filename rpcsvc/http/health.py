@@ -7,6 +7,7 @@ doubt, is the operator's matter and keeps nobody from asking for the status of a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -62,14 +63,10 @@ class HealthRoutes:
 
         The reasons name orders and balances: they are for whoever may call /rpc.
         """
-        checks = {
-            **await self._checks(),
-            **self._watching(),
-            **await self._relayed(),
-            **self._signing(),
-        }
+        venue = self._service.venue
+        checks = {**self._own(await venue.health()), **await venue.progress(), **self._signing()}
         is_insider = self._gate.is_insider(request, self._gate.admit(request))
-        body = {**self._summary(checks), "engine": self._service.engine.name, "checks": {
+        body = {**self._summary(checks), "engine": venue.profile.engine, "checks": {
             name: {"status": _word(h), **({"detail": h.detail} if h.detail and is_insider else {})}
             for name, h in checks.items()
         }}  # fmt: skip
@@ -90,7 +87,7 @@ class HealthRoutes:
         checks = await self._readiness()
         context = self._gate.admit(request)
         request_id = context.request_id or self._gate.new_request_id()
-        data = with_session(self._service.venue, {}, NO_SESSION)
+        data = with_session(self._service.views, {}, NO_SESSION)
         error = _unwell(checks)
         if error is None:
             envelope = finish(head(_AGENT_HEALTH, Answer(AgentState.READY, data)), request_id)
@@ -105,15 +102,6 @@ class HealthRoutes:
         checks = await self._readiness()
         return self._respond(request, orjson.dumps(self._summary(checks)), checks)
 
-    def _watching(self) -> dict[str, Health]:
-        """Not needed to take orders: the engine refuses those of a network that is not seen."""
-        return {"deposits": self._worker.watching()} if self._service.engine.networks else {}
-
-    async def _relayed(self) -> dict[str, Health]:
-        """Not needed to take orders: a call in doubt is the operator's, and others are made."""
-        relay = self._service.relay
-        return {} if relay is None else {"relay": await relay.health()}
-
     def _signing(self) -> dict[str, Health]:
         """Not needed to take orders: signing goes on with the keys that were read last."""
         if self._signer is None:
@@ -121,27 +109,13 @@ class HealthRoutes:
         problem = self._signer.problem
         return {"signing": Health(problem is None, problem and _KEYS_UNREADABLE)}
 
-    async def _checks(self) -> dict[str, Health]:
-        return {
-            "store": self._database.health(),
-            "engine": await self._service.engine.health(),
-            "rates": self._service.rates_health(),
-            "worker": self._worker.health(),
-        }
+    def _own(self, venue: Mapping[str, Health]) -> dict[str, Health]:
+        """The venue's checks among those of store and worker."""
+        return {"store": self._database.health(), **venue, "worker": self._worker.health()}
 
     async def _readiness(self) -> dict[str, Health]:
         """What an order needs to be taken, and nothing else."""
-        checks = await self._checks()
-        if self._service.relay is None:  # the health of an upstream is this very question
-            checks["engine"] = self._takes_orders()
-        return checks
-
-    def _takes_orders(self) -> Health:
-        try:
-            self._service.engine.require_ready()
-        except Unavailable as error:
-            return Health(False, error.message)
-        return Health(True)
+        return self._own(await self._service.venue.readiness())
 
     def _summary(self, checks: dict[str, Health]) -> dict[str, Any]:
         return {

@@ -32,6 +32,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
+from rpcsvc import strict_json
 from rpcsvc.errors import (
     InternalError,
     InvalidJson,
@@ -42,7 +43,6 @@ from rpcsvc.errors import (
     ServiceError,
     UnknownMethod,
 )
-from rpcsvc.http import strict_json
 
 with warnings.catch_warnings():
     # The library reads its schema, which is not used here, by functions that 3.11 deprecates.

@@ -14,6 +14,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import HttpVersion11, web
 
+from rpcsvc import strict_json
 from rpcsvc.errors import (
     InternalError,
     InvalidRequest,
@@ -26,7 +27,6 @@ from rpcsvc.errors import (
     UnknownMethod,
     UnsupportedMediaType,
 )
-from rpcsvc.http import strict_json
 from rpcsvc.http.gate import REQUEST_CONTEXT, Gate, RequestContext, given_request_id
 from rpcsvc.http.jsonrpc import whole_error
 from rpcsvc.http.site import BFF_ROOT, RPC_PATH

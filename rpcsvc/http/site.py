@@ -81,23 +81,22 @@ class Site:
 
 def site_of(settings: Settings, service: Service) -> Site:
     """The site that these settings and this service make."""
+    price_lock = service.venue.price_lock
     return Site(
         url=settings.effective_site_url,
         domain=settings.effective_domain,
         brand=settings.brand,
         contact=settings.contact,
         version=__version__,
-        network=service.venue.network,
-        is_simulated=service.venue.is_simulated,
+        network=service.views.network,
+        is_simulated=service.views.profile.is_simulated,
         rpc_needs_token=bool(settings.agent_rpc_tokens),
         limits=settings.limits,
         rate_limit=settings.rate_limit,
         max_swap_usd=settings.orders.max_swap_usd,
         deposit_window_seconds=settings.orders.deposit_window_seconds,
         late_window_seconds=settings.orders.effective_late_window_seconds,
-        price_lock_seconds=None
-        if service.relay is not None
-        else settings.orders.effective_price_lock_seconds,
+        price_lock_seconds=None if price_lock is None else price_lock // 1000,
         idempotency_days=settings.orders.idempotency_days,
         chains=tuple(service.chains.all()),
         monero_networks=service.monero_networks,

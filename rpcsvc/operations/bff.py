@@ -55,9 +55,8 @@ from rpcsvc.operations.inputs import (
     read_session,
     require_verified,
 )
-from rpcsvc.operations.ordering import OrderRequest, Placed, place
+from rpcsvc.operations.ordering import Placed, place
 from rpcsvc.operations.params import SupportParams
-from rpcsvc.operations.quoting import Quote, estimated_seconds, make_quote
 from rpcsvc.operations.results import Flat, Stored
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.support import create_ticket
@@ -65,6 +64,7 @@ from rpcsvc.operations.swap import find_order
 from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
 
 # How many of a session's orders a list has, the newest.
 LONGEST_LIST = 100
@@ -80,9 +80,7 @@ class Pair(NamedTuple):
 
 async def chains(service: Service, _params: Nothing, _call: Call) -> Flat:
     """The chains; Monero first. Raises Unavailable while an upstream has not told its own."""
-    if service.relay is not None:
-        service.engine.require_ready()  # what an upstream offers has to be learned
-    known = service.chains.all()
+    known = service.venue.listed_chains()
     monero = {
         "chainId": MONERO_CHAIN_ID,
         "name": "monero",
@@ -106,8 +104,9 @@ async def quote(service: Service, params: BffQuoteParams, call: Call) -> Flat:
     pair = _pair(service, params)
     amount = _amount(params.from_amount, pair)
     with _in_bff_terms(service, params):
-        found = await make_quote(service, *pair, amount, call.integrator, client=call.client)
-    return Flat(_quote_view(service, found, call))
+        request = QuoteRequest(*pair, amount, call.integrator, client=call.client)
+        found = await service.venue.quote(request)
+    return Flat(_quote_view(found, call))
 
 
 async def create_order(service: Service, params: BffOrderParams, call: Call) -> Stored:
@@ -123,8 +122,7 @@ async def create_order(service: Service, params: BffOrderParams, call: Call) -> 
 async def get_order(service: Service, params: BffOrderIdParams, _call: Call) -> Flat:
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
     order = await find_order(service, params.order_id)
-    if service.relay is not None:
-        service.relay.follower.watch(order.order_id)
+    service.venue.watch(order.order_id)
     require_verified(params.verify, order.terms.to_address)
     return _order(service, order)
 
@@ -322,7 +320,7 @@ def _usd(units: int, asset: Asset, rate: int) -> str:
     return format_units(worth, USDC)
 
 
-def _quote_view(service: Service, found: Quote, call: Call) -> Json:
+def _quote_view(found: Quote, call: Call) -> Json:
     rate, payout = found.rate.usdc_per_xmr, found.payout_asset
     view: Json = {
         "fromAmount": str(found.deposit.units),
@@ -331,7 +329,7 @@ def _quote_view(service: Service, found: Quote, call: Call) -> Json:
         "toAmount": str(found.expected_output),
         "toAmountUsd": _usd(found.expected_output, payout, rate),
         "toSymbol": payout.symbol,
-        "estimatedTime": estimated_seconds(service, found),
+        "estimatedTime": found.seconds,
         "minReceived": str(found.min_received),
     }
     if call.integrator is not None:

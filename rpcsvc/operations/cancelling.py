@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import hmac
 
-from rpcsvc.domain.events import Cancelled, ImpossibleTransition
 from rpcsvc.domain.order import Order, OrderStatus
-from rpcsvc.errors import OrderNotCancellable, VerificationFailed
+from rpcsvc.errors import VerificationFailed
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_session
 from rpcsvc.operations.params import CancelParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.results import session_source
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.operations.swap import find_any_order, find_order
+from rpcsvc.operations.swap import find_order
 
 
 async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
     """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
     order = await cancel_order(service, params.order_id, params.session_id)
-    answer = status_answer(service.venue, order, service.clock.now_ms())
+    answer = status_answer(service.views, order, service.clock.now_ms())
     session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
     return answer._replace(data={**answer.data, **session})
 
@@ -39,20 +38,4 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
         )
     if order.status is OrderStatus.EXPIRED:
         return order
-    if service.relay is not None:
-        return await service.relay.cancel(order)
-    try:
-        return await service.processor.apply(order_id, Cancelled())
-    except ImpossibleTransition:
-        return _require_expired(await find_any_order(service, order_id))
-
-
-def _require_expired(order: Order) -> Order:
-    """The order, if it expired meanwhile. Raises OrderNotCancellable."""
-    if order.status is OrderStatus.EXPIRED:
-        return order
-    raise OrderNotCancellable(
-        f"The order is {order.status.value} and a deposit was seen: it is swapped or refunded, not"
-        " cancelled. Ask for its status.",
-        details={"status": order.status.value},
-    )
+    return await service.venue.cancel(order)

@@ -8,33 +8,30 @@ from typing import Any
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import AgentState
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.params import NoParams
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
-from rpcsvc.operations.quoting import limits, network_of, payable_deposit
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.orders.ports.rates import Rate
-from rpcsvc.orders.unfunded import Client
+from rpcsvc.orders.ports.venue import DirectionLimits, Market
 
 
 async def capabilities(service: Service, _params: NoParams, call: Call) -> Answer:
     """Chains, directions, limits at the current rate, operations and the deposit policy."""
-    rate = _rate(service)
+    market, price_lock = service.venue.market(call.client), service.venue.price_lock
     data = {
-        "engine": service.engine.name,
+        "engine": service.venue.profile.engine,
         "directions": [_direction(direction) for direction in Direction],
         "chains": [_chain(chain) for chain in service.chains.all()],
         "assets": [{"symbol": a.symbol, "decimals": a.decimals} for a in (XMR, USDC)],
-        "limits": _limits(service, rate, call.client) if rate else [],
+        "limits": [_limits(each) for each in market.limits] if market else [],
         "operations": [_operation(op) for op in service.operations],
         "depositPolicy": DEPOSIT_POLICY,
         "depositWindowSeconds": service.policy.deposit_window // 1000,
-        "priceLockSeconds": None if service.relay else service.policy.price_lock // 1000,
-        "rate": _rate_view(rate),
+        "priceLockSeconds": None if price_lock is None else price_lock // 1000,
+        "rate": _rate_view(market),
     }
     plan = action("plan", "Tell what the user wants, as far as it is known.", "swap.plan", {})
     return Answer(AgentState.READY, data, [plan])
@@ -95,17 +92,10 @@ ENVELOPE_SCHEMA: Json = {
 }  # fmt: skip
 
 
-def _rate(service: Service) -> Rate | None:
-    """The rate, or None: capabilities are told even while there is no price."""
-    try:
-        return service.rates.rate()
-    except Unavailable:
+def _rate_view(market: Market | None) -> dict[str, str] | None:
+    if market is None:
         return None
-
-
-def _rate_view(rate: Rate | None) -> dict[str, str] | None:
-    if rate is None:
-        return None
+    rate = market.rate
     return {"usdcPerXmr": format_units(rate.usdc_per_xmr, USDC), "source": rate.source}
 
 
@@ -128,38 +118,16 @@ def _chain(chain: Any) -> Json:
     }
 
 
-def _limits(service: Service, rate: Rate, client: Client) -> list[Json]:
+def _limits(found: DirectionLimits) -> Json:
     """Per direction, the least over all chains and the most; a quote names the chain's own."""
-    rows = []
-    for direction in Direction:
-        asset = deposit_asset(direction)
-        pairs = [limits(service, direction, chain, rate) for chain in service.chains.all()]
-        rows.append(
-            {
-                "direction": direction.value,
-                "asset": asset.symbol,
-                "minimum": format_units(min(low for low, _ in pairs), asset),
-                "maximum": format_units(max(high for _, high in pairs), asset),
-                "maxNow": _max_now(service, direction, rate, client),
-            }
-        )
-    return rows
-
-
-def _max_now(service: Service, direction: Direction, rate: Rate, client: Client) -> str | None:
-    """The largest deposit that the client can order now, on the chain with most; None: no limit."""
-    payout = payout_asset(direction)
-    most = -1
-    for network in {network_of(payout, chain) for chain in service.chains.all()}:
-        try:
-            room = service.reservable(network, client)
-        except Unavailable:
-            continue  # this one can pay nothing; health says why
-        if room is None:
-            return None
-        most = max(most, room)
-    units = payable_deposit(direction, max(0, most), rate)
-    return format_units(units, deposit_asset(direction))
+    asset = deposit_asset(found.direction)
+    return {
+        "direction": found.direction.value,
+        "asset": asset.symbol,
+        "minimum": format_units(found.minimum, asset),
+        "maximum": format_units(found.maximum, asset),
+        "maxNow": None if found.max_now is None else format_units(found.max_now, asset),
+    }
 
 
 def _operation(operation: Operation) -> Json:

@@ -25,7 +25,7 @@ from rpcsvc.operations.envelope import (
 from rpcsvc.operations.inputs import is_session_id, parse_call
 from rpcsvc.operations.operation import Effect, Operation
 from rpcsvc.operations.results import NO_SESSION, Flat, Stored, session_source, with_session
-from rpcsvc.operations.service import Call, Service, Venue
+from rpcsvc.operations.service import Call, Service, ViewContext
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +47,8 @@ class Envelope(Protocol):
 class AgentEnvelope:
     """The agent API's answers (spec 2.1): one shape, with network, session and request id."""
 
-    def __init__(self, venue: Venue) -> None:
-        self._venue = venue
+    def __init__(self, views: ViewContext) -> None:
+        self._views = views
 
     def answer(self, operation: Operation, result: Result, call: Call) -> Reply:
         """The reply with what a handler returned."""
@@ -57,13 +57,13 @@ class AgentEnvelope:
         if isinstance(result, Flat):
             raise TypeError(f"{operation.name}: a flat answer has no place in an envelope")
         if "sessionSource" not in result.data:
-            data = with_session(self._venue, result.data, NO_SESSION)
+            data = with_session(self._views, result.data, NO_SESSION)
             result = result._replace(data=data)
         return Reply(finish(head(operation.name, result), call.request_id))
 
     def refuse(self, operation: str, error: ServiceError, call: Call, params: Json) -> Reply:
         """The reply that says why a call failed."""
-        data = with_session(self._venue, {}, _given_session(params, call))
+        data = with_session(self._views, {}, _given_session(params, call))
         body = failure(operation, error, call.request_id, data)
         return Reply(body, error.http_status, error=error)
 
@@ -117,7 +117,7 @@ class Dispatcher:
 
 def agent_dispatcher(service: Service) -> Dispatcher:
     """The dispatcher of the agent API."""
-    return Dispatcher(service, AgentEnvelope(service.venue))
+    return Dispatcher(service, AgentEnvelope(service.views))
 
 
 def flat_dispatcher(service: Service) -> Dispatcher:

@@ -17,14 +17,12 @@ from pydantic import ValidationError
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address, same_address
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, parse_any_amount
-from rpcsvc.domain.order import PERPS
 from rpcsvc.domain.pricing import Direction, deposit_asset
 from rpcsvc.errors import (
     InputError,
     InputErrors,
     InvalidDestination,
     InvalidInput,
-    UnsupportedChain,
     VerificationFailed,
 )
 from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
@@ -237,23 +235,6 @@ async def _not_ours(address: str, service: Service, *, field: str, received: str
             allowed=["the user's own address"],
         )
     return address
-
-
-def require_offered(chain: Chain, service: Service) -> None:
-    """Raise UnsupportedChain for a chain that is configured, and not settled on now.
-
-    Not asked while an order is read: the retry of a key gets its first answer all the same.
-    """
-    offered = service.chains.all()
-    if chain.name == PERPS or any(chain.chain_id == other.chain_id for other in offered):
-        return
-    names = [other.name for other in offered]
-    raise UnsupportedChain(
-        f"{chain.name} can't be used now. Send one of: {', '.join(names)}.",
-        field="chain",
-        received=chain.name,
-        allowed=names,
-    )
 
 
 def require_verified(verify: str | None, to_address: str) -> None:

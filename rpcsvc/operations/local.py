@@ -9,9 +9,8 @@ from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.inputs import bare_key
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
-from rpcsvc.orders.scheduler.effects import EffectRunner
+from rpcsvc.orders.ports.venue import Venue
 from rpcsvc.orders.scheduler.worker import Worker
-from rpcsvc.orders.upstream.follower import Follower
 
 ROUNDS = 4
 
@@ -19,17 +18,10 @@ ROUNDS = 4
 class LocalService:
     """A service that this process owns."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        worker: Worker,
-        effects: EffectRunner,
-        follower: Follower | None = None,
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, venue: Venue, worker: Worker) -> None:
         self._dispatcher = dispatcher
+        self._venue = venue
         self._worker = worker
-        self._effects = effects
-        self._follower = follower
 
     async def call(
         self,
@@ -41,12 +33,11 @@ class LocalService:
     ) -> bytes:
         """The envelope of one call, with whatever was due before and after it carried out.
 
-        The order that it is about, if an upstream settles it, is asked for before.
+        The order that it is about is brought up to date before.
         """
         await self.catch_up()
-        if self._follower is not None:
-            # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
-            await self._follower.ask_now(str(params.get("orderId")))
+        # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
+        await self._venue.refresh(str(params.get("orderId")))
         call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
         reply = await self._dispatcher.run(operation, params, call)
         await self.catch_up()
@@ -56,10 +47,10 @@ class LocalService:
         """Do what a server would have done by now: deposits, deadlines, effects."""
         for _ in range(ROUNDS):
             await self._worker.tick()
-            await self._effects.drain()
+            await self._worker.drain()
 
     async def settle_for(self, seconds: float) -> None:
-        """Keep the service's pulse for a while."""
+        """Run the worker's passes for a while."""
         deadline = asyncio.get_running_loop().time() + seconds
         while asyncio.get_running_loop().time() < deadline:
             await self.catch_up()

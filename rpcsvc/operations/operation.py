@@ -19,9 +19,9 @@ from rpcsvc.operations.params import Params
 
 if TYPE_CHECKING:
     from rpcsvc.operations.results import Flat, Stored
-    from rpcsvc.operations.service import Call, Service
+    from rpcsvc.operations.service import Call
 
-Handler: TypeAlias = "Callable[[Service, Any, Call], Awaitable[Answer | Flat | Stored]]"
+Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
 
 
 class Effect(StrEnum):

@@ -31,25 +31,25 @@ from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.operations.envelope import Answer, head
 from rpcsvc.operations.results import NO_SESSION, with_session
-from rpcsvc.operations.service import Venue
+from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.ports.store import StatusView
 
 
-def status_answer(venue: Venue, order: Order, now: int) -> Answer:
+def status_answer(views: ViewContext, order: Order, now: int) -> Answer:
     """The answer of swap.status for an order as it stands at ``now``."""
-    data = with_session(venue, status_data(venue, order, now), NO_SESSION)
-    return Answer(AGENT_STATE_OF[order.status], data, status_actions(venue, order, now))
+    data = with_session(views, status_data(views, order, now), NO_SESSION)
+    return Answer(AGENT_STATE_OF[order.status], data, status_actions(views, order, now))
 
 
-def project(venue: Venue, order: Order) -> StatusView | None:
+def project(views: ViewContext, order: Order) -> StatusView | None:
     """The status answer as bytes, and until when it holds.
 
     None for a bridge order, and while chunks are swapped: the time that they still take changes.
     """
     if order.terms.is_bridge or is_filling(order):
         return None
-    return as_view(order, status_answer(venue, order, order.status_at))
+    return as_view(order, status_answer(views, order, order.status_at))
 
 
 def as_view(order: Order, answer: Answer) -> StatusView:
@@ -60,10 +60,10 @@ def as_view(order: Order, answer: Answer) -> StatusView:
     return StatusView(body, order.terms.expires_at if awaits else None)
 
 
-def view_key(venue: Venue, chains: list[str]) -> str:
+def view_key(views: ViewContext, chains: list[str]) -> str:
     """Names the code and settings that render views: the hash of what they make of samples."""
     samples = [
-        head("swap.status", status_answer(venue, _sample(direction, chain, status), 0))
+        head("swap.status", status_answer(views, _sample(direction, chain, status), 0))
         for chain in chains
         for direction in Direction
         for status in OrderStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.service import Call, Venue
+from rpcsvc.operations.service import Call, ViewContext
 
 NO_SESSION = (None, "none")
 
@@ -28,11 +28,11 @@ def session_source(call: Call) -> str:
     return "local" if call.local_session else "request"
 
 
-def with_session(venue: Venue, data: Json, session: tuple[str | None, str]) -> Json:
+def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]) -> Json:
     """``data`` with the fields that every result has: network, sessionId, sessionSource."""
     session_id, source = session
     return {
-        "network": venue.network,
+        "network": views.network,
         "sessionId": session_id,
         "sessionSource": source,
         **data,

@@ -5,22 +5,21 @@ from __future__ import annotations
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.money import format_units, parse_any_amount
 from rpcsvc.domain.order import AgentState
-from rpcsvc.errors import Unavailable
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.inputs import read_order_id
 from rpcsvc.operations.params import FaultParams, FundParams
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Call, SandboxService
 from rpcsvc.operations.swap import find_any_order, look_again
 from rpcsvc.operations.validation_messages import missing
-from rpcsvc.settlement.sandbox.controls import NEEDED, FaultKind, SandboxControls
+from rpcsvc.orders.ports.sandbox import NEEDED, FaultKind
 
 
-async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
+async def fund(service: SandboxService, params: FundParams, _call: Call) -> Answer:
     """Send a simulated deposit; by default what is still due."""
     order = await find_any_order(service, params.order_id)
     asset = order.terms.deposit_asset
     units = None if params.amount is None else parse_any_amount(params.amount, asset).units
-    tx = await _controls(service).fund(order, units)
+    tx = await service.controls.fund(order, units)
     service.wake()
     data = {
         "transaction": {
@@ -35,23 +34,16 @@ async def fund(service: Service, params: FundParams, _call: Call) -> Answer:
     return Answer(AgentState.READY, data, [poll])
 
 
-async def fault(service: Service, params: FaultParams, _call: Call) -> Answer:
+async def fault(service: SandboxService, params: FaultParams, _call: Call) -> Answer:
     """Provoke a fault, move the clock, or change the rate."""
     kind = FaultKind(params.fault)
-    controls = _controls(service)
     if params.order_id is not None:
         read_order_id(params.order_id)
     if NEEDED.get(kind) == "orderId":
         if params.order_id is None:
             raise missing("orderId")
-        await controls.fault_on_order(kind, await find_any_order(service, params.order_id))
+        await service.controls.fault_on_order(kind, await find_any_order(service, params.order_id))
     else:
-        await controls.fault(kind, seconds=params.seconds, rate=params.rate)
+        await service.controls.fault(kind, seconds=params.seconds, rate=params.rate)
     service.wake()
     return Answer(AgentState.READY, {"fault": kind.value, "now": iso8601(service.clock.now_ms())})
-
-
-def _controls(service: Service) -> SandboxControls:
-    if service.sandbox is None:
-        raise Unavailable("The sandbox engine is not running.")
-    return service.sandbox

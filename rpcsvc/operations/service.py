@@ -1,137 +1,86 @@
-"""What an operation works with: the parts of the running service, and the call at hand.
-
-What does not live here: putting the parts together (app.py).
-"""
+"""What an operation works with: the parts of the running service, and the call at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.domain.order import Terms, Timeouts
-from rpcsvc.errors import Unavailable
+from rpcsvc.domain.order import Terms
 from rpcsvc.ids import RandomBytes
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import RateSource
+from rpcsvc.orders.policy import Policy
+from rpcsvc.orders.ports.sandbox import SandboxControls
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.wallets import Holdings, SettlementEngine
+from rpcsvc.orders.ports.venue import Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.reservations import UPSTREAM, Reservations
-from rpcsvc.orders.unfunded import Client, UnfundedLimits
-from rpcsvc.orders.upstream.relay import Relay
-from rpcsvc.settlement.sandbox.controls import SandboxControls
+from rpcsvc.orders.unfunded import SOCKET, Client
 
-# The user that the service runs as: through the UNIX socket, or in one process with it.
-SOCKET = Client("socket")
 # The terms of an order as a signed text that can be passed on; None where signing is off.
 Attest = Callable[[Terms], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """The operator's terms: fees and limits in bps and whole USD, times in milliseconds."""
+class ViewContext:
+    """What the views of orders need to know: the venue's names, and who vouches for terms."""
 
-    spread_bps: int
-    min_received_bps: int
-    max_swap_usd: int
-    bridge_min_usd: int
-    deposit_window: int
-    price_lock: int
-    timeouts: Timeouts
-    unfunded: UnfundedLimits
-    # What an upstream may reserve for this service, in USDC units.
-    reservable: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Venue:
-    """Where orders settle, and who vouches for their terms: what their views need to know."""
-
-    network: str
-    engine: SettlementEngine
-    is_simulated: bool
+    profile: VenueProfile
     attest: Attest | None = None
+
+    @property
+    def network(self) -> str:
+        """The network that every answer states."""
+        return self.profile.network
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The running service as operations see it. ``sandbox`` and ``relay`` are there only with the
-    engine that they belong to.
-    """
+    """The running service as operations see it. ``client_secret`` keys hashes of clients' names."""
 
     operations: tuple[Operation, ...]
     venue: Venue
+    views: ViewContext
     store: OrderStore
-    engine: SettlementEngine
-    rates: RateSource
     processor: OrderProcessor
     idempotency: Idempotency
-    chains: ChainRegistry
-    monero_networks: frozenset[MoneroNetwork]
     policy: Policy
     clock: Clock
     random: RandomBytes
     wake: Callable[[], None]
-    sandbox: SandboxControls | None
     ticket_budget: TicketBudget
-    # Keys the hashes of clients' names.
     client_secret: bytes
-    relay: Relay | None = None
-    reservations: Reservations | None = None
 
-    def stored(self, client: Client) -> str:
-        """What is kept of a client with its unfunded orders; empty where none are counted."""
-        return "" if self.reservations is None else client.stored(self.client_secret)
+    @property
+    def chains(self) -> ChainRegistry:
+        """The chains of the venue."""
+        return self.venue.profile.chains
 
-    def wallet(self, network: str) -> int | None:
-        """What the wallet of a network holds beside what funded orders may still take, in units.
+    @property
+    def monero_networks(self) -> frozenset[MoneroNetwork]:
+        """The Monero networks whose addresses the venue takes."""
+        return self.venue.profile.monero_networks
 
-        None where the engine has no wallet of its own. Raises errors.Unavailable while it is not
-        known.
-        """
-        if network == UPSTREAM:
-            return self.policy.reservable
-        held = self.engine.holdings(network)
-        if held is None or self.reservations is None:
-            return None
-        return max(0, held.free + held.locked - self.reservations.funded(network))
 
-    def payable(self, network: str) -> Holdings | None:
-        """What can be paid out on a network beside what open orders may still take.
+@dataclass(frozen=True, slots=True)
+class SandboxService(Service):
+    """The service while the sandbox engine runs, with the controls of its simulated chains."""
 
-        None where the engine has no wallet of its own. Raises errors.Unavailable while it is not
-        known.
-        """
-        held = self.engine.holdings(network)
-        if held is None or self.reservations is None:
-            return held
-        return replace(held, free=max(0, held.free - self.reservations.on(network)))
+    controls: SandboxControls
 
-    def reservable(self, network: str, client: Client) -> int | None:
-        """The most payout units that a client's next order may take on a network; None as above."""
-        held, wallet = self.payable(network), self.wallet(network)
-        if held is None or wallet is None or self.reservations is None:
-            return None if held is None else held.free
-        bounds, stored = self.policy.unfunded, self.stored(client)
-        return min(held.free, self.reservations.unfunded.room(bounds, stored, network, wallet))
 
-    def rates_health(self) -> Health:
-        """Whether there is a fresh rate; an upstream prices each amount itself."""
-        if self.relay is not None:
-            return Health(True)
-        try:
-            self.rates.rate()
-        except Unavailable as error:
-            return Health(False, error.message)
-        return Health(True)
+def with_sandbox(
+    service: Service, operations: Sequence[Operation], controls: SandboxControls
+) -> SandboxService:
+    """The service with the sandbox's controls, and the operations that use them beside its own."""
+    parts = {field.name: getattr(service, field.name) for field in fields(service)}
+    parts["operations"] = (*service.operations, *operations)
+    return SandboxService(**parts, controls=controls)
 
 
 class Call(NamedTuple):

@@ -9,7 +9,6 @@ import structlog
 
 from rpcsvc import ids
 from rpcsvc.clock import iso8601
-from rpcsvc.domain.events import ImpossibleTransition, RefundAddressGiven
 from rpcsvc.domain.order import REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
@@ -17,11 +16,12 @@ from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.results import NO_SESSION, session_source, with_session
-from rpcsvc.operations.service import SOCKET, Call, Service
+from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.orders.ports.store import Change, Ticket
+from rpcsvc.orders.unfunded import SOCKET
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ async def create_ticket(service: Service, params: SupportParams, call: Call) -> 
     session_fields = (session, session_source(call)) if session else NO_SESSION
     actions = [_next(params.order_id, named)]
     return Answer(
-        AgentState.TICKET_CREATED, with_session(service.venue, data, session_fields), actions
+        AgentState.TICKET_CREATED, with_session(service.views, data, session_fields), actions
     )
 
 
@@ -129,14 +129,8 @@ async def _give(
         return {"accepted": False, "address": ticket.wallet_address}  # the agreed one is final
     if address is None:
         return None
-    if service.relay is not None:
-        return {"accepted": await service.relay.pass_on(order, ticket), "address": address}
-    try:
-        await service.processor.apply(order.order_id, RefundAddressGiven(address))
-    except ImpossibleTransition:
-        return {"accepted": False, "address": address}  # somebody else was first
-    service.wake()
-    return {"accepted": True, "address": address}
+    accepted = await service.venue.give_refund_address(order, address, ticket)
+    return {"accepted": accepted, "address": address}
 
 
 def _ticket_view(ticket: Ticket) -> Json:

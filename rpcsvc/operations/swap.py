@@ -16,18 +16,17 @@ from rpcsvc.operations.inputs import (
     read_intent,
     read_order_id,
     read_session,
-    require_offered,
     require_verified,
 )
-from rpcsvc.operations.ordering import OrderRequest, Placed, place
+from rpcsvc.operations.ordering import Placed, place
 from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
-from rpcsvc.operations.quoting import make_quote, quote_view, require_within_limits
+from rpcsvc.operations.quoting import quote_view
 from rpcsvc.operations.results import Stored, session_source, with_session
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.operations.validation_messages import HINTS, combined, missing
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.upstream import UpstreamRequest
+from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
@@ -50,7 +49,7 @@ async def quote(service: Service, params: QuoteParams, call: Call) -> Answer:
     intent, problems = await read_intent(params, service)
     if problems:
         raise combined(problems)
-    found = await make_quote(service, *_swap_of(intent), client=call.client)
+    found = await service.venue.quote(QuoteRequest(*_swap_of(intent), client=call.client))
     create = action(
         "provide_to",
         f"{HINTS['to']} Then call swap.execute with the same inputs, to, and an idempotency key.",
@@ -71,8 +70,7 @@ async def execute(service: Service, params: SwapParams, call: Call) -> Stored:
 async def status(service: Service, params: StatusParams, _call: Call) -> Answer | Stored:
     """An order as it stands. Raises OrderNotFound and VerificationFailed."""
     order_id = read_order_id(params.order_id)
-    if service.relay is not None:
-        service.relay.follower.watch(order_id)
+    service.venue.watch(order_id)
     view = await service.store.status_view(order_id, service.clock.now_ms())
     if view is not None:
         to_address, body = view
@@ -80,7 +78,7 @@ async def status(service: Service, params: StatusParams, _call: Call) -> Answer 
         return Stored(body)
     order = await find_order(service, order_id)
     require_verified(params.verify, order.terms.to_address)
-    return status_answer(service.venue, order, service.clock.now_ms())
+    return status_answer(service.views, order, service.clock.now_ms())
 
 
 async def find_order(service: Service, order_id: str) -> Order:
@@ -120,7 +118,7 @@ async def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
     """A chain that can't be used now, or an amount outside the limits, where these are known."""
     try:
         if intent.chain is not None:
-            require_offered(intent.chain, service)
+            service.venue.profile.require_offered(intent.chain)
         if intent.amount is not None:
             await _require_within_limits(service, intent.direction, intent.chain, intent.amount)
     except InputError as problem:
@@ -131,13 +129,10 @@ async def _limit_problems(service: Service, intent: Intent) -> list[InputError]:
 async def _require_within_limits(
     service: Service, direction: Direction | None, chain: Chain | None, amount: Money
 ) -> None:
-    """Raise AmountBelowMinimum or AmountAboveMaximum; an upstream is asked, for its own limits."""
+    """Raise AmountBelowMinimum or AmountAboveMaximum, as far as the limits are known."""
     if direction is not None and chain is not None:
         with suppress(Unavailable):
-            if service.relay is not None:
-                await service.relay.quote(UpstreamRequest(direction, chain, amount))
-            else:
-                require_within_limits(service, direction, chain, amount, service.rates.rate())
+            await service.venue.check_amount(direction, chain, amount)
     require_storable(amount)
 
 
@@ -230,5 +225,5 @@ def _order_answer(service: Service, source: str, operation: str, placed: Placed)
         "fundingInstructions": status.data["fundingInstructions"],
         "quote": quote_view(service, placed.quote),
     }
-    data = with_session(service.venue, data, (placed.order.terms.session_id, source))
+    data = with_session(service.views, data, (placed.order.terms.session_id, source))
     return head(operation, status._replace(data=data))

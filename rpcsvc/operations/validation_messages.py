@@ -16,7 +16,7 @@ from rpcsvc.domain.money import parse_amount
 from rpcsvc.domain.pricing import Direction, deposit_asset
 from rpcsvc.errors import InputError, InputErrors, InvalidInput, MissingInput, UnsupportedDirection
 from rpcsvc.operations.params import Params, whole
-from rpcsvc.settlement.sandbox.controls import FaultKind
+from rpcsvc.orders.ports.sandbox import FaultKind
 
 # An answer to thousands of unknown properties would be many times their size.
 MOST_PROBLEMS: Final = 32

@@ -23,7 +23,7 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.operations.envelope import Json, action
-from rpcsvc.operations.service import Venue
+from rpcsvc.operations.service import ViewContext
 from rpcsvc.operations.twap_view import twap_view
 
 _LOCK_WARNING = (
@@ -71,7 +71,7 @@ def may_fund(order: Order, now: int) -> bool:
     return awaits and now < order.terms.expires_at
 
 
-def order_view(venue: Venue, order: Order, now: int) -> Json:
+def order_view(views: ViewContext, order: Order, now: int) -> Json:
     """``data.order``."""
     view = {
         **draft_order_view(order, now),
@@ -82,9 +82,9 @@ def order_view(venue: Venue, order: Order, now: int) -> Json:
     if order.deadline_at is not None and order.on_deadline is not None:
         view["deadlineAt"] = iso8601(order.deadline_at)
         view["onDeadline"] = order.on_deadline.value
-    if venue.attest is not None and may_fund(order, now):
+    if views.attest is not None and may_fund(order, now):
         # Nobody should be led to an address that is not to be paid any more.
-        view["attestation"] = venue.attest(order.terms)
+        view["attestation"] = views.attest(order.terms)
     return view
 
 
@@ -106,10 +106,10 @@ def _own_report(order: Order) -> Report:
     )
 
 
-def funding_view(venue: Venue, order: Order) -> Json:
+def funding_view(views: ViewContext, order: Order) -> Json:
     """``data.fundingInstructions``: what is still to be sent, where and until when."""
     terms = order.terms
-    names = venue.engine.names(terms.deposit_asset, terms.chain)
+    names = views.profile.names(terms.deposit_asset, terms.chain)
     amount = format_units(order.due_units, terms.deposit_asset)
     return {
         "depositAddress": terms.deposit_address,
@@ -121,7 +121,7 @@ def funding_view(venue: Venue, order: Order) -> Json:
         "priceLockedUntil": _price_locked_until(order),
         "expiresAt": iso8601(terms.expires_at),
         "paymentUri": _payment_uri(order, names.chain_id, names.token),
-        "warnings": _warnings(venue, order, names.network),
+        "warnings": _warnings(views, order, names.network),
     }
 
 
@@ -137,7 +137,7 @@ def _payment_uri(order: Order, chain_id: int, token: str | None) -> str:
     )
 
 
-def _warnings(venue: Venue, order: Order, network: str) -> list[str]:
+def _warnings(views: ViewContext, order: Order, network: str) -> list[str]:
     asset = order.terms.deposit_asset.symbol
     warnings = [
         f"Send exactly this amount of {asset}, on {network} only, before expiresAt.",
@@ -145,7 +145,7 @@ def _warnings(venue: Venue, order: Order, network: str) -> list[str]:
         "The address is for this order alone: don't send to it again later.",
         _refund_warning(order),
     ]
-    if venue.is_simulated:
+    if views.profile.is_simulated:
         warnings.insert(0, "Sandbox: simulated money. Never send real funds to this address.")
     return warnings
 
@@ -212,13 +212,13 @@ def _receipt(order: Order) -> Json | None:
     return dict(orjson.loads(payout.receipt))
 
 
-def status_data(venue: Venue, order: Order, now: int) -> Json:
+def status_data(views: ViewContext, order: Order, now: int) -> Json:
     """``data`` of status, without the fields that every result has."""
     awaits = may_fund(order, now)
     due = format_units(order.due_units, order.terms.deposit_asset) if awaits else None
     return {
-        "order": order_view(venue, order, now),
-        "fundingInstructions": funding_view(venue, order) if awaits else None,
+        "order": order_view(views, order, now),
+        "fundingInstructions": funding_view(views, order) if awaits else None,
         "amountDue": due,
         "deposits": [deposit_view(order, d) for d in order.deposits],
         "transfers": [
@@ -234,10 +234,10 @@ def _action_required(order: Order) -> str | None:
     return REFUND_ADDRESS if awaits_upstream_refund(order) else order.action_required
 
 
-def status_actions(venue: Venue, order: Order, now: int) -> list[Json]:
+def status_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
     """``nextActions`` for an order as it stands."""
     state = AGENT_STATE_OF[order.status]
-    actions = _actions_of_state(venue, order, state, now)
+    actions = _actions_of_state(views, order, state, now)
     if _action_required(order) == REFUND_ADDRESS:
         actions.insert(0, _give_refund_address(order))
     return actions
@@ -267,7 +267,7 @@ def _was_swapped_in_part(report: Report | None) -> bool:
     return report.output is not None and orjson.loads(report.extra).get("status") == "failed"
 
 
-def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -> list[Json]:
+def _actions_of_state(views: ViewContext, order: Order, state: AgentState, now: int) -> list[Json]:
     poll = action(
         "poll_status",
         "Ask again until the state is completed or terminal_failure.",
@@ -279,11 +279,11 @@ def _actions_of_state(venue: Venue, order: Order, state: AgentState, now: int) -
     if state is AgentState.TERMINAL_FAILURE:
         return [_open_ticket(order)]
     if order.status in AWAITS_DEPOSIT and order.due_units > 0:
-        return [*_funding_actions(venue, order, now), poll, *_cancel_actions(order)]
+        return [*_funding_actions(views, order, now), poll, *_cancel_actions(order)]
     return [poll]
 
 
-def _funding_actions(venue: Venue, order: Order, now: int) -> list[Json]:
+def _funding_actions(views: ViewContext, order: Order, now: int) -> list[Json]:
     if now >= order.terms.expires_at:
         return [action("stop_funding", _EXPIRED_WINDOW)]
     due = format_units(order.due_units, order.terms.deposit_asset)
@@ -292,7 +292,7 @@ def _funding_actions(venue: Venue, order: Order, now: int) -> list[Json]:
         f"Ask the user to send {due} {order.terms.deposit_asset.symbol} to"
         f" {order.terms.deposit_address} before {iso8601(order.terms.expires_at)}.",
     )
-    if not venue.is_simulated:
+    if not views.profile.is_simulated:
         return [ask]
     simulate = action(
         "simulate_deposit",

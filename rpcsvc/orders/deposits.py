@@ -19,7 +19,7 @@ from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.wallets import DepositSighting, SettlementEngine
+from rpcsvc.orders.ports.wallets import DepositSighting, Wallets
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scan_progress import ScanProgress
@@ -64,7 +64,7 @@ class DepositWatcher:
     def __init__(
         self,
         store: OrderStore,
-        engine: SettlementEngine,
+        engine: Wallets,
         processor: OrderProcessor,
         rates: RateSource,
         quarantine: Quarantine,

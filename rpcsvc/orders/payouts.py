@@ -40,9 +40,9 @@ from rpcsvc.orders.ports.store import Commit, OrderStore
 from rpcsvc.orders.ports.wallets import (
     Outcome,
     PreparedTransfer,
-    SettlementEngine,
     TransferRejected,
     Verdict,
+    Wallets,
 )
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
@@ -62,7 +62,7 @@ class Payouts:
     def __init__(
         self,
         store: OrderStore,
-        engine: SettlementEngine,
+        engine: Wallets,
         processor: OrderProcessor,
         clock: Clock,
         quarantine: Quarantine,

@@ -9,7 +9,7 @@ be carried out. What does not live here: the decisions (domain/machine.py), the 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -33,7 +33,7 @@ from rpcsvc.orders.ports.store import (
     StoredResponse,
 )
 from rpcsvc.orders.ports.wallets import PreparedTransfer
-from rpcsvc.orders.reservations import Reservations
+from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class OrderProcessor:
         store: OrderStore,
         clock: Clock,
         project: Projection,
-        reservations: Reservations | None = None,
+        reservations: ReservationBook = UNCOUNTED,
     ) -> None:
         self._store = store
         self._reservations = reservations
@@ -103,7 +103,7 @@ class OrderProcessor:
             relay=relay,
             client=client or None,
         )
-        with self._reservations.holding(order, client) if self._reservations else nullcontext():
+        with self._reservations.holding(order, client):
             await self._store.commit(change)
 
     async def apply(
@@ -201,9 +201,8 @@ class OrderProcessor:
                 if not remaining:
                     raise Unavailable(_BUSY) from None
                 log.info("order_read_again", order_ids=list(events))
-        if self._reservations is not None:
-            for step in steps:
-                self._reservations.note(step.after)
+        for step in steps:
+            self._reservations.note(step.after)
         return steps
 
     def _tell(self, steps: Sequence[_Step]) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, Protocol
 
 from rpcsvc.clock import day_of
 from rpcsvc.domain.deposit_rules import units_by_rate
 from rpcsvc.domain.order import AWAITS_DEPOSIT, Deposit, Order, OrderStatus, Transfer, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.wallets import SettlementEngine
 from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders
 
 Claims = dict[str, int]
@@ -124,6 +123,32 @@ def _is_paid(payout: Transfer | None) -> bool:
     return payout is not None and payout.state is TransferState.SETTLED
 
 
+class ReservationBook(Protocol):
+    """Follows the commits of orders."""
+
+    def holding(self, order: Order, client: str = "") -> AbstractContextManager[None]:
+        """Count a new order while it is being committed; not any more if that fails."""
+        ...
+
+    def note(self, order: Order, client: str | None = None) -> None:
+        """The order was committed as it is now; ``client`` of a new one is who asked for it."""
+        ...
+
+
+class _Uncounted:
+    """For wallets that take every order."""
+
+    def holding(self, order: Order, client: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - not counted
+        """Count nothing."""
+        return nullcontext()
+
+    def note(self, order: Order, client: str | None = None) -> None:
+        """Count nothing."""
+
+
+UNCOUNTED: Final[ReservationBook] = _Uncounted()
+
+
 class Reservations:
     """The sum of all claims, and what of them is reserved by orders that are not funded."""
 
@@ -190,11 +215,10 @@ class Reservations:
             raise
 
     @contextmanager
-    def asking(self, order: Order, client: str) -> Iterator[None]:
+    def asking(self, order_id: str, reservation: Reservation) -> Iterator[None]:
         """Count an order that an upstream is being asked for."""
-        pending = f"asked {order.order_id}"
-        worth = _relayed_worth(order)
-        self.unfunded.put(pending, _reserved_by(order, client, UPSTREAM, worth))
+        pending = f"asked {order_id}"
+        self.unfunded.put(pending, reservation)
         try:
             yield
         finally:
@@ -228,19 +252,6 @@ class Reservations:
             self._of[order_id] = claims
         for network, units in claims.items():
             self._total[network] += units
-
-
-async def payable_for(
-    store: OrderStore, engine: SettlementEngine, reservations: Reservations | None, order_id: str
-) -> int | None:
-    """Payout units that the wallet can pay for an order, its fee included, now or when outputs
-    unlock; None where that is not known. Raises errors.Unavailable.
-    """
-    order = await store.order(order_id)
-    if reservations is None or order is None:
-        return None
-    held = engine.holdings(order.terms.payout_network)
-    return None if held is None else max(0, held.free + held.locked - reservations.beside(order))
 
 
 def _reserved_by(order: Order, client: str, network: str, units: int) -> Reservation:

@@ -42,6 +42,10 @@ class Client(NamedTuple):
         return f"{self.kind}:{digest.hexdigest()[:24]}"
 
 
+# The user that the service runs as: through the UNIX socket, or in one process with it.
+SOCKET: Final = Client("socket")
+
+
 def is_known(client: str) -> bool:
     """Whether a stored client was known by a token, a key or the socket."""
     return bool(client) and not client.startswith(f"{ADDRESS}:")

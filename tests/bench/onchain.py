@@ -183,7 +183,7 @@ async def looked_after(up: Running) -> AsyncIterator[None]:
     It ends between two rounds of each adapter: addresses that the wallet was still making, and the
     store does not know of, would make the next start throw the pool away.
     """
-    engine = up.service.engine
+    engine = up.backend.engine
     assert isinstance(engine, OnchainEngine)
     stopping, parked = asyncio.Event(), asyncio.Semaphore(0)
 
@@ -208,8 +208,9 @@ async def looked_after(up: Running) -> AsyncIterator[None]:
 async def _knows_its_money(up: Running) -> bool:
     await up.worker.tick()
     try:
-        up.service.engine.require_ready()
-        return all(up.service.payable(network) for network in ("monero", "arbitrum"))
+        engine = up.backend.engine
+        engine.require_ready()
+        return all(engine.holdings(network) for network in ("monero", "arbitrum"))
     except Unavailable:
         return False
 

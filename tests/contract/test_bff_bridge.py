@@ -89,7 +89,7 @@ async def test_without_a_rate_a_key_gives_its_answer_again_and_makes_nothing_new
     def no_rate(_: object) -> Rate:
         raise Unavailable("There is no fresh rate.")
 
-    monkeypatch.setattr(type(served.up.service.rates), "rate", no_rate)
+    monkeypatch.setattr(type(served.up.backend.engine), "rate", no_rate)
     again = await post(
         served, "/bridge/deposit", {"toAddress": EVM}, idempotency_key="k-0123456789abcd"
     )

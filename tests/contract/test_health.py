@@ -74,7 +74,7 @@ async def test_what_stops_no_order_degrades_health_and_keeps_the_service_ready(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = Health(False, "USDC: ord_1/payout/1 waits")
-    monkeypatch.setattr(type(served.up.service.engine), "health", AsyncMock(return_value=stuck))
+    monkeypatch.setattr(type(served.up.backend.engine), "health", AsyncMock(return_value=stuck))
     assert (await served.client.get("/health")).status == 503
     for path in ("/readyz", "/api/v1/health", "/bff/v1/health"):
         response = await served.client.get(path)

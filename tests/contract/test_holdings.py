@@ -2,44 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rpcsvc import app_sandbox
 from rpcsvc.errors import Unavailable
 from rpcsvc.http.documents.advice import ERROR
+from rpcsvc.orders.backend import stocked
 from rpcsvc.orders.ports.wallets import Holdings
-from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import SWAP, Served, serving
 
 USDC = 10**6
 QUOTE = {key: SWAP[key] for key in ("direction", "chain", "amount")}
 
 
+class Wallet:
+    """What the wallet holds on every network, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.held: Holdings | None = Holdings(10**15, locked=0, seconds_to_unlock=0)
+
+    def __call__(self, held: Holdings | None) -> None:
+        self.held = held
+
+    def holdings(self, _network: str) -> Holdings:
+        if self.held is None:
+            raise Unavailable("What can be paid is not known yet.")
+        return self.held
+
+
 @pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hold(monkeypatch: pytest.MonkeyPatch) -> Wallet:
     """Make the wallet hold so much on every network."""
-
-    def holding(held: Holdings | Unavailable) -> None:
-        def holdings(_engine: SandboxEngine, _network: str) -> Holdings:
-            if isinstance(held, Unavailable):
-                raise held
-            return held
-
-        monkeypatch.setattr(SandboxEngine, "holdings", holdings)
-
-    return holding
+    wallet = Wallet()
+    monkeypatch.setattr(app_sandbox, "unlimited", lambda: stocked(wallet.holdings))
+    return wallet
 
 
-async def test_an_amount_that_the_wallet_can_pay_is_quoted(served: Served, hold: Any) -> None:
+@pytest.fixture
+async def served(tmp_path: Path, hold: Wallet) -> AsyncIterator[Served]:
+    """A service in which one unfunded order may take all that the wallet holds."""
+    shares = ("unfunded_share", "unfunded_address_total_share", "unfunded_address_share")
+    flags: dict[str, Any] = {f"orders__{name}": 100 for name in shares}
+    async with serving(tmp_path, **flags) as made:
+        yield made
+
+
+async def test_an_amount_that_the_wallet_can_pay_is_quoted(served: Served, hold: Wallet) -> None:
     hold(Holdings(free=200 * USDC, locked=0, seconds_to_unlock=0))
     assert (await served.post("/agent/swap/quote", QUOTE)).status == 200
 
 
 @pytest.mark.parametrize("path", ["/agent/swap/quote", "/agent/swap/create"])
 async def test_more_than_the_wallet_holds_is_refused_with_the_most(
-    served: Served, hold: Any, path: str
+    served: Served, hold: Wallet, path: str
 ) -> None:
     hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
     wish = SWAP if path.endswith("create") else QUOTE
@@ -55,7 +74,7 @@ async def test_more_than_the_wallet_holds_is_refused_with_the_most(
     assert served.count("orders") == int(path.endswith("create"))
 
 
-async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Any) -> None:
+async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Wallet) -> None:
     hold(Holdings(free=66 * USDC, locked=500 * USDC, seconds_to_unlock=840))
 
     answer = await served.post("/agent/swap/quote", QUOTE)
@@ -68,17 +87,21 @@ async def test_what_unlocks_soon_is_refused_until_then(served: Served, hold: Any
     assert over_rpc.body["result"]["error"] == error
 
 
-async def test_capabilities_tell_what_can_be_paid_for_now(served: Served, hold: Any) -> None:
-    unlimited = await served.http("GET", "/agent/capabilities")
-    assert {row["maxNow"] for row in unlimited.body["data"]["limits"]} == {None}
+async def test_capabilities_tell_what_can_be_paid_for_now(served: Served, hold: Wallet) -> None:
     hold(Holdings(free=66 * USDC, locked=0, seconds_to_unlock=0))
     answer = await served.http("GET", "/agent/capabilities")
     row = next(r for r in answer.body["data"]["limits"] if r["direction"] == "x2u")
     assert row["maxNow"] == "0.4"
 
 
-async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: Any) -> None:
-    hold(Unavailable("What can be paid is not known yet."))
+async def test_capabilities_tell_no_limit_of_simulated_wallets(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        answer = await served.http("GET", "/agent/capabilities")
+    assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {None}
+
+
+async def test_a_wallet_that_is_not_known_quotes_nothing(served: Served, hold: Wallet) -> None:
+    hold(None)
     assert (await served.post("/agent/swap/quote", QUOTE)).status == 503
     answer = await served.http("GET", "/agent/capabilities")
     assert {row["maxNow"] for row in answer.body["data"]["limits"]} == {"0"}

@@ -58,7 +58,7 @@ async def rpc(served: Served, method: str, **params: Any) -> dict[str, Any]:
 
 async def refresh(served: Served) -> None:
     """Have the list asked for now, as it is now and then."""
-    engine = served.up.service.engine
+    engine = served.up.backend.engine
     assert isinstance(engine, UpstreamEngine)
     await engine.watch.ask(Urgency.ROUTINE)
 

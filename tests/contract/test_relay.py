@@ -226,8 +226,7 @@ async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_i
         assert (answer["error"]["code"], answer["error"]["retryable"]) == ("unavailable", True)
         assert "depositAddress" not in str(answer)
         assert (served.count("orders"), states(served)) == (0, ["refused"])
-        assert served.up.service.relay is not None
-        assert (await served.up.service.relay.health()).ok
+        assert (await served.up.service.venue.progress())["relay"].ok
         upstream_id, raw, reason = one_row(
             served.up.database, "SELECT upstream_id, raw, reason FROM relays"
         )
@@ -599,8 +598,7 @@ async def test_with_keys_a_lost_answer_is_asked_for_again_and_one_order_is_made(
             assert states(sidecar) == ["created"]
             again = await create(sidecar, "mine-0123456789a")
             assert again["data"] == answer["data"]
-            assert sidecar.up.service.relay is not None
-            assert (await sidecar.up.service.relay.health()).ok
+            assert (await sidecar.up.service.venue.progress())["relay"].ok
 
 
 @pytest.mark.parametrize("is_made", [True, False])

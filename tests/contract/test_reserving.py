@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.orders.reservations import Reservations
-from rpcsvc.settlement.sandbox.engine import SandboxEngine
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
 from tests.contract.test_sidecar import STAGENET, beside
 from tests.rows import all_rows
@@ -29,6 +27,12 @@ Json = dict[str, Any]
 @pytest.fixture(autouse=True)
 def wallet(monkeypatch: pytest.MonkeyPatch) -> None:
     give_wallets(monkeypatch, HELD, USDC_HELD)
+
+
+def reservations_of(served: Served) -> Reservations:
+    found = served.up.backend.reservations
+    assert isinstance(found, Reservations)
+    return found
 
 
 def behind_proxy(data_dir: Path, **flags: Any) -> Any:
@@ -52,9 +56,7 @@ async def attack(served: Served, address: str = ATTACKER, number: int = 18) -> l
 async def test_eighteen_orders_of_one_address_leave_the_wallet_to_others(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path) as served:
         await attack(served)
-        left = served.up.service.payable("monero")
-        assert left is not None
-        assert left.free >= 1_350 * 10**12
+        assert HELD["monero"] - reservations_of(served).on("monero") >= 1_350 * 10**12
         for swap, amount in ((X2U, "100"), (U2X, "20000")):
             honest = await order(served, swap, amount, HONEST)
             assert honest.status == 200, honest.body
@@ -172,8 +174,7 @@ async def test_only_a_funded_order_frees_its_place(
 async def test_the_end_of_the_window_frees_the_reservation_at_once(tmp_path: Path) -> None:
     async with behind_proxy(tmp_path, orders__unfunded_address_orders=1) as served:
         data = (await order(served, X2U, "100", ATTACKER)).body["data"]
-        reservations = served.up.service.reservations
-        assert reservations is not None
+        reservations = reservations_of(served)
         assert reservations.on("arbitrum") > 0
         await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
         await until_free(reservations)
@@ -227,9 +228,7 @@ async def test_a_late_deposit_is_refunded_when_the_wallet_cannot_pay_it(
         data = (await order(served, X2U, "100", ATTACKER)).body["data"]
         order_id = data["order"]["orderId"]
         await sandbox(served, "fault", fault="advance_clock", seconds=3_601)
-        monkeypatch.setattr(
-            SandboxEngine, "holdings", lambda *_: Holdings(10**6, locked=0, seconds_to_unlock=0)
-        )
+        monkeypatch.setitem(HELD, "arbitrum", 10**6)
         await sandbox(served, "fund", orderId=order_id, amount="100")
         await until_status(served, order_id, "refunding")
         found = await served.up.service.store.order(order_id)
@@ -283,7 +282,7 @@ async def test_a_sidecar_that_may_reserve_no_more_there_rests_for_nobody(
         assert (refused.status, refused.body["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) > 300
         assert sidecar.count("relays") == 1
-        assert (await sidecar.up.service.engine.health()).ok
+        assert (await sidecar.up.backend.engine.health()).ok
         made = served_order(sidecar)
         body = {"sessionId": made["sessionId"]}
         path = f"/agent/swap/cancel/{made['orderId']}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.http import strict_json
+from rpcsvc import strict_json
 from rpcsvc.settlement.upstream import dialects
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing

@@ -68,7 +68,7 @@ async def look(served: Served) -> tuple[int, str]:
 
 
 def engine_of(served: Served) -> UpstreamEngine:
-    engine = served.up.service.engine
+    engine = served.up.backend.engine
     assert isinstance(engine, UpstreamEngine)
     return engine
 

@@ -21,11 +21,11 @@ BOTH = pytest.mark.parametrize("direction", ["x2u", "u2x"])
 @contextmanager
 def out_of_sight(box: Sandbox, network: str) -> Iterator[None]:
     """The node of one network is down; the others show what they have."""
-    engine = box.up.service.engine
+    engine = box.up.backend.engine
     sees = engine.observe
 
     async def observe() -> Observation:
-        found = await sees()
+        found: Observation = await sees()
         shown = [each for each in found.sightings if each.key.network != network]
         return replace(
             found,
@@ -68,12 +68,12 @@ async def test_an_order_that_was_paid_while_its_node_was_down_does_not_expire(
         assert (await paid.status())["state"] == "waiting_for_funding"
         assert (await unpaid.status())["state"] == "waiting_for_funding"
         assert (await elsewhere.status())["state"] == "terminal_failure", "its network is seen"
-        health = box.up.worker.watching()
+        health = (await box.up.service.venue.progress())["deposits"]
         assert f"Deposit scan of {NETWORK[direction]} is" in (health.detail or "")
     await box.settle()
     assert (await paid.status())["state"] == "completed"
     assert (await unpaid.status())["state"] == "terminal_failure"
-    assert box.up.worker.watching().ok
+    assert (await box.up.service.venue.progress())["deposits"].ok
 
 
 async def test_the_first_beat_after_a_start_decides_on_nothing_that_it_has_not_seen(

@@ -76,7 +76,7 @@ class Life:
             self.clock.now += self.random.choice(JUMPS)
             await box.up.worker.tick()
             if self.random.random() < 0.7:
-                await box.up.effects.drain()
+                await box.up.worker.drain()
 
     async def make_order(self, box: Sandbox) -> None:
         direction = self.random.choice(["x2u", "u2x"])
@@ -97,7 +97,7 @@ class Life:
     async def make_twap_order(self, box: Sandbox, direction: str) -> None:
         sides = [(0, "XMR", 7 * 10**12), (42161, USDC, 1_100 * 10**6)]
         (sent, token, amount), (received, other, _) = sides if direction == "x2u" else sides[::-1]
-        if not ((await box.up.service.engine.health()).ok and box.up.service.rates_health().ok):
+        if not all(check.ok for check in (await box.up.service.venue.health()).values()):
             return
         answer = await box.bff(
             "orders.create",

@@ -294,7 +294,7 @@ async def _executing(box: Sandbox) -> Placed:
     await placed.fund()
     for _ in range(20):
         box.clock.now += 500
-        await box.up.service.engine.observe()
+        await box.up.backend.engine.observe()
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         if order.transfers:
@@ -304,7 +304,7 @@ async def _executing(box: Sandbox) -> Placed:
 
 
 async def _reconcile_only(box: Sandbox) -> None:
-    await box.up.worker._watcher.reconcile()
+    await box.up.worker._steps[0]()
 
 
 async def _waiting(box: Sandbox) -> Placed:

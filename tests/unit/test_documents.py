@@ -29,10 +29,12 @@ from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.policy_text import DEPOSIT_POLICY
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Service, ViewContext
 from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
+from rpcsvc.orders.ports.sandbox import FaultKind
+from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import load_settings
-from rpcsvc.settlement.sandbox.controls import FaultKind
 from tests.sandbox import ManualClock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,13 +49,20 @@ def site_with(*, sandbox: bool = True, tokens: str = "", **flags: Any) -> Site:
     environ = {"AGENT_RPC_TOKEN": tokens} if tokens else {}
     given = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load_settings(config_file=None, environ=environ, flags=given).settings
-    service = SimpleNamespace(
-        operations=OPERATIONS if sandbox else AGENT_OPERATIONS,
-        venue=SimpleNamespace(network="sandbox" if sandbox else "mainnet", is_simulated=sandbox),
+    profile = VenueProfile(
+        engine="sandbox" if sandbox else "onchain",
+        network="sandbox" if sandbox else "mainnet",
         chains=CHAINS,
         monero_networks=frozenset(MoneroNetwork),
-        sandbox=object() if sandbox else None,
-        relay=None,
+        names=lambda _asset, _chain: NetworkNames("monero", 0, None),
+        is_simulated=sandbox,
+    )
+    service = SimpleNamespace(
+        operations=OPERATIONS if sandbox else AGENT_OPERATIONS,
+        venue=SimpleNamespace(price_lock=settings.orders.effective_price_lock_seconds * 1000),
+        views=ViewContext(profile),
+        chains=CHAINS,
+        monero_networks=profile.monero_networks,
     )
     return site_of(settings, cast("Service", service))
 
@@ -383,7 +392,7 @@ async def test_the_recording_is_what_the_sandbox_answers_today(tmp_path: Path) -
     ).settings
     clock = recordings.StageClock()
     async with running(settings, clock=clock, random=recordings.StageRandom()) as up:
-        local = LocalService(up.dispatcher, up.worker, up.effects)
+        local = LocalService(up.dispatcher, up.service.venue, up.worker)
         played = recordings.dumps(await recordings.record(local, clock))
     kept = Path(recordings.__file__).with_name(recordings.FILE).read_text(encoding="utf-8")
     assert played == kept, "run make generate"

@@ -29,15 +29,16 @@ class Eyes:
     """Sees what the sandbox does, whose chains need that to go on, and what the scanner does."""
 
     def __init__(self, sandbox: Any, scanner: EvmDepositScanner) -> None:
-        self._sandbox = sandbox
+        self._observe, self._acknowledge = sandbox.observe, sandbox.acknowledge
         self._scanner = scanner
+        sandbox.observe, sandbox.acknowledge = self.observe, self.acknowledge
 
     async def observe(self) -> Observation:
-        both: Observation = await self._sandbox.observe()
+        both: Observation = await self._observe()
         return replace(both, sightings=[*both.sightings, *await self._scanner.observe()])
 
     async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        await self._sandbox.acknowledge(sightings)
+        await self._acknowledge(sightings)
         await self._scanner.acknowledge(sightings)
 
 
@@ -91,9 +92,8 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         reader = Reader(ledger, name=order.terms.deposit_network)
         reader.scanner._clock = reader.scanner._pool._clock = box.clock
         reader.chain.mine(count=5)
-        watcher: Any = box.up.worker._watcher
-        engine = watcher._engine
-        watcher._engine = Eyes(engine, reader.scanner)
+        engine = box.up.backend.engine
+        Eyes(engine, reader.scanner)
         engine.confirmations = reader.scanner.confirmations
         await box.catch_up()
         yield Scene(box, reader, placed, order.terms.deposit_address)

@@ -44,7 +44,7 @@ async def up(tmp_path: Path) -> AsyncIterator[Running]:
 
 async def test_one_node_for_a_table_of_many_chains_is_enough_to_start(up: Running) -> None:
     assert [chain.name for chain in up.service.chains.all()] == ["arbitrum"]
-    assert not (await up.service.engine.health()).ok
+    assert not (await up.backend.engine.health()).ok
 
 
 @pytest.mark.parametrize("chain", ["arbitrum", "base"])
@@ -66,12 +66,12 @@ async def test_orders_of_a_chain_whose_node_was_taken_out_are_an_alarm_until_the
     settings = unreachable(tmp_path)
     async with running(settings) as before:
         await before.service.processor.open(open_order(order_of(before, "base")), None, None)
-        assert ORDER_ID not in ((await before.service.engine.health()).detail or "")
+        assert ORDER_ID not in ((await before.backend.engine.health()).detail or "")
     async with running(settings) as up:
-        told = (await up.service.engine.health()).detail or ""
+        told = (await up.backend.engine.health()).detail or ""
         assert f"orders: 1 orders wait for a network without a node, such as {ORDER_ID}" in told
         await expire(up, ORDER_ID)
-        assert ORDER_ID not in ((await up.service.engine.health()).detail or "")
+        assert ORDER_ID not in ((await up.backend.engine.health()).detail or "")
 
 
 async def expire(up: Running, order_id: str) -> None:
@@ -102,13 +102,13 @@ def order_of(up: Running, chain: str) -> Terms:
 async def test_service_without_its_journal_starts_and_lets_payouts_wait(tmp_path: Path) -> None:
     settings = unreachable(tmp_path)
     async with running(settings) as before:
-        assert "journal" not in ((await before.service.engine.health()).detail or "")
+        assert "journal" not in ((await before.backend.engine.health()).detail or "")
     folder = tmp_path / "journal"
     folder.rename(tmp_path / "elsewhere")
     async with running(settings) as up:
-        told = (await up.service.engine.health()).detail or ""
+        told = (await up.backend.engine.health()).detail or ""
         assert "it is missing; the database knows" in told
         assert "payouts wait" in told
         (tmp_path / "elsewhere").rename(folder)
     async with running(settings) as up:
-        assert "journal" not in ((await up.service.engine.health()).detail or "")
+        assert "journal" not in ((await up.backend.engine.health()).detail or "")

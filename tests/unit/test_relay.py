@@ -28,8 +28,8 @@ from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     UpstreamRequest,
+    UpstreamResting,
     UpstreamStatus,
-    VenueResting,
 )
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
@@ -406,7 +406,7 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
 
 async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World) -> None:
     await world.follow("lost", "well")
-    resting = VenueResting("the breaker is open", 60_000)
+    resting = UpstreamResting("the breaker is open", 60_000)
     world.venue.unreadable = {"lost": resting, "well": resting}
 
     world.clock.now += 1_000

@@ -157,8 +157,9 @@ async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path
     over, owing = expired(order_id="ord_1"), late_on(expired(order_id="ord_2"), 2)
     for number, order in enumerate((over, owing)):
         agreed = replace(order.terms, deposit_address=f"deposit {number}")
-        await commit(store, open_order(agreed), is_new=True)
-        await commit(store, replace(order, terms=agreed))
+        fresh = open_order(agreed)
+        await commit(store, fresh, is_new=True)
+        await commit(store, replace(order, terms=agreed, version=fresh.version + 1))
         before.note(order)
     after = Reservations()
     await after.load(store, NOW)

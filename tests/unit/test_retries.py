@@ -42,7 +42,7 @@ def runner(
         service.store,
         service.processor,
         payouts,
-        service.rates,
+        box.up.backend.engine,
         clock,
         poll_ms=poll_ms,
         payable=AsyncMock(return_value=None),

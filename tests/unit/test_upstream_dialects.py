@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rpcsvc import errors
+from rpcsvc import errors, strict_json
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.order import OrderStatus
-from rpcsvc.http import strict_json
 from rpcsvc.settlement.upstream import answers, failures, requests
 from rpcsvc.settlement.upstream.answers import UNKNOWN, Networks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream

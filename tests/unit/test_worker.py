@@ -16,7 +16,9 @@ from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scan_progress import ScanProgress
+from rpcsvc.orders.scheduler import deadlines as deadlines_module
 from rpcsvc.orders.scheduler import worker as worker_module
+from rpcsvc.orders.scheduler.deadlines import Deadlines
 from rpcsvc.orders.scheduler.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
@@ -72,7 +74,16 @@ class Parts:
 
 def worker_of(parts: Parts, *, paused: bool = False) -> Worker:
     anything = cast("Any", parts)
-    return Worker(anything, anything, anything, anything, ManualClock(), is_paused=lambda: paused)
+    deadlines = Deadlines(
+        anything, anything, parts.progress, parts.quarantine, ManualClock(),
+        is_paused=lambda: paused,
+    )  # fmt: skip
+
+    async def reconcile() -> int:
+        return await parts.reconcile()
+
+    steps = (reconcile, deadlines.keep)
+    return Worker(steps, parts.quarantine, runners=[anything])
 
 
 @pytest.fixture
@@ -236,7 +247,7 @@ class Broken(Parts):
 async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 2)
+    monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 2)
     parts = Broken(4)
     worker = worker_of(parts)
     for _ in range(3):
@@ -247,7 +258,7 @@ async def test_deadlines_that_break_hold_up_none_behind_them_however_many_they_a
 async def test_orders_with_deposits_left_to_record_wait_and_hold_up_none_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_module, "DEADLINES_PER_TICK", 1)
+    monkeypatch.setattr(deadlines_module, "DEADLINES_PER_TICK", 1)
     parts = Broken(4)
     waiting = [f"ord_{number}" for number in range(4)]
     parts.progress.advance({}, dict.fromkeys(waiting, "monero"))

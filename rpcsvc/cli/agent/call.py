@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from rpcsvc import strict_json
 from rpcsvc.cli.agent.state import HERE, BrokenState, CliState, load_state, save_state
 from rpcsvc.cli.client import (
     MAYBE_DONE,
@@ -35,7 +36,6 @@ from rpcsvc.cli.context import (
     in_process,
 )
 from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
-from rpcsvc.http import strict_json
 from rpcsvc.ids import request_id, system_random
 from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.inputs import is_session_id

@@ -18,7 +18,7 @@ from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.options import Once, Text
 from rpcsvc.errors import InvalidJson, ServiceError
-from rpcsvc.http.strict_json import loads
+from rpcsvc.strict_json import loads
 
 Common = Callable[[argparse.ArgumentParser], None]
 

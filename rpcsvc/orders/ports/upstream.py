@@ -1,19 +1,19 @@
 """The upstream in the order layer's words: what is asked of it, what it tells, how it fails.
 
-``UpstreamVenue`` is the port that the engine upstream implements. What does not live here: making
-an order there (relay.py), following it (follower.py), the upstream's words and wire
-(settlement/upstream/).
+``UpstreamPort`` is what the engine upstream implements.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.venue import BridgeRates
 
 
 class UpstreamRequest(NamedTuple):
@@ -64,7 +64,7 @@ class CreationUnknown(Exception):
         self.raw = raw
 
 
-class VenueResting(Exception):
+class UpstreamResting(Exception):
     """No order can be asked for now, whichever it is; in ``wait_ms`` one may be."""
 
     def __init__(self, reason: str, wait_ms: int) -> None:
@@ -81,7 +81,7 @@ class UpstreamStatus(NamedTuple):
     raw: bytes
 
 
-class UpstreamVenue(Protocol):
+class UpstreamPort(Protocol):
     """The upstream, in our words. Raises errors.ServiceError when nothing was done."""
 
     @property
@@ -92,6 +92,18 @@ class UpstreamVenue(Protocol):
     @property
     def fixes_refund_addresses(self) -> bool:
         """Whether an order may be created with a refund address that is final."""
+        ...
+
+    async def start(self) -> None:
+        """Learn chains and network; the upstream may be down while this service starts."""
+        ...
+
+    def require_ready(self) -> None:
+        """Raise errors.Unavailable until the upstream's chains and network are known."""
+        ...
+
+    async def health(self) -> Health:
+        """Whether the upstream answers, its chains are known, and it is on our network."""
         ...
 
     def remember(self, ages_ms: list[int]) -> None:
@@ -113,8 +125,8 @@ class UpstreamVenue(Protocol):
         """
         ...
 
-    async def bridge_rates(self) -> dict[str, Any]:
-        """The bridge's rates, as spec 2.4 has them."""
+    async def bridge_rates(self) -> BridgeRates:
+        """The bridge's rates."""
         ...
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
@@ -125,6 +137,6 @@ class UpstreamVenue(Protocol):
         """The order of these terms as it stands, waited for as long as the budget asks; asked for
         once. What is told of another order than this is an error.
 
-        None when its status is a word that is not known. Raises VenueResting when it was not asked.
+        None when its status is not known. Raises UpstreamResting when it was not asked.
         """
         ...

@@ -123,16 +123,13 @@ class TransferRejected(Exception):
     """The engine can never prepare this transfer: the network refuses it for good."""
 
 
-class SettlementEngine(Protocol):
+class Wallets(Protocol):
     """Moves money: makes deposit addresses, sees deposits, sends transfers.
 
     Any exception other than TransferRejected means that the outcome is not known.
     """
 
-    name: str
     poll_ms: int
-    # The exchanges that it can pay to and take from, by the name of their network.
-    bridges: frozenset[str]
     # The networks whose deposits it watches.
     networks: frozenset[str]
 
@@ -159,21 +156,10 @@ class SettlementEngine(Protocol):
         """
         ...
 
-    def holdings(self, network: str) -> Holdings | None:
-        """What can be paid out on a network; None where the engine has no wallet of its own.
-
-        Raises errors.Unavailable while it is not known.
-        """
-        ...
-
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
         """Raise errors.InvalidDestination for an address that is known not to be payable on a
         network; ``field`` is the input that named it. Takes no more than a second.
         """
-        ...
-
-    def names(self, asset: Asset, chain: str) -> NetworkNames:
-        """What to call the network that a deposit of ``asset`` is made on."""
         ...
 
     def estimated_seconds(self, deposit: Asset, chain: str) -> int:
@@ -219,5 +205,5 @@ class SettlementEngine(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Whether the engine can settle now."""
+        """Whether everything can be settled now."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -67,7 +67,7 @@ class EffectRunner:
         *,
         poll_ms: int,
         stop_seconds: float = STOP_SECONDS,
-        payable: Callable[[str], Awaitable[int | None]],
+        payable: Callable[[Order], int | None] = lambda _order: None,
     ) -> None:
         self._store = store
         self._processor = processor
@@ -267,7 +267,8 @@ class EffectRunner:
         return order.terms.twap.interval_ms if order.terms.twap else MAX_BACKOFF_MS
 
     async def _reprice(self, order_id: str, effect: PriceLateDeposit) -> Then:
-        rate, payable = self._rates.rate().usdc_per_xmr, await self._payable(order_id)
+        rate, order = self._rates.rate().usdc_per_xmr, await self._store.order(order_id)
+        payable = None if order is None else self._payable(order)
         return await self._apply_once(order_id, Repriced(rate, payable), effect)
 
     async def _apply_once(self, order_id: str, event: Event, effect: Effect) -> Then:

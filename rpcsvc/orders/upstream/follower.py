@@ -20,7 +20,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.errors import ServiceError
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import OrderStore
-from rpcsvc.orders.ports.upstream import UpstreamStatus, UpstreamVenue, VenueResting
+from rpcsvc.orders.ports.upstream import UpstreamPort, UpstreamResting, UpstreamStatus
 from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
@@ -51,11 +51,11 @@ class Follower:
     """Asks the upstream for the open orders."""
 
     def __init__(
-        self, store: OrderStore, processor: OrderProcessor, venue: UpstreamVenue, clock: Clock
+        self, store: OrderStore, processor: OrderProcessor, upstream: UpstreamPort, clock: Clock
     ) -> None:
         self._store = store
         self._processor = processor
-        self._venue = venue
+        self._upstream = upstream
         self._clock = clock
         self._open: dict[str, int] = {}  # when each open order was last asked for
         self._watched: set[str] = set()
@@ -143,7 +143,7 @@ class Follower:
         wait_ms = 0
         try:
             await self._ask(order_id, is_watched=is_watched)
-        except VenueResting as rest:
+        except UpstreamResting as rest:
             log.warning("upstream_poll_failed", order_id=order_id, reason=rest.reason)
             wait_ms = rest.wait_ms
         except ServiceError as error:
@@ -179,8 +179,8 @@ class Follower:
 
     async def _ask_status(self, order: Order, *, is_watched: bool) -> UpstreamStatus | None:
         try:
-            found = await self._venue.status(order.terms, is_watched=is_watched)
-        except VenueResting:
+            found = await self._upstream.status(order.terms, is_watched=is_watched)
+        except UpstreamResting:
             raise
         except Exception:
             self._is_failing = True

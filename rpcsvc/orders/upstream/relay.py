@@ -16,22 +16,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
 from rpcsvc.clock import Clock, iso8601
-from rpcsvc.domain.order import Order
-from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
+from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
 from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState, Ticket
+from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
-    Offer,
+    UpstreamPort,
     UpstreamRequest,
-    UpstreamVenue,
 )
 from rpcsvc.orders.upstream.follower import Follower
 
@@ -57,10 +54,10 @@ class Relay:
     """Makes orders at the upstream, and has ``follower`` follow them."""
 
     def __init__(
-        self, store: OrderStore, venue: UpstreamVenue, clock: Clock, follower: Follower
+        self, store: OrderStore, upstream: UpstreamPort, clock: Clock, follower: Follower
     ) -> None:
         self._store = store
-        self._venue = venue
+        self._upstream = upstream
         self._clock = clock
         self.follower = follower
         # What became of calls and could not be committed yet, by order id.
@@ -73,47 +70,7 @@ class Relay:
             await self._doubt(record, CreationUnknown("the service stopped during the call"))
         now = self._clock.now_ms()
         recent = await self._store.relays_since(now - 60_000)
-        self._venue.remember([now - made_at for made_at in recent])
-
-    async def quote(self, request: UpstreamRequest) -> Offer:
-        """A price. Raises errors.ServiceError."""
-        return await self._venue.quote(request)
-
-    def require_can_fix(self, refund_address: str | None) -> None:
-        """Raise InvalidInput for a refund address that the upstream could not be held to."""
-        if refund_address is not None and not self._venue.fixes_refund_addresses:
-            raise InvalidInput(
-                "refundAddress can't be fixed here: the service that settles this takes none when"
-                " an order is created. Leave it out; if a refund waits for an address, name one"
-                " with support.create and the order's sessionId.",
-                field="refundAddress",
-                received=refund_address,
-            )
-
-    async def bridge_rates(self) -> dict[str, Any]:
-        """The bridge's rates. Raises errors.ServiceError."""
-        return await self._venue.bridge_rates()
-
-    async def pass_on(self, order: Order, ticket: Ticket) -> bool:
-        """Give the upstream an owner's ticket about an order; whether it took it."""
-        try:
-            await self._venue.pass_on(order.terms.upstream_id or "", ticket)
-        except ServiceError as error:
-            log.warning("ticket_not_passed_on", order_id=order.order_id, reason=error.message)
-            return False
-        self.follower.watch(order.order_id)
-        return True
-
-    async def cancel(self, order: Order) -> Order:
-        """Have the upstream end an order; the order as committed. Raises errors.ServiceError.
-
-        An order whose answer is lost is read again by the follower.
-        """
-        self.follower.watch(order.order_id)
-        sighted = await self._venue.cancel(order.terms)
-        if sighted is None:
-            raise Unavailable("The status that the order has now is not known. Ask for it later.")
-        return await self.follower.take(order, sighted)
+        self._upstream.remember([now - made_at for made_at in recent])
 
     async def create(
         self, request: UpstreamRequest, claim: Claim | None, fresh_id: str, *, least: int = 0
@@ -131,7 +88,7 @@ class Relay:
         if not resumed:
             await self._store.commit(Change(relay=record))
         try:
-            created = await self._venue.create(request, record.order_id, resumed=resumed)
+            created = await self._upstream.create(request, record.order_id, resumed=resumed)
         except CreationUnknown as unknown:
             await self._doubt(record, unknown)
             raise Unavailable(_IN_DOUBT, retry_after=30) from unknown
@@ -198,7 +155,7 @@ class Relay:
             return None
         if before.operation is not None and before.params is not None:
             require_same(before.operation, before.params, claim)
-        if not self._venue.honours_keys:
+        if not self._upstream.honours_keys:
             raise Unavailable(_IN_DOUBT, retry_after=30)
         return before
 

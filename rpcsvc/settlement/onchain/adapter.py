@@ -35,7 +35,7 @@ class ChainUnusable(Exception):
 class ChainAdapter(Protocol):
     """One asset on the networks that carry it. Units are atomic ones of that asset.
 
-    The promises of orders/ports/wallets.SettlementEngine hold here too: any exception other than
+    The promises of orders/ports/wallets.Wallets hold here too: any exception other than
     TransferRejected means that the outcome is not known.
     """
 

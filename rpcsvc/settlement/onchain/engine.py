@@ -37,15 +37,12 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 class OnchainEngine:
-    """Implements SettlementEngine with one adapter per asset.
+    """Implements Wallets with one adapter per asset.
 
     ``reconciliations``: what has to be looked at once, by asset, before anything is signed for it.
     ``unserved``: what is wrong with orders that neither adapter serves; None: nothing. ``journal``:
     where payments are recorded before anything else; nothing is signed while it takes none.
     """
-
-    name = "onchain"
-    bridges: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -135,7 +132,7 @@ class OnchainEngine:
         """Network fees as the nodes tell them. Raises errors.Unavailable before they have."""
         return Fees(self._adapters[payout].fee(chain), self._adapters[deposit].fee(chain))
 
-    def holdings(self, network: str) -> Holdings | None:
+    def holdings(self, network: str) -> Holdings:
         """What the wallet on a network can pay. Raises errors.Unavailable while it is not known,
         and while the operator's inventory is below its floor.
         """

@@ -7,7 +7,6 @@ simulated chains only, never on an order: the service finds out by itself, as it
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import StrEnum
 from typing import Any, Final
 
 from rpcsvc.clock import OffsetClock, iso8601
@@ -16,6 +15,7 @@ from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
+from rpcsvc.orders.ports.sandbox import FaultKind, SimulatedDeposit
 from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
 
@@ -24,44 +24,6 @@ _LATEST_MS: Final = 4_102_444_800_000
 # USDC units per XMR. What orders bring at these rates can still be stored.
 _LOWEST_RATE: Final = 10_000
 _HIGHEST_RATE: Final = 10**12
-# The same as text: from 0.01 to 1000000, with no more decimals than USDC has.
-RATE_PATTERN: Final = (
-    r"^(0\.(0[1-9][0-9]{0,4}|[1-9][0-9]{0,5})|[1-9][0-9]{0,5}(\.[0-9]{1,6})?|1000000(\.0{1,6})?)$"
-)
-
-
-class FaultKind(StrEnum):
-    """The faults by their wire names."""
-
-    PAYOUT_FAILS = "payout_fails"
-    PAYOUT_UNKNOWN_SENT = "payout_unknown_sent"
-    PAYOUT_UNKNOWN_LOST = "payout_unknown_lost"
-    REFUND_FAILS = "refund_fails"
-    REORGANISE_DEPOSIT = "reorganise_deposit"
-    DROP_DEPOSIT = "drop_deposit"
-    RESTORE_DEPOSIT = "restore_deposit"
-    PAUSE_BLOCKS = "pause_blocks"
-    RESUME_BLOCKS = "resume_blocks"
-    ADVANCE_CLOCK = "advance_clock"
-    SET_RATE = "set_rate"
-    ENGINE_DOWN = "engine_down"
-    ENGINE_UP = "engine_up"
-    RATES_DOWN = "rates_down"
-    RATES_UP = "rates_up"
-
-
-# What a fault can't do without, by its wire name.
-NEEDED: Final = {
-    FaultKind.PAYOUT_FAILS: "orderId",
-    FaultKind.PAYOUT_UNKNOWN_SENT: "orderId",
-    FaultKind.PAYOUT_UNKNOWN_LOST: "orderId",
-    FaultKind.REFUND_FAILS: "orderId",
-    FaultKind.REORGANISE_DEPOSIT: "orderId",
-    FaultKind.DROP_DEPOSIT: "orderId",
-    FaultKind.RESTORE_DEPOSIT: "orderId",
-    FaultKind.ADVANCE_CLOCK: "seconds",
-    FaultKind.SET_RATE: "rate",
-}
 
 _SWITCHES = {
     FaultKind.ENGINE_DOWN: (Setting.ENGINE_DOWN, 1),
@@ -71,8 +33,8 @@ _SWITCHES = {
 }
 
 
-class SandboxControls:
-    """The developer's hand in the simulated chains."""
+class SimulatedChains:
+    """Implements SandboxControls on the ledger of the simulated chains."""
 
     def __init__(
         self,
@@ -91,7 +53,7 @@ class SandboxControls:
             FaultKind.RESTORE_DEPOSIT: self._restore,
         }
 
-    async def fund(self, order: Order, units: int | None) -> Tx:
+    async def fund(self, order: Order, units: int | None) -> SimulatedDeposit:
         """Send ``units``, or else what is still due, from a simulated user to the deposit address.
 
         Raises InvalidInput when nothing is due, and AmountAboveMaximum when the wallet could not
@@ -101,7 +63,7 @@ class SandboxControls:
             tx = self._deposit(order, await self._due(order) if units is None else units)
             await self._require_room(tx)
             await self._ledger.broadcast(tx)
-        return tx
+        return SimulatedDeposit(tx.txid, tx.network, tx.recipient, tx.units)
 
     def _deposit(self, order: Order, units: int) -> Tx:
         terms = order.terms

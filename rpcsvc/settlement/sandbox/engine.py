@@ -26,7 +26,6 @@ from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,
-    Holdings,
     NetworkNames,
     Observation,
     Outcome,
@@ -88,11 +87,9 @@ class SandboxOptions:
 
 
 class SandboxEngine:
-    """Implements SettlementEngine and RateSource (orders/ports/)."""
+    """Implements Wallets and RateSource."""
 
-    name = "sandbox"
     poll_ms = 200
-    bridges = frozenset({PERPS})
 
     def __init__(
         self,
@@ -140,10 +137,6 @@ class SandboxEngine:
     def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
         """The simulated network fees."""
         return Fees(self._options.fees[payout.symbol], self._options.fees[deposit.symbol])
-
-    def holdings(self, network: str) -> Holdings | None:  # noqa: ARG002 - port
-        """Not told: a simulated wallet that runs dry is one of the faults to try out."""
-        return None
 
     async def require_payable(self, network: str, address: str, *, field: str) -> None:
         """Raise errors.InvalidDestination for BLACKLISTED: one address to try that out with."""

@@ -1,15 +1,9 @@
-"""The upstream as settlement engine: it settles nothing here, and passes orders on.
-
-UpstreamVenue (orders/ports/upstream.py)   quote, create and status, in the order layer's words
-SettlementEngine (orders/ports/)        names and health; no deposits, no transfers
-"""
+"""The upstream port over HTTP: quotes, orders and their status, in the order layer's words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from decimal import Decimal
 from math import ceil
-from typing import Any
 
 import orjson
 import structlog
@@ -18,7 +12,7 @@ from rpcsvc.domain.addresses import MoneroNetwork, same_address
 from rpcsvc.domain.bridge import DIRECTION_OF, BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
 from rpcsvc.domain.money import MAX_UNITS, XMR, Asset
-from rpcsvc.domain.order import PERPS, DepositKey, OrderStatus, Report, Terms, Transfer, TwapPlan
+from rpcsvc.domain.order import PERPS, OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import ONE_XMR, Direction
 from rpcsvc.errors import (
     OrderNotCancellable,
@@ -28,26 +22,18 @@ from rpcsvc.errors import (
     UnsupportedToken,
 )
 from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.ports.store import Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,
     Offer,
     UpstreamRequest,
+    UpstreamResting,
     UpstreamStatus,
-    VenueResting,
 )
-from rpcsvc.orders.ports.wallets import (
-    DepositSighting,
-    Fees,
-    Holdings,
-    NetworkNames,
-    Observation,
-    Record,
-    TransferRejected,
-    Verdict,
-)
+from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
+from rpcsvc.orders.ports.wallets import NetworkNames
+from rpcsvc.orders.upstream.venue import USUAL_SECONDS
 from rpcsvc.settlement.upstream import answers, requests
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
@@ -65,18 +51,12 @@ from rpcsvc.settlement.upstream.offered import ChainWatch, OfferedChains
 
 log = structlog.get_logger(__name__)
 
-USUAL_SECONDS = 1_800
 # How long an upstream is left alone that does not say for how long.
 _REST_MS = 5_000
 
 
 class UpstreamEngine:
-    """Implements SettlementEngine, RateSource and UpstreamVenue over one upstream."""
-
-    name = "upstream"
-    poll_ms = 1_000
-    bridges = frozenset({PERPS})
-    networks: frozenset[str] = frozenset()
+    """Implements UpstreamPort over one upstream."""
 
     def __init__(
         self,
@@ -94,7 +74,7 @@ class UpstreamEngine:
         self.watch = watch
         self.chains = chains
 
-    # --- the venue ---
+    # --- orders ---
 
     @property
     def honours_keys(self) -> bool:
@@ -182,18 +162,15 @@ class UpstreamEngine:
             found.allowed = _tradable(found.allowed, chain)
         return found
 
-    async def bridge_rates(self) -> dict[str, Any]:
+    async def bridge_rates(self) -> BridgeRates:
         """The bridge's rates. Raises errors.ServiceError."""
         try:
             found = await self._upstream.bridge_rates()
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
-        rates = [
-            {"exchange": each.exchange, "rate": _number(each.rate), "eta": each.eta}
-            for each in found.rates
-        ]
-        own = {"rate": _number(found.wagyu_rate.rate), "eta": found.wagyu_rate.eta}
-        return {"rates": rates, "wagyuRate": own}
+        market = [BridgeRate(each.exchange, each.rate, each.eta) for each in found.rates]
+        own = found.wagyu_rate
+        return BridgeRates(market, BridgeRate("upstream", own.rate, own.eta))
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
@@ -224,7 +201,7 @@ class UpstreamEngine:
     async def status(self, terms: Terms, *, is_watched: bool) -> UpstreamStatus | None:
         """The order as it stands; None when its status is not known, which is logged.
 
-        Raises VenueResting while the upstream is left alone, and errors.ServiceError.
+        Raises UpstreamResting while the upstream is left alone, and errors.ServiceError.
         """
         # The relay asks for it again by itself, and for others in between.
         urgency = Urgency.WATCHED if is_watched else Urgency.ROUTINE
@@ -233,7 +210,7 @@ class UpstreamEngine:
         try:
             return await look(terms, demand)
         except (BreakerOpen, BudgetSpent) as error:
-            raise VenueResting(error.reason, error.retry_after_ms or _REST_MS) from error
+            raise UpstreamResting(error.reason, error.retry_after_ms or _REST_MS) from error
         except UpstreamError as error:
             raise self._upstream.service_error(error) from error
 
@@ -272,7 +249,7 @@ class UpstreamEngine:
             return MONERO_CHAIN_ID, chain.chain_id, XMR.symbol, chain.usdc_contract
         return chain.chain_id, MONERO_CHAIN_ID, chain.usdc_contract, XMR.symbol
 
-    # --- the engine ---
+    # --- readiness and names ---
 
     async def start(self) -> None:
         """Learn chains and network; the upstream may be down while this service starts."""
@@ -290,21 +267,6 @@ class UpstreamEngine:
         answers = self._client.health()
         return answers if not answers.ok else self.watch.health()
 
-    def rate(self) -> Rate:
-        """There is none: the upstream prices each amount. Raises errors.Unavailable."""
-        raise Unavailable("The price is the upstream's: ask for a quote.")
-
-    def fees(self, deposit: Asset, payout: Asset, chain: str) -> Fees:  # noqa: ARG002 - port
-        """None of our own: they are within the upstream's price."""
-        return Fees(0, 0)
-
-    def holdings(self, network: str) -> Holdings | None:  # noqa: ARG002 - port
-        """None of our own: the upstream pays."""
-        return None
-
-    async def require_payable(self, network: str, address: str, *, field: str) -> None:
-        """The upstream refuses an address when it makes the order."""
-
     def names(self, asset: Asset, chain: str) -> NetworkNames:
         """The networks by their names; test networks where the upstream uses them.
 
@@ -318,54 +280,6 @@ class UpstreamEngine:
         if is_main:
             return NetworkNames(known.name, known.chain_id, known.usdc_contract)
         return NetworkNames(known.test_network, known.test_chain_id, known.test_usdc_contract)
-
-    def estimated_seconds(self, deposit: Asset, chain: str) -> int:  # noqa: ARG002 - port
-        """What is told before the upstream has told it with a quote."""
-        return USUAL_SECONDS
-
-    def deposit_address(self, asset: Asset) -> str:
-        """Raises errors.Unavailable: the upstream gives the address of each order."""
-        raise Unavailable(f"The upstream gives the addresses for {asset.symbol}.")
-
-    async def observe(self) -> Observation:
-        """No deposits are watched here."""
-        return Observation()
-
-    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        """Nothing was shown."""
-
-    def is_paused(self) -> bool:
-        """Never: nothing real leaves from here."""
-        return False
-
-    def transfers_per_payment(self, network: str) -> int:  # noqa: ARG002 - port
-        """Nothing is ever paid from here."""
-        return 1
-
-    async def prepare(
-        self,
-        transfer: Transfer,
-        companions: Sequence[Transfer],  # noqa: ARG002 - port
-        record: Record,  # noqa: ARG002 - port
-    ) -> None:
-        """Nothing is ever paid from here."""
-        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
-
-    async def publish(self, transfer: Transfer) -> Verdict:
-        """Nothing is ever paid from here."""
-        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
-
-    async def look_up(self, transfer: Transfer) -> Verdict:
-        """Nothing is ever paid from here."""
-        raise TransferRejected(f"{transfer.transfer_id}: an upstream engine pays nothing itself")
-
-    async def confirmations(self, key: DepositKey) -> int:  # noqa: ARG002 - port
-        """Not known here."""
-        return 0
-
-    def required_confirmations(self, network: str) -> int:  # noqa: ARG002 - port
-        """Not known here."""
-        return 0
 
 
 _BRIDGE_STATUS = {

@@ -6,9 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.domain.order import PERPS
+from rpcsvc.orders.backend import Backend, upstream_backend
+from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import SettingsError, UpstreamSettings
+from rpcsvc.settlement.parts import EngineParts
 from rpcsvc.settlement.upstream import dialects
 from rpcsvc.settlement.upstream.answers import Networks
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
@@ -27,6 +32,23 @@ from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, Offered
 # The default limits of another rpcsvc, less a fifth for others behind the same address.
 BFF_CALLS_PER_MINUTE = 240
 BFF_CREATIONS_PER_MINUTE = 24
+
+
+@asynccontextmanager
+async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
+    """The upstream as a venue. Raises SettingsError."""
+    settings = parts.settings.upstream
+    monero = MoneroNetwork(settings.monero_network)
+    async with upstream_engine(settings, parts.chains, strict_json.loads) as engine:
+        profile = VenueProfile(
+            engine="upstream",
+            network=monero.value,
+            chains=engine.chains,
+            monero_networks=frozenset({monero}),
+            names=engine.names,
+            bridges=frozenset({PERPS}),
+        )
+        yield upstream_backend(profile, engine, parts.clock)
 
 
 @asynccontextmanager

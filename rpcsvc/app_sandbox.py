@@ -1,0 +1,57 @@
+"""The composition root's part for the engine sandbox: simulated chains in the store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from rpcsvc.clock import OffsetClock
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.money import USDC, XMR, parse_amount
+from rpcsvc.domain.order import PERPS
+from rpcsvc.orders.backend import Backend, unlimited, wallets_backend
+from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.settings import SandboxSettings
+from rpcsvc.settlement.parts import EngineParts
+from rpcsvc.settlement.sandbox.controls import SimulatedChains
+from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
+from rpcsvc.store.sandbox import SqliteSandboxLedger
+
+
+@asynccontextmanager
+async def sandbox_backend(parts: EngineParts) -> AsyncIterator[Backend]:
+    """The simulated chains, with a clock that can be moved and the controls of a developer."""
+    clock = OffsetClock(parts.clock)
+    ledger = SqliteSandboxLedger(parts.database)
+    options = _options(parts.settings.sandbox)
+    engine = SandboxEngine(ledger, parts.chains, clock, parts.random, options)
+    profile = VenueProfile(
+        engine="sandbox",
+        network="sandbox",
+        chains=parts.chains,
+        monero_networks=frozenset(MoneroNetwork),
+        names=engine.names,
+        bridges=frozenset({PERPS}),
+        is_simulated=True,
+    )
+    backend = wallets_backend(profile, engine, engine, clock, unlimited())
+    yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
+
+
+def _options(sandbox: SandboxSettings) -> SandboxOptions:
+    def units(xmr: str, usdc: str) -> dict[str, int]:
+        return {
+            asset.symbol: parse_amount(text, asset).units
+            for asset, text in ((XMR, xmr), (USDC, usdc))
+        }
+
+    return SandboxOptions(
+        block_ms={"XMR": sandbox.xmr_block_ms, "USDC": sandbox.usdc_block_ms},
+        confirmations={"XMR": sandbox.xmr_confirmations, "USDC": sandbox.usdc_confirmations},
+        fees=units(sandbox.xmr_payout_fee, sandbox.usdc_payout_fee),
+        inventory=units(sandbox.xmr_float, sandbox.usdc_float),
+        usdc_per_xmr=parse_amount(sandbox.usdc_per_xmr, USDC).units,
+        rate_path=sandbox.rate_path_bps,
+        rate_step_ms=sandbox.rate_step_seconds * 1000,
+    )

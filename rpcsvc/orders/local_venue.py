@@ -1,0 +1,333 @@
+"""The venue that runs on wallets of its own: the sandbox's, or the operator's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from decimal import Decimal
+
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.events import Cancelled, ImpossibleTransition, RefundAddressGiven
+from rpcsvc.domain.money import MAX_UNITS, USDC, Money, format_units
+from rpcsvc.domain.order import PERPS, Order, OrderStatus
+from rpcsvc.domain.pricing import (
+    ONE_XMR,
+    Direction,
+    Price,
+    convert_floor,
+    deposit_asset,
+    payout_asset,
+    usd_to_deposit_ceil,
+    usd_to_deposit_floor,
+)
+from rpcsvc.errors import (
+    AmountAboveMaximum,
+    AmountBelowMinimum,
+    OrderNotCancellable,
+    Unavailable,
+)
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.inventory import Inventory, payable_deposit
+from rpcsvc.orders.policy import Core, TermsMaker
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import Rate, RateSource
+from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.venue import (
+    BridgeRate,
+    BridgeRates,
+    Confirmations,
+    DirectionLimits,
+    Market,
+    NewOrder,
+    OrderRequest,
+    Quote,
+    QuoteRequest,
+    VenueProfile,
+    network_of,
+)
+from rpcsvc.orders.ports.wallets import Wallets
+from rpcsvc.orders.scan_progress import ScanProgress
+from rpcsvc.orders.unfunded import Client
+
+
+class LocalVenue:
+    """Implements Venue on wallets and a rate source.
+
+    ``inventory`` decides what the wallets can take on. ``wake`` has the worker look at once.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        profile: VenueProfile,
+        wallets: Wallets,
+        rates: RateSource,
+        inventory: Inventory,
+        scan: ScanProgress,
+        wake: Callable[[], None],
+    ) -> None:
+        self.profile = profile
+        self.price_lock: int | None = core.policy.price_lock
+        self._wallets = wallets
+        self._rates = rates
+        self._inventory = inventory
+        self._scan = scan
+        self._wake = wake
+        self._policy = core.policy
+        self._store = core.store
+        self._processor = core.processor
+        self._clock = core.clock
+        self._maker = TermsMaker(core.policy, core.clock, core.random)
+
+    # --- prices ---
+
+    def market(self, client: Client) -> Market | None:
+        """The rate and the limits; None while there is no fresh rate."""
+        try:
+            rate = self._rates.rate()
+        except Unavailable:
+            return None
+        return Market(rate, [self._limits_of(each, rate, client) for each in Direction])
+
+    def _limits_of(self, direction: Direction, rate: Rate, client: Client) -> DirectionLimits:
+        pairs = [self._limits(direction, chain, rate) for chain in self.profile.chains.all()]
+        least, most = min(low for low, _ in pairs), max(high for _, high in pairs)
+        return DirectionLimits(direction, least, most, self._max_now(direction, rate, client))
+
+    def _max_now(self, direction: Direction, rate: Rate, client: Client) -> int | None:
+        """The largest deposit that a client can order now, on the chain with most; None: any."""
+        payout, most = payout_asset(direction), 0
+        for network in {network_of(payout, chain) for chain in self.profile.chains.all()}:
+            try:
+                room = self._inventory.room(client, network)
+            except Unavailable:
+                continue  # this one can pay nothing; health says why
+            if room is None:
+                return None
+            most = max(most, room)
+        return payable_deposit(direction, most, rate)
+
+    def _limits(self, direction: Direction, chain: Chain, rate: Rate) -> tuple[int, int]:
+        """The least and the most that can be swapped, in deposit units.
+
+        The most is no more than can be stored, as a deposit and as what it brings.
+        """
+        usdc_per_xmr = rate.usdc_per_xmr
+        return (
+            usd_to_deposit_ceil(direction, chain.min_swap_usd, usdc_per_xmr),
+            min(
+                usd_to_deposit_floor(direction, self._policy.max_swap_usd, usdc_per_xmr),
+                convert_floor(direction.reverse, MAX_UNITS, usdc_per_xmr),
+                MAX_UNITS,
+            ),
+        )
+
+    def _within_limits(
+        self, direction: Direction, chain: Chain, amount: Money, rate: Rate
+    ) -> tuple[int, int]:
+        """The limits. Raises AmountBelowMinimum or AmountAboveMaximum when it is outside."""
+        minimum, maximum = self._limits(direction, chain, rate)
+        if minimum <= amount.units <= maximum:
+            return minimum, maximum
+        asset = amount.asset
+        shown = {
+            "minimum": format_units(minimum, asset),
+            "maximum": format_units(maximum, asset),
+            "asset": asset.symbol,
+        }
+        if amount.units < minimum:
+            raise AmountBelowMinimum(
+                f"{amount.display()} is below the minimum of {shown['minimum']} {asset.symbol}"
+                f" ({chain.min_swap_usd} USD) on {chain.name}.",
+                field="amount",
+                received=format_units(amount.units, asset),
+                details=shown,
+            )
+        raise AmountAboveMaximum(
+            f"{amount.display()} is above the maximum of {shown['maximum']} {asset.symbol}"
+            f" ({self._policy.max_swap_usd} USD). Split it into several orders.",
+            field="amount",
+            received=format_units(amount.units, asset),
+            details=shown,
+        )
+
+    def listed_chains(self) -> Sequence[Chain]:
+        """The chains that the wallets serve."""
+        return self.profile.chains.all()
+
+    async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
+        """Raise AmountBelowMinimum or AmountAboveMaximum, and Unavailable without a rate."""
+        self._within_limits(direction, chain, amount, self._rates.rate())
+
+    async def quote(self, request: QuoteRequest) -> Quote:
+        """A quote at the current rate. Nothing is awaited: what it found holds when it returns."""
+        direction, chain, amount = request.direction, request.chain, request.amount
+        self._wallets.require_ready()
+        self.profile.require_offered(chain)
+        rate = self._rates.rate()
+        minimum, maximum = self._within_limits(direction, chain, amount, rate)
+        policy = self._policy
+        fees = self._wallets.fees(deposit_asset(direction), payout_asset(direction), chain.name)
+        price = Price(
+            rate.usdc_per_xmr,
+            policy.spread_bps,
+            fees.payout,
+            policy.min_received_bps,
+            request.integrator.fee_bps if request.integrator else 0,
+        )
+        output = price.output(direction, amount.units)
+        if output == 0:
+            raise _eaten_by_fees(price, direction, amount, chain)
+        needed = output + fees.payout
+        self._inventory.require(request.client, direction, chain, amount, needed, rate)
+        return Quote(
+            direction=direction,
+            chain=chain,
+            deposit=amount,
+            price=price,
+            rate=rate,
+            fees=fees,
+            minimum=minimum,
+            maximum=maximum,
+            expected_output=output,
+            min_received=price.min_received(direction, amount.units),
+            seconds=self._wallets.estimated_seconds(amount.asset, chain.name),
+            price_locked_until=self._clock.now_ms() + policy.price_lock,
+        )
+
+    # --- orders ---
+
+    @asynccontextmanager
+    async def opening(
+        self,
+        request: OrderRequest,
+        claim: Claim | None,  # noqa: ARG002 - port
+    ) -> AsyncIterator[NewOrder]:
+        """A new order with a deposit address of its own; nothing is kept of one that fails."""
+        self._wallets.require_ready()
+        await self._require_payable(request)
+        quote = await self.quote(request.priced)
+        named = self._maker.ids(request)
+        address = self._wallets.deposit_address(quote.deposit_asset)
+        terms = self._maker.terms(request, quote, named, address)
+        yield NewOrder(terms, quote, self._inventory.stored(request.client))
+
+    async def _require_payable(self, request: OrderRequest) -> None:
+        """Raise InvalidDestination for a payout or refund address that its network refuses."""
+        named = [(payout_asset(request.direction), request.to, request.to_field)]
+        if request.refund_address is not None:
+            named.append((request.amount.asset, request.refund_address, "refundAddress"))
+        for asset, address, field in named:
+            network = network_of(asset, request.chain)
+            await self._wallets.require_payable(network, address, field=field)
+
+    def watch(self, order_id: str) -> None:
+        """Orders are up to date: the worker follows the chains."""
+
+    async def refresh(self, order_id: str) -> None:
+        """Orders are up to date: the worker follows the chains."""
+
+    async def cancel(self, order: Order) -> Order:
+        """End an order that waits for its first deposit. One that expired meanwhile stays so."""
+        try:
+            return await self._processor.apply(order.order_id, Cancelled())
+        except ImpossibleTransition:
+            return _require_expired(await self._store.order(order.order_id) or order)
+
+    async def give_refund_address(
+        self,
+        order: Order,
+        address: str,
+        ticket: Ticket,  # noqa: ARG002 - port
+    ) -> bool:
+        """Have refunds go to the address; False when somebody else named one first."""
+        try:
+            await self._processor.apply(order.order_id, RefundAddressGiven(address))
+        except ImpossibleTransition:
+            return False
+        self._wake()
+        return True
+
+    # --- the bridge ---
+
+    def least_deposit(self, direction: Direction, chain: Chain) -> int:
+        """The chain's minimum at the current rate, in deposit units."""
+        rate = self._rates.rate()
+        return usd_to_deposit_ceil(direction, chain.min_swap_usd, rate.usdc_per_xmr)
+
+    async def bridge_rates(self) -> BridgeRates:
+        """The market's rate, and the same less the spread."""
+        rate, policy = self._rates.rate(), self._policy
+        ours = Price(rate.usdc_per_xmr, policy.spread_bps, 0, policy.min_received_bps)
+        seconds = self._wallets.estimated_seconds(deposit_asset(Direction.XMR_TO_USDC), PERPS)
+        eta = f"{seconds} s" if seconds < 120 else f"{-(-seconds // 60)} min"
+        own = ours.output(Direction.XMR_TO_USDC, ONE_XMR)
+        return BridgeRates(
+            [BridgeRate(rate.source, _dollars(rate.usdc_per_xmr), eta)],
+            BridgeRate(self.profile.engine, _dollars(own), eta),
+        )
+
+    async def confirmations(self, order: Order) -> Confirmations:
+        """Those of the deposit that has the fewest, no more than are needed."""
+        required = self._wallets.required_confirmations(order.terms.deposit_network)
+        arrived = [deposit.key for deposit in order.deposits if deposit.is_active]
+        counts = [await self._wallets.confirmations(key) for key in arrived]
+        return Confirmations(min([required, *counts]) if counts else 0, required)
+
+    # --- health ---
+
+    async def health(self) -> Mapping[str, Health]:
+        """Whether the wallets can settle, and whether there is a fresh rate."""
+        return {"engine": await self._wallets.health(), "rates": self._rates_health()}
+
+    async def readiness(self) -> Mapping[str, Health]:
+        """Whether the wallets take orders, and whether there is a fresh rate."""
+        return {"engine": self._takes_orders(), "rates": self._rates_health()}
+
+    async def progress(self) -> Mapping[str, Health]:
+        """Whether deposits are seen on all networks, so that the deadlines there can be kept."""
+        return {"deposits": self._scan.health()}
+
+    def _takes_orders(self) -> Health:
+        try:
+            self._wallets.require_ready()
+        except Unavailable as error:
+            return Health(False, error.message)
+        return Health(True)
+
+    def _rates_health(self) -> Health:
+        try:
+            self._rates.rate()
+        except Unavailable as error:
+            return Health(False, error.message)
+        return Health(True)
+
+
+def _dollars(units: int) -> Decimal:
+    """USDC units as a decimal, digit for digit."""
+    return Decimal(format_units(units, USDC))
+
+
+def _require_expired(order: Order) -> Order:
+    """The order, if it expired. Raises OrderNotCancellable."""
+    if order.status is OrderStatus.EXPIRED:
+        return order
+    raise OrderNotCancellable(
+        f"The order is {order.status.value} and a deposit was seen: it is swapped or refunded, not"
+        " cancelled. Ask for its status.",
+        details={"status": order.status.value},
+    )
+
+
+def _eaten_by_fees(
+    price: Price, direction: Direction, amount: Money, chain: Chain
+) -> AmountBelowMinimum:
+    """Of such an amount nothing would be paid out. ``minimum`` is the least that brings a unit."""
+    minimum = format_units(price.least(direction), amount.asset)
+    return AmountBelowMinimum(
+        f"The fees on {chain.name} are more than {amount.display()} is worth: at least {minimum}"
+        f" {amount.asset.symbol} has to be sent for anything to arrive.",
+        field="amount",
+        received=format_units(amount.units, amount.asset),
+        details={"minimum": minimum, "asset": amount.asset.symbol},
+    )

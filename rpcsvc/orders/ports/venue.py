@@ -1,0 +1,276 @@
+"""The venue port: who prices orders, opens them and answers for them.
+
+LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (orders/upstream/venue.py) on
+another service. An engine that has neither implements ``Venue`` itself. Amounts are atomic units,
+times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final, NamedTuple, Protocol
+
+from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import Chain, ChainRegistry
+from rpcsvc.domain.integrators import Integrator
+from rpcsvc.domain.money import XMR, Asset, Money
+from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
+from rpcsvc.domain.pricing import Direction, Price, payout_asset
+from rpcsvc.errors import UnsupportedChain
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.store import RelayRecord, Ticket
+from rpcsvc.orders.ports.wallets import Fees, NetworkNames
+from rpcsvc.orders.unfunded import SOCKET, Client
+
+MONERO_NETWORK: Final = "monero"
+
+
+def network_of(asset: Asset, chain: Chain) -> str:
+    """The network that an asset moves on, in a swap with USDC on ``chain``."""
+    return MONERO_NETWORK if asset is XMR else chain.name
+
+
+@dataclass(frozen=True, slots=True)
+class VenueProfile:
+    """How a venue names itself and its networks.
+
+    ``engine`` is its name in the settings, ``network`` the one that every answer states.
+    ``names`` gives the names of the network that a deposit of an asset is made on, for the USDC
+    side ``chain``. ``bridges`` are the exchanges that it can pay to and take from.
+    """
+
+    engine: str
+    network: str
+    chains: ChainRegistry
+    monero_networks: frozenset[MoneroNetwork]
+    names: Callable[[Asset, str], NetworkNames]
+    bridges: frozenset[str] = frozenset()
+    is_simulated: bool = False
+
+    def require_offered(self, chain: Chain) -> None:
+        """Raise UnsupportedChain for a chain that is configured, and not settled on now.
+
+        Not asked while an order is read: the retry of a key gets its first answer all the same.
+        """
+        offered = self.chains.all()
+        if chain.name == PERPS or any(chain.chain_id == other.chain_id for other in offered):
+            return
+        names = [other.name for other in offered]
+        raise UnsupportedChain(
+            f"{chain.name} can't be used now. Send one of: {', '.join(names)}.",
+            field="chain",
+            received=chain.name,
+            allowed=names,
+        )
+
+
+class QuoteRequest(NamedTuple):
+    """An amount to price: ``amount`` is what the user sends.
+
+    ``to``: where the payout of an order goes that waits for the quote; empty for a quote alone.
+    ``client``: whose unfunded orders bound the amount.
+    """
+
+    direction: Direction
+    chain: Chain
+    amount: Money
+    integrator: Integrator | None = None
+    to: str = ""
+    client: Client = SOCKET
+
+
+class OrderRequest(NamedTuple):
+    """What the user wants, checked: ``amount`` is what they send, ``to`` where the payout goes.
+
+    ``twap``: swap it in chunks, if it is worth two or more. ``integrator``: who brought it.
+    ``refund_address``: where refunds go, and nowhere else.
+    ``client``: whose unfunded orders it is counted with. ``to_field``: the input that named ``to``.
+    """
+
+    direction: Direction
+    chain: Chain
+    amount: Money
+    to: str
+    session_id: str | None
+    twap: TwapPlan | None = None
+    integrator: Integrator | None = None
+    refund_address: str | None = None
+    client: Client = SOCKET
+    to_field: str = "to"
+
+    @property
+    def priced(self) -> QuoteRequest:
+        """The quote that the order needs."""
+        return QuoteRequest(
+            self.direction, self.chain, self.amount, self.integrator, self.to, self.client
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A price for one amount; units are of the deposit's and the payout's asset.
+
+    ``seconds``: how long the swap takes, typically. ``price_locked_until`` (ms): how long an order
+    at this quote keeps its rate; None if unknown.
+    """
+
+    direction: Direction
+    chain: Chain
+    deposit: Money
+    price: Price
+    rate: Rate
+    fees: Fees
+    minimum: int
+    maximum: int
+    expected_output: int
+    min_received: int
+    seconds: int
+    price_locked_until: int | None = None
+
+    @property
+    def deposit_asset(self) -> Asset:
+        """The asset that the user sends."""
+        return self.deposit.asset
+
+    @property
+    def payout_asset(self) -> Asset:
+        """The asset that is paid out."""
+        return payout_asset(self.direction)
+
+
+class NewOrder(NamedTuple):
+    """An order to be committed: its terms and the quote that it locks.
+
+    ``client`` is who asked for it, as it is stored; empty where unfunded orders are not counted.
+    ``relay`` is the claim that became it, of an order that an upstream settles.
+    """
+
+    terms: Terms
+    quote: Quote
+    client: str = ""
+    relay: RelayRecord | None = None
+
+
+class DirectionLimits(NamedTuple):
+    """The least and the most deposit over all chains, and the most that a client can order now."""
+
+    direction: Direction
+    minimum: int
+    maximum: int
+    max_now: int | None
+
+
+class Market(NamedTuple):
+    """The current rate, and the limits that follow from it for a client."""
+
+    rate: Rate
+    limits: Sequence[DirectionLimits]
+
+
+class BridgeRate(NamedTuple):
+    """USDC per XMR at an exchange, and how long a transfer takes, in words."""
+
+    exchange: str
+    rate: Decimal
+    eta: str
+
+
+class BridgeRates(NamedTuple):
+    """The market's rates, and what a bridge order is given now."""
+
+    market: Sequence[BridgeRate]
+    own: BridgeRate
+
+
+class Confirmations(NamedTuple):
+    """The fewest confirmations of an order's deposits, and how many make a deposit final."""
+
+    fewest: int
+    required: int
+
+
+class Venue(Protocol):
+    """Prices orders, opens them and answers for them. Raises errors.ServiceError."""
+
+    profile: VenueProfile
+    # How long (ms) a quote keeps its rate; None where the venue does not tell.
+    price_lock: int | None
+
+    def market(self, client: Client) -> Market | None:
+        """The rate and the limits; None while no rate is known for all amounts."""
+        ...
+
+    def listed_chains(self) -> Sequence[Chain]:
+        """The chains on offer. Raises errors.Unavailable until they are known."""
+        ...
+
+    async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
+        """Raise AmountBelowMinimum or AmountAboveMaximum, and Unavailable where limits are not
+        known.
+        """
+        ...
+
+    async def quote(self, request: QuoteRequest) -> Quote:
+        """A price. Raises Unavailable, UnsupportedChain, RateLimited and the limits' errors."""
+        ...
+
+    def opening(
+        self, request: OrderRequest, claim: Claim | None
+    ) -> AbstractAsyncContextManager[NewOrder]:
+        """A new order, which the caller commits within the block.
+
+        Raises as ``quote`` does, InvalidDestination, IdempotencyConflict for another call under a
+        key whose outcome is not known, and Unavailable when the commit fails.
+        """
+        ...
+
+    def watch(self, order_id: str) -> None:
+        """Somebody asks for this order: it is to be up to date soon."""
+        ...
+
+    async def refresh(self, order_id: str) -> None:
+        """Bring this order up to date now, where that does not happen by itself."""
+        ...
+
+    async def cancel(self, order: Order) -> Order:
+        """End an order that waits for its first deposit; as committed.
+
+        Raises OrderNotCancellable and Unavailable.
+        """
+        ...
+
+    async def give_refund_address(self, order: Order, address: str, ticket: Ticket) -> bool:
+        """Have refunds of an order go to an address that its owner named with a ticket.
+
+        Returns whether it was accepted.
+        """
+        ...
+
+    def least_deposit(self, direction: Direction, chain: Chain) -> int:
+        """The least that a bridge order takes, in deposit units. Raises errors.Unavailable."""
+        ...
+
+    async def bridge_rates(self) -> BridgeRates:
+        """What the bridge gives. Raises errors.ServiceError."""
+        ...
+
+    async def confirmations(self, order: Order) -> Confirmations:
+        """How far an order's deposits are confirmed."""
+        ...
+
+    async def health(self) -> Mapping[str, Health]:
+        """The checks ``engine`` and ``rates``, for the operator."""
+        ...
+
+    async def readiness(self) -> Mapping[str, Health]:
+        """The same checks, for callers: whether an order can be taken now."""
+        ...
+
+    async def progress(self) -> Mapping[str, Health]:
+        """Checks of orders that were taken; a bad one keeps nobody from making others."""
+        ...

@@ -1,0 +1,79 @@
+"""Passes the deadlines of orders that are due.
+
+Where deposits decide what happens at a deadline, it waits until the deposit scan has passed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from rpcsvc.clock import Clock
+from rpcsvc.domain.events import DeadlinePassed, ImpossibleTransition
+from rpcsvc.domain.order import OnDeadline
+from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.scan_progress import ScanProgress
+
+log = structlog.get_logger(__name__)
+
+DEADLINES_PER_TICK = 200
+
+
+class Deadlines:
+    """The deadlines of all orders. ``is_paused``: whether outgoing money is stopped."""
+
+    def __init__(
+        self,
+        store: OrderStore,
+        processor: OrderProcessor,
+        progress: ScanProgress,
+        quarantine: Quarantine,
+        clock: Clock,
+        *,
+        is_paused: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._store = store
+        self._processor = processor
+        self._progress = progress
+        self._quarantine = quarantine
+        self._clock = clock
+        self._is_paused = is_paused
+
+    async def keep(self) -> int:
+        """Pass the oldest that are due; returns how many."""
+        now = self._clock.now_ms()
+        if self._is_paused():
+            # A payout may have been made that only the operator knows of: he says so (adopts it)
+            # while it is planned. No refund could go out now anyway.
+            overdue = await self._overdue(now, OnDeadline.REFUND)
+            again = overdue
+        else:
+            overdue = await self._overdue(now)
+            # Another event may have put off the deadline of one that is quarantined.
+            again = list(dict.fromkeys([*overdue, *self._quarantine.failing(DeadlinePassed)]))
+        await asyncio.gather(*(self._pass_deadline(order_id) for order_id in again))
+        return len(overdue)
+
+    async def _overdue(self, now: int, but: OnDeadline | None = None) -> list[str]:
+        """The oldest that are due, and of which all is known that came in time."""
+        behind = self._progress.lagging
+        # Those that fail, or wait, stay the oldest: however many, others are found behind them.
+        most = DEADLINES_PER_TICK + len(self._quarantine.failing(DeadlinePassed)) + len(behind)
+        found = await self._store.overdue(now, most, self._progress.complete_until, but=but)
+        return [order_id for order_id in found if order_id not in behind]
+
+    async def _pass_deadline(self, order_id: str) -> None:
+        with self._quarantine.isolate(order_id, DeadlinePassed):
+            order, now = await self._store.order(order_id), self._clock.now_ms()
+            if order is None or order.deadline_at is None or order.deadline_at > now:
+                return
+            if not self._progress.covers(order):
+                return  # it changed after it was found due
+            try:
+                await self._processor.apply(order_id, DeadlinePassed())
+            except ImpossibleTransition as refused:
+                log.warning("deadline_not_applied", order_id=order_id, reason=str(refused))

@@ -1,0 +1,271 @@
+"""The venue that has another service settle its orders. It has no wallets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import structlog
+
+from rpcsvc.domain.chains import Chain
+from rpcsvc.domain.money import MAX_UNITS, XMR, Money, require_storable
+from rpcsvc.domain.order import PERPS, Order
+from rpcsvc.domain.pricing import BPS, Direction, Price
+from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
+from rpcsvc.orders.client_limits import ClientLimits
+from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.store import RelayRecord, Ticket
+from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
+from rpcsvc.orders.ports.venue import (
+    BridgeRates,
+    Confirmations,
+    Market,
+    NewOrder,
+    OrderRequest,
+    Quote,
+    QuoteRequest,
+    VenueProfile,
+    network_of,
+)
+from rpcsvc.orders.ports.wallets import Fees
+from rpcsvc.orders.reservations import UPSTREAM, Reservations
+from rpcsvc.orders.unfunded import Client, Reservation
+from rpcsvc.orders.upstream.follower import Follower
+from rpcsvc.orders.upstream.relay import Relay
+
+log = structlog.get_logger(__name__)
+
+# How long a swap takes, before the upstream has told it with a quote.
+USUAL_SECONDS = 1_800
+
+
+class UpstreamVenue:
+    """Implements Venue over the upstream port."""
+
+    def __init__(
+        self,
+        core: Core,
+        profile: VenueProfile,
+        upstream: UpstreamPort,
+        relay: Relay,
+        follower: Follower,
+        limits: ClientLimits,
+        reservations: Reservations,
+    ) -> None:
+        self.profile = profile
+        self.price_lock: int | None = None
+        self._upstream = upstream
+        self._relay = relay
+        self._follower = follower
+        self._limits = limits
+        self._reservations = reservations
+        self._maker = TermsMaker(core.policy, core.clock, core.random)
+        self._clock = core.clock
+
+    # --- prices ---
+
+    def market(self, client: Client) -> Market | None:  # noqa: ARG002 - there is none
+        """None: the upstream prices each amount by itself."""
+        return None
+
+    def listed_chains(self) -> Sequence[Chain]:
+        """The configured chains that the upstream lists. Raises Unavailable until it has."""
+        self._upstream.require_ready()
+        return self.profile.chains.all()
+
+    async def check_amount(self, direction: Direction, chain: Chain, amount: Money) -> None:
+        """Ask for a price: the upstream refuses what is outside its limits."""
+        await self._upstream.quote(UpstreamRequest(direction, chain, amount))
+
+    async def quote(self, request: QuoteRequest) -> Quote:
+        """The upstream's price. Its fees are within it, and it checks its own limits."""
+        self._upstream.require_ready()
+        self.profile.require_offered(request.chain)
+        amount = request.amount
+        self._limits.require(request.client, amount, UPSTREAM, 0)
+        asked = UpstreamRequest(request.direction, request.chain, amount, request.to)
+        offer = await self._upstream.quote(asked)
+        require_storable(amount)
+        self._limits.require(
+            request.client, amount, UPSTREAM, _worth(request, offer.expected_output)
+        )
+        return _quote(request, offer, self._clock.now_ms())
+
+    # --- orders ---
+
+    @asynccontextmanager
+    async def opening(self, request: OrderRequest, claim: Claim | None) -> AsyncIterator[NewOrder]:
+        """An order that the upstream has made; what can't be committed here is in doubt.
+
+        A call that is made again is answered even while there is no price for it.
+        """
+        self._require_can_fix(request.refund_address)
+        is_in_doubt = claim is not None and await self._relay.is_in_doubt(claim)
+        quote = None
+        try:
+            quote = await self.quote(request.priced)
+        except ServiceError:
+            if not is_in_doubt:
+                raise
+        named, client = self._maker.ids(request), self._limits.stored(request.client)
+        # The session goes with the order: with it its owner can name a refund address there, too.
+        # Nothing here may depend on the rate: a call that is repeated must be the very same.
+        asked = UpstreamRequest(
+            direction=request.direction,
+            chain=request.chain,
+            amount=request.amount,
+            to=request.to,
+            session_id=named.session_id,
+            twap=request.twap,
+            refund_address=request.refund_address,
+        )
+        with self._reservations.asking(named.order_id, self._reservation(request, quote, client)):
+            least = quote.min_received if quote else 0
+            record, created = await self._relay.create(asked, claim, named.order_id, least=least)
+        async with self._relay.recording(record):
+            yield self._made(request, quote, record, created, client)
+        if request.twap is not None:
+            # Whether it is cut, and how, is told with its status only.
+            await self._follower.ask_first(record.order_id)
+
+    def _require_can_fix(self, refund_address: str | None) -> None:
+        """Raise InvalidInput for a refund address that the upstream could not be held to."""
+        if refund_address is not None and not self._upstream.fixes_refund_addresses:
+            raise InvalidInput(
+                "refundAddress can't be fixed here: the service that settles this takes none when"
+                " an order is created. Leave it out; if a refund waits for an address, name one"
+                " with support.create and the order's sessionId.",
+                field="refundAddress",
+                received=refund_address,
+            )
+
+    def _reservation(self, request: OrderRequest, quote: Quote | None, client: str) -> Reservation:
+        """What an order reserves while it is being made there: its worth in USDC units."""
+        output = quote.expected_output if quote else 0
+        return Reservation(
+            UPSTREAM,
+            _worth(request.priced, output),
+            client,
+            network_of(request.amount.asset, request.chain),
+            self._maker.expires_at(),
+        )
+
+    def _made(
+        self,
+        request: OrderRequest,
+        quote: Quote | None,
+        record: RelayRecord,
+        created: Created,
+        client: str,
+    ) -> NewOrder:
+        """What the upstream has agreed to; its price may have moved since the quote."""
+        agreed = _agreed(request.priced, quote, created, self._clock.now_ms())
+        named = OrderIds(record.order_id, record.session_id)
+        terms = replace(
+            self._maker.terms(request, agreed, named, created.deposit_address),
+            expires_at=created.expires_at,
+            upstream_id=created.upstream_id,
+            twap=None,
+        )
+        return NewOrder(terms, agreed, client, record)
+
+    def watch(self, order_id: str) -> None:
+        """Ask the upstream for this order before those that nobody asks for."""
+        self._follower.watch(order_id)
+
+    async def refresh(self, order_id: str) -> None:
+        """Ask the upstream for this order now; a status that can't be read is logged."""
+        await self._follower.ask_now(order_id)
+
+    async def cancel(self, order: Order) -> Order:
+        """Have the upstream end an order; as committed.
+
+        An order whose answer is lost is read again by the follower.
+        """
+        self._follower.watch(order.order_id)
+        found = await self._upstream.cancel(order.terms)
+        if found is None:
+            raise Unavailable("The status that the order has now is not known. Ask for it later.")
+        return await self._follower.take(order, found)
+
+    async def give_refund_address(
+        self,
+        order: Order,
+        address: str,  # noqa: ARG002 - the ticket has it
+        ticket: Ticket,
+    ) -> bool:
+        """Pass the owner's ticket on; whether the upstream took it."""
+        try:
+            await self._upstream.pass_on(order.terms.upstream_id or "", ticket)
+        except ServiceError as error:
+            log.warning("ticket_not_passed_on", order_id=order.order_id, reason=error.message)
+            return False
+        self._follower.watch(order.order_id)
+        return True
+
+    # --- the bridge ---
+
+    def least_deposit(self, direction: Direction, chain: Chain) -> int:  # noqa: ARG002 - any
+        """One unit: the upstream's own minimum is not known before it is asked."""
+        return 1
+
+    async def bridge_rates(self) -> BridgeRates:
+        """The upstream's."""
+        return await self._upstream.bridge_rates()
+
+    async def confirmations(self, order: Order) -> Confirmations:  # noqa: ARG002 - none is watched
+        """None: deposits are watched by the upstream, which reports them."""
+        return Confirmations(0, 0)
+
+    # --- health ---
+
+    async def health(self) -> Mapping[str, Health]:
+        """Whether the upstream answers; it prices each amount itself."""
+        return {"engine": await self._upstream.health(), "rates": Health(True)}
+
+    async def readiness(self) -> Mapping[str, Health]:
+        """The same: whether the upstream answers is this very question."""
+        return await self.health()
+
+    async def progress(self) -> Mapping[str, Health]:
+        """Whether the outcome of every call is known, and every order can be read."""
+        return {"relay": await self._relay.health()}
+
+
+def _worth(request: QuoteRequest, output: int) -> int:
+    """An order's worth in USDC units; 0 of a bridge order, which takes any amount."""
+    if request.chain.name == PERPS:
+        return 0
+    return output if request.amount.asset is XMR else request.amount.units
+
+
+def _quote(request: QuoteRequest, offer: Offer, now: int) -> Quote:
+    rate = Rate(offer.usdc_per_xmr, now, "upstream")
+    return Quote(
+        direction=request.direction,
+        chain=request.chain,
+        deposit=request.amount,
+        price=Price(rate.usdc_per_xmr, 0, 0, BPS),
+        rate=rate,
+        fees=Fees(0, 0),
+        minimum=1,
+        maximum=MAX_UNITS,
+        expected_output=offer.expected_output,
+        min_received=offer.min_received,
+        seconds=offer.seconds,
+    )
+
+
+def _agreed(request: QuoteRequest, quote: Quote | None, created: Created, now: int) -> Quote:
+    """The quote with what the upstream has agreed to; all of it, where there was no quote."""
+    told = Offer(
+        created.expected_output,
+        min(quote.min_received, created.expected_output) if quote else 0,
+        created.usdc_per_xmr,
+        quote.seconds if quote else USUAL_SECONDS,
+    )
+    return _quote(request, told, quote.rate.as_of if quote else now)
