@@ -60,8 +60,8 @@ from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.settings import Settings, SettingsError, check_integrators
 from rpcsvc.settlement.parts import EngineParts
-from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.orders import SqliteOrderStore

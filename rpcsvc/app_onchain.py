@@ -13,7 +13,7 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.ids import system_random
 from rpcsvc.orders.backend import Backend, stocked, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
-from rpcsvc.rates.wiring import rate_source
+from rpcsvc.rates.sources import rate_source
 from rpcsvc.settings import SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable

@@ -1,7 +1,4 @@
-"""Where the table of chains is read from: the configured file, or the one that comes with rpcsvc.
-
-What does not live here: what the table means (domain/chains.py).
-"""
+"""Where the table of chains is read from: the configured file, or the one in the package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Writing small files so that they are on disk, whole or not at all, before the call returns.
 
-A file's bytes and its name are two things to a file system: each has to be synced. What does not
-live here: the database (store/), which does so itself.
+A file's bytes and its name are two things to a file system: each has to be synced.
 """
 
 from __future__ import annotations

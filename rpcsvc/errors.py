@@ -28,8 +28,6 @@
         +-- IdempotencyConflict
         +-- Unavailable            an engine, node, store or rate source is down
         +-- InternalError          a fault of the service; its message never says which
-
-What does not live here: how an error looks on a wire (transport/, operations/envelope.py).
 Codes, HTTP statuses and JSON-RPC codes are binding: clients are tested against them.
 """
 

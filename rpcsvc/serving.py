@@ -1,8 +1,6 @@
 """Serving: the process from its start to SIGTERM, and what it listens on.
 
-    serve(settings)   a running service (app.py), listening, until SIGTERM or SIGINT
-
-What does not live here: putting the service together (app.py).
+serve(settings)   a running service (app.py), listening, until SIGTERM or SIGINT
 """
 
 from __future__ import annotations

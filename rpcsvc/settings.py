@@ -1,9 +1,7 @@
 """The settings of the service: which exist, their defaults and bounds, and loading them.
 
-Layers, each winning over the one before: defaults, TOML file, environment, flags. Every value
-keeps the name of the source that gave it.
-What does not live here: reading the sources and the forms of values (settings_sources.py), the
-options of the CLI client, and what is done with a setting (app.py).
+Layers, each winning over the one before: defaults, TOML file, environment, flags. Every value keeps
+the name of the source that gave it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The settings of the engine onchain, and of the rates that it quotes.
-
-What does not live here: the other settings and their loading (settings.py), what is made of these
-values (settlement/onchain/wiring.py).
-"""
+"""The settings of the engine onchain, and of the rates that it quotes."""
 
 from __future__ import annotations
 

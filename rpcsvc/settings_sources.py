@@ -3,7 +3,6 @@
 A layer maps dotted keys (``brand.name``) to a value and its origin. Problems of a source are
 collected, not raised, so that one run reports all of them. A value's validator raises ValueError
 with the whole text of what is allowed; it never repeats a secret.
-What does not live here: which keys exist, their defaults and bounds (settings.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The bridge: XMR to and from a perpetuals exchange (spec 2.4, 3.3).
 
 A bridge order is an order of the one order machine, on a chain of its own: ``deposit`` swaps XMR
-into USDC on an account of the exchange (an address in EVM form), ``withdraw`` the reverse. It
-takes any amount from its minimum to its maximum.
-What does not live here: how it becomes what it is (machine.py).
+into USDC on an account of the exchange (an address in EVM form), ``withdraw`` the reverse. It takes
+any amount from its minimum to its maximum.
 """
 
 from __future__ import annotations

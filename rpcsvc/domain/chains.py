@@ -1,8 +1,4 @@
-"""The chains on which the service takes and pays USDC, and how a caller may name them.
-
-What does not live here: where the configuration comes from (app.py), Monero, which is not a
-choice: it is chain id 0 (spec 2.4) and the other side of every swap.
-"""
+"""The chains on which the service takes and pays USDC, and how a caller may name them."""
 
 from __future__ import annotations
 

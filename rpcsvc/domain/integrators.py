@@ -1,7 +1,6 @@
 """Integrators: who brings orders over the BFF with an API key, and what they earn by it.
 
 Only the SHA-256 of a key is configured; a key of 128 random bits or more needs no slower hash.
-What does not live here: the settings (settings.py), the header (http/operation_routes.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Money: integers of atomic units with their asset. No float comes near it.
 
 Decimal strings exist at the edges only: ``parse_amount`` reads them, ``format_units`` writes them.
-What does not live here: rates and fees (pricing.py).
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Pure arithmetic on an order's deposits. The chunks are cut by their worth at the quoted rate and
 swapped each at the rate of its moment; the payout is their sum. A chunk is swapped only at a rate
 at which the user gets no less than the order's ``min_received`` in proportion.
-What does not live here: what becomes of the order (transfer_rules.py), who fetches the rate
-(orders/scheduler/effects.py).
 Sources: spec 2.4 (twapConfig, twap), spec 3.4.
 """
 

@@ -1,16 +1,111 @@
-"""Public tickers of XMR in US dollars, by name; and how another one is given.
+"""Public tickers of XMR in US dollars: by name or given, and reading a price from their JSON.
 
-Each is a URL and where in its answer the last price is; nothing else is particular to any.
-What does not live here: asking them (http.py), what several together say (median.py).
+A JSON pointer (RFC 6901) leads to the price. The number is read digit by digit, never as a float.
+Size, time and form of an answer are bounded; whatever is wrong with it is a RateUnreadable.
 Sources: the exchanges' public API documentation.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from typing import Final
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
 
-from rpcsvc.rates.http import HttpSource
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from rpcsvc.domain.money import USDC
+
+LONGEST_ANSWER: Final = 256 * 1024
+TIMEOUT_SECONDS: Final = 10
+# Beyond any price that XMR has had or could have while amounts fit 64 bits.
+_HIGHEST: Final = Decimal(10_000_000)
+_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,18})?", re.ASCII)
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,5}", re.ASCII)
+_SHOWN: Final = 60
+
+
+class RateUnreadable(Exception):
+    """A source gave no price; the message says why, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSource:
+    """Where a price is read: ``pointer`` leads to USD or USDC per XMR in the JSON at ``url``."""
+
+    name: str
+    url: str
+    pointer: str
+
+    async def fetch(self, session: ClientSession) -> int:
+        """The price in USDC units per whole XMR, rounded down. Raises RateUnreadable."""
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                body = await self._read(session)
+        except (ClientError, OSError, TimeoutError, ValueError) as error:
+            raise RateUnreadable(f"no answer ({error or type(error).__name__})") from error
+        return price_in(body, self.pointer)
+
+    async def _read(self, session: ClientSession) -> bytes:
+        timeout = ClientTimeout(total=TIMEOUT_SECONDS)
+        async with session.get(self.url, timeout=timeout, allow_redirects=False) as response:
+            if response.status != 200:
+                raise RateUnreadable(f"HTTP {response.status}")
+            body = await response.content.read(LONGEST_ANSWER + 1)
+            while len(body) <= LONGEST_ANSWER and not response.content.at_eof():
+                body += await response.content.read(LONGEST_ANSWER + 1 - len(body))
+        if len(body) > LONGEST_ANSWER:
+            raise RateUnreadable(f"an answer of more than {LONGEST_ANSWER} bytes")
+        return body
+
+
+def price_in(body: bytes, pointer: str) -> int:
+    """The price that ``pointer`` leads to, in USDC units per whole XMR, rounded down.
+
+    Raises RateUnreadable.
+    """
+    try:
+        document = json.loads(body, parse_float=str, parse_int=str, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise RateUnreadable(f"not JSON ({type(error).__name__})") from error
+    return _units(_member(document, pointer))
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _member(document: Any, pointer: str) -> Any:
+    found = document
+    for token in pointer.split("/")[1:]:
+        name = token.replace("~1", "/").replace("~0", "~")
+        try:
+            found = found[_index(name)] if isinstance(found, list) else found[name]
+        except (KeyError, IndexError, TypeError) as error:
+            raise RateUnreadable(f"nothing at {pointer}") from error
+    return found
+
+
+def _index(token: str) -> int:
+    """An array index as RFC 6901 has it. Raises IndexError for anything else."""
+    if not _INDEX.fullmatch(token):
+        raise IndexError(token)
+    return int(token)
+
+
+def _units(value: Any) -> int:
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value):
+        raise RateUnreadable(f"not a plain decimal number: {str(value)[:_SHOWN]!r}")
+    price = Decimal(value)
+    if not 0 < price <= _HIGHEST:
+        raise RateUnreadable(f"not a possible price: {value}")
+    units = int(price.scaleb(USDC.decimals))
+    if units == 0:
+        raise RateUnreadable(f"not a possible price: {value}")
+    return units
+
 
 TICKERS: Final = {
     source.name: source
@@ -33,7 +128,6 @@ TICKERS: Final = {
         HttpSource("bitfinex", "https://api-pub.bitfinex.com/v2/ticker/tXMRUSD", "/6"),
     )
 }
-
 _GIVEN: Final = re.compile(r"([a-z][a-z0-9_-]{0,30})=(https?://[!-\"$-~]{1,290})#(/[!-~]{0,100})")
 
 

@@ -1,7 +1,4 @@
-"""The keys of one directory: made at the first start, rotated, read again when others rotate them.
-
-What does not live here: the file (key_files.py), signing (response_signer.py).
-"""
+"""The keys of one directory: made at the first start, rotated, reread."""
 
 from __future__ import annotations
 
@@ -11,23 +8,21 @@ from typing import Any, Final, Self
 
 from rpcsvc.clock import Clock, iso8601_second
 from rpcsvc.durable_files import sync_directory
-from rpcsvc.signing.key_files import (
+from rpcsvc.signing.keys import (
     RING_NAME,
+    SEED_BYTES,
+    Keys,
     Mark,
+    RetiredKey,
+    SigningKey,
+    SigningKeyError,
     commit,
     explaining,
+    jwk,
     locked,
     make_directory,
     mark,
     read,
-)
-from rpcsvc.signing.keys import (
-    SEED_BYTES,
-    Keys,
-    RetiredKey,
-    SigningKey,
-    SigningKeyError,
-    jwk,
     signing_key,
 )
 

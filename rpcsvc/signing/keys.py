@@ -1,22 +1,31 @@
-"""A ring of signing keys as a value, and as the JSON that is kept.
+"""The ring of signing keys: as a value, as JSON, and on disk.
 
-What does not live here: files (key_files.py), when a key is made or retired (key_ring.py).
+``<data-dir>/keys/`` (mode 0700) holds one file, ``ring.json`` (0600): the current key with its
+private part, and the public parts of the retired ones. A rotation is one rename: whatever stops the
+process, the ring on disk is the old or the new one, whole.
 Source: RFC 8037 (Ed25519 in JWK), RFC 7638 (key ids).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from nacl.bindings import crypto_sign_seed_keypair
 
+from rpcsvc.durable_files import sync_directory, write_new
 from rpcsvc.verify import b64url, parse_time, thumbprint, unb64url
 
 SEED_BYTES: Final = 32
 _FORMAT: Final = 1
-
 Json = dict[str, Any]
 
 
@@ -113,3 +122,145 @@ def _moment(text: str) -> str:
     if parse_time(text) is None:
         raise ValueError("a time is not RFC 3339")
     return text
+
+
+log = structlog.get_logger(__name__)
+KEYS_DIR: Final = "keys"
+RING_NAME: Final = "ring.json"
+FRESH_NAME: Final = "ring.json.new"
+_LARGEST_RING: Final = 1024 * 1024
+# Of a file: another one, or one that was written, has another.
+Mark = tuple[int, int, int, int]
+
+
+@contextmanager
+def explaining(directory: Path) -> Iterator[None]:
+    """Whatever the system refuses within is raised as a SigningKeyError."""
+    try:
+        yield
+    except OSError as error:
+        raise SigningKeyError(
+            f"The signing keys in {directory} can't be used: {error}. The user that runs the"
+            " service must own that directory and be able to write in it."
+        ) from error
+
+
+@contextmanager
+def locked(directory: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold the directory against other processes, and see that it is private.
+
+    ``shared``: against writers only. Raises SigningKeyError; without ``wait`` BlockingIOError when
+    another process has it.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _check_private(directory, os.fstat(fd), 0o700)
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_private(path: Path, found: os.stat_result, mode: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise SigningKeyError(
+            f"{path} belongs to user {found.st_uid}, not to {os.geteuid()} who runs this. Run it as"
+            " the service's user, or give the file to that one with chown."
+        )
+    if found.st_mode & 0o077:
+        raise SigningKeyError(
+            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: others than its owner may use it."
+            f" Run: chmod {mode:o} {path}. If somebody may have read the key, then also:"
+            " rpcsvc keys rotate --revoke"
+        )
+
+
+def make_directory(directory: Path) -> None:
+    """Make the directory, private, if it is not there."""
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def read(directory: Path) -> tuple[Keys, Mark]:
+    """The ring on disk and the mark of its file. The directory must be locked."""
+    _check_files(directory)
+    path = directory / RING_NAME
+    # O_NONBLOCK: opening a pipe in the file's place must not wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise SigningKeyError(f"{path} is not a file. Move it away.")
+        _check_private(path, found, 0o600)
+        raw = file.read(_LARGEST_RING)
+    try:
+        return decode(raw), _mark_of(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SigningKeyError(
+            f"{path} is not a key ring that this version can use"
+            f" ({error or type(error).__name__}). Put a backup of it in place. Without one, move it"
+            " away: a new key is made at the next start, and old signatures can't be checked."
+        ) from error
+
+
+def _check_files(directory: Path) -> None:
+    foreign = sorted({path.name for path in directory.iterdir()} - {RING_NAME, FRESH_NAME})
+    if foreign:
+        raise SigningKeyError(
+            f"{directory} is for signing keys only, but has {', '.join(foreign[:5])} in it. Move"
+            " away what you put there; if it was not you, find out who can write there."
+        )
+
+
+def mark(directory: Path) -> Mark:
+    """The mark of the ring's file as it is now."""
+    return _mark_of((directory / RING_NAME).stat())
+
+
+def _mark_of(found: os.stat_result) -> Mark:
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def commit(directory: Path, keys: Keys) -> None:
+    """Replace the ring on disk whole, then overwrite what the old file held.
+
+    The directory must be locked. Whatever stops this leaves the old ring or the new one.
+    """
+    _check_files(directory)
+    (directory / FRESH_NAME).unlink(missing_ok=True)
+    write_new(directory / FRESH_NAME, encode(keys))
+    with _held(directory / RING_NAME) as old:
+        (directory / FRESH_NAME).replace(directory / RING_NAME)
+        sync_directory(directory)
+        if old is not None:
+            _overwrite(old)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[int | None]:
+    """An open descriptor of a file that is about to be replaced, if it is there."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _overwrite(fd: int) -> None:
+    """Destroy the private key in a file that no name leads to any more.
+
+    The file system may keep copies of its own; and the rotation is done, whether this works or not.
+    A file that has another name besides is somebody's copy, and stays.
+    """
+    found = os.fstat(fd)
+    if found.st_nlink:
+        return
+    try:
+        os.pwrite(fd, bytes(found.st_size), 0)
+        os.fsync(fd)
+    except OSError as error:
+        log.warning("old_signing_key_not_overwritten", reason=str(error))

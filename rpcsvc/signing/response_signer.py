@@ -1,8 +1,4 @@
-"""Signing what goes out: responses, and the terms of orders.
-
-What does not live here: what is signed, byte for byte (verify.py), the keys (key_ring.py), which
-responses are signed (transport/).
-"""
+"""Signing what goes out: responses, and the terms of orders."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
-from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.verify import unb64url

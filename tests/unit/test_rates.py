@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.rates import http, median
-from rpcsvc.rates.fixed import FixedRate
-from rpcsvc.rates.http import HttpSource, RateUnreadable, price_in
-from rpcsvc.rates.median import Agreement, MedianRate, Moment, Sample, agree
+from rpcsvc.rates import tickers
+from rpcsvc.rates.sources import Agreement, FixedRate, MedianRate, Moment, Sample, agree
+from rpcsvc.rates.tickers import HttpSource, RateUnreadable, price_in
 from tests.sandbox import ManualClock
 
 NOW = ManualClock().now
@@ -123,7 +122,7 @@ async def test_a_source_is_read_over_http() -> None:
         web.HTTPInternalServerError,
         web.HTTPTooManyRequests,
         lambda: web.HTTPFound("/elsewhere"),
-        lambda: web.Response(body=b" " * (http.LONGEST_ANSWER + 1)),
+        lambda: web.Response(body=b" " * (tickers.LONGEST_ANSWER + 1)),
         lambda: web.Response(text="<html>"),
     ],
 )
@@ -143,7 +142,7 @@ async def test_a_source_that_answers_something_else_is_unreadable(response: Any)
 async def test_a_source_that_never_answers_is_unreadable_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(tickers, "TIMEOUT_SECONDS", 0.05)
 
     async def ticker(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-length": "100"})
@@ -238,7 +237,7 @@ async def test_a_source_that_fails_leaves_the_price_until_it_is_stale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log, clock = Log(), ManualClock()
-    monkeypatch.setattr(median, "log", log)
+    monkeypatch.setattr("rpcsvc.rates.sources.log", log)
     sources = [Scripted("a", 165, None, None, 170), Scripted("b", 165, None, None, 170)]
     rates = MedianRate(sources, clock, RULE, every_ms=10_000)
     async with ClientSession() as session:

@@ -13,9 +13,8 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.rates.median import MedianRate
+from rpcsvc.rates.sources import MedianRate, rate_source
 from rpcsvc.rates.tickers import TICKERS, ticker
-from rpcsvc.rates.wiring import rate_source
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import RatesSettings
 from tests.sandbox import ManualClock

@@ -53,7 +53,7 @@ def _check_upstream(settings: Settings) -> None:
 
 def _check_onchain(settings: Settings) -> None:
     from rpcsvc.clock import SystemClock  # noqa: PLC0415
-    from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
+    from rpcsvc.rates.sources import rate_source  # noqa: PLC0415
     from rpcsvc.settlement.onchain import wiring  # noqa: PLC0415
 
     wiring.monero_options(settings.onchain)

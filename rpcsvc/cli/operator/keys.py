@@ -87,9 +87,11 @@ def _export_public(context: Context) -> int:
 
 
 def _ring(context: Context) -> KeyRing:
-    from rpcsvc.signing.key_files import KEYS_DIR  # noqa: PLC0415 - as above
     from rpcsvc.signing.key_ring import KeyRing  # noqa: PLC0415 - as above
-    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415 - as above
+    from rpcsvc.signing.keys import (  # noqa: PLC0415
+        KEYS_DIR,
+        SigningKeyError,
+    )
 
     directory = context.settings().data_dir / KEYS_DIR
     try:

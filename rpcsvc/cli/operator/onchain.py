@@ -253,8 +253,10 @@ async def _rate_check(settings: Settings) -> Check:
     from rpcsvc.clock import SystemClock  # noqa: PLC0415
     from rpcsvc.domain.money import USDC, format_units  # noqa: PLC0415
     from rpcsvc.errors import Unavailable  # noqa: PLC0415
-    from rpcsvc.rates.median import MedianRate  # noqa: PLC0415
-    from rpcsvc.rates.wiring import rate_source  # noqa: PLC0415
+    from rpcsvc.rates.sources import (  # noqa: PLC0415
+        MedianRate,
+        rate_source,
+    )
     from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
 
     source = rate_source(settings.rates, SystemClock()).source

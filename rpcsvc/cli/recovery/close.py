@@ -35,8 +35,8 @@ from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.presence import MoneroGone
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, Open, bare_txid
-from rpcsvc.signing.key_files import KEYS_DIR
 from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.backends.sqlite.database import Database

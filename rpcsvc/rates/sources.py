@@ -1,23 +1,26 @@
-"""Several sources, one price: their median, while enough of them are fresh and agree.
+"""The rate source: the median of several tickers, or a fixed price that the operator has set.
 
-A price that is old, or that the others contradict, must never be quoted: then there is none, and
-quoting says ``unavailable``. What does not live here: reading a source (http.py).
+A price that is old, or that the others contradict, is never quoted: then there is none, and
+quoting answers ``unavailable``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from aiohttp import ClientSession
 
 from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.domain.money import USDC, parse_amount
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.rates import Rate
-from rpcsvc.rates.http import RateUnreadable
+from rpcsvc.orders.ports.rates import Rate, RateSource
+from rpcsvc.rates.tickers import RateUnreadable, ticker
+from rpcsvc.settings import SettingsError
+from rpcsvc.settings_onchain import RatesSettings
 
 log = structlog.get_logger(__name__)
 
@@ -156,3 +159,37 @@ class MedianRate:
         if name not in self._failing:
             self._failing.add(name)
             log.warning("rate_source_failed", source=name, reason=reason)
+
+
+class FixedRate:
+    """Implements RateSource (orders/ports/). ``usdc_per_xmr``: USDC units per whole XMR."""
+
+    def __init__(self, usdc_per_xmr: int, clock: Clock) -> None:
+        if usdc_per_xmr <= 0:
+            raise ValueError(f"a price is above 0, not {usdc_per_xmr}")
+        self._usdc_per_xmr = usdc_per_xmr
+        self._clock = clock
+
+    def rate(self) -> Rate:
+        """The price, as of now."""
+        return Rate(self._usdc_per_xmr, self._clock.now_ms(), "fixed")
+
+
+class Rates(NamedTuple):
+    """A rate source, and what has to run to keep it fresh; None: nothing."""
+
+    source: RateSource
+    run: Callable[[], Coroutine[Any, Any, None]] | None
+
+
+def rate_source(settings: RatesSettings, clock: Clock) -> Rates:
+    """The source. Raises SettingsError."""
+    if settings.fixed_usdc_per_xmr is not None:
+        return Rates(FixedRate(parse_amount(settings.fixed_usdc_per_xmr, USDC).units, clock), None)
+    rule = Agreement(settings.max_age_seconds * 1000, settings.quorum, settings.max_spread_bps)
+    try:
+        sources = [ticker(text) for text in settings.sources]
+        median = MedianRate(sources, clock, rule, every_ms=settings.every_seconds * 1000)
+    except ValueError as error:
+        raise SettingsError([f"rates: {error}"]) from error
+    return Rates(median, median.run)
