@@ -11,7 +11,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.database import Tables
 from rpcsvc.store.orders import SqliteOrderStore
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 VIEW = StatusView(b"{}", None)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, MONERO, SWAP, Served, serving
-from tests.contract.test_sidecar import SWAPS, beside, upstream_id
+from tests.contract.sidecar import SWAPS, beside, upstream_id
 from tests.rows import all_rows
 
 OTHER_SESSION = "9a1f0b52-3c4d-4e6f-8a7b-1c2d3e4f5a6b"

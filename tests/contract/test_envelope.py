@@ -17,8 +17,8 @@ from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
 from rpcsvc.operations.table import OPERATIONS
+from tests.contract.error_codes import all_errors
 from tests.contract.serving import EVM, MONERO, SWAP, Served, split_path
-from tests.contract.test_transports_agree import all_errors
 
 KEYS = ["ok", "operation", "state", "missingInputs", "validationErrors", "nextActions", "data"]
 SESSION = "3F2B8C1E-7D64-4F0A-9C1B-2A5E8D7F6C90"
@@ -281,8 +281,6 @@ ERROR_TABLE: dict[str, tuple[int, set[int | None]]] = {
     "unavailable": (503, {None}),
     "internal_error": (500, {-32603}),
 }
-
-
 # The design's state table: what an agent is told while an order has a status.
 STATE_TABLE = {
     "awaiting_deposit": "waiting_for_funding",

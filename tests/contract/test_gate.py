@@ -5,10 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 import stat
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,8 +20,8 @@ from rpcsvc.http.gate import WrongTokens
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import SettingsError
 from tests.contract import bff
+from tests.contract.processes import free_port, logged, process
 from tests.contract.serving import SWAP, TOKEN, Served, serving
-from tests.e2e import processes
 from tests.logs import logs_of
 
 PROXIED = {"x-forwarded-for": "203.0.113.7", "x-forwarded-proto": "https"}
@@ -358,36 +354,6 @@ async def test_the_json_rpc_id_serves_as_request_id_if_it_is_fit(served: Served)
         assert response.headers["x-request-id"] == request_id
         assert answer["id"] == call_id
         assert request_id == expected if expected else request_id.startswith("req_")
-
-
-# --- real processes --------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rpcsvc", *arguments, stderr=subprocess.PIPE
-    )
-    try:
-        yield child
-    finally:
-        if child.returncode is None:
-            child.terminate()
-        await child.communicate()
-
-
-async def logged(child: asyncio.subprocess.Process, word: bytes) -> None:
-    assert child.stderr is not None
-    async with asyncio.timeout(180):
-        while True:
-            line = await child.stderr.readline()
-            assert line, "the server ended"
-            if word in line:
-                return
-
-
-def free_port() -> str:
-    return str(processes.free_port())
 
 
 async def test_the_socket_asks_for_no_token_and_is_for_its_owner_only(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 
 from rpcsvc.logs import mask, shorten_addresses
+from tests.contract.processes import free_port
 from tests.contract.serving import EVM, MONERO, SWAP, TOKEN
-from tests.contract.test_gate import free_port
 
 KEY = "a-key-that-should-stay-private"
 

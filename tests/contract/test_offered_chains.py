@@ -14,8 +14,8 @@ from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_USDC, USDC, call, check, post
+from tests.contract.relaying import service
 from tests.contract.serving import EVM, Served, serving
-from tests.contract.test_relay import service
 from tests.contract.v1_api import V1Api, v1_api
 
 CHAINS_TOML = Path(__file__).parents[2] / "config" / "chains.toml"

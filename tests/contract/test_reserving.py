@@ -11,7 +11,7 @@ import pytest
 
 from rpcsvc.orders.reservations import Reservations
 from tests.contract.serving import EVM, MONERO, TOKEN, Answer, Served, serving
-from tests.contract.test_sidecar import STAGENET, beside
+from tests.contract.sidecar import STAGENET, beside
 from tests.rows import all_rows
 from tests.sandbox import give_wallets
 

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from rpcsvc.domain.addresses import stagenet_subaddress
 from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.operations import bff
 from rpcsvc.operations.views import awaits_upstream_refund
 from rpcsvc.orders.upstream.follower import Follower
 from tests.contract.bff import ORDER, call, check, post
 from tests.contract.serving import EVM, Served, serving
+from tests.contract.sidecar import STAGENET, SWAPS, beside, upstream_id
 from tests.rows import all_rows
 from tests.sandbox import attested
-
-STAGENET = stagenet_subaddress(bytes(range(64)))
-SWAPS = {
-    "x2u": {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
-    "u2x": {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": STAGENET},
-}
-
-
-@asynccontextmanager
-async def beside(central: Served, data_dir: Path, **flags: Any) -> AsyncIterator[Served]:
-    """A sidecar of ``central``, or of whatever ``upstream.url`` says."""
-    environ = {
-        "RPCSVC_ENGINE": "upstream",
-        "RPCSVC_UPSTREAM__URL": central.url,
-        "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
-    }
-    async with serving(data_dir, environ, **flags) as sidecar:
-        yield sidecar
 
 
 @pytest.fixture
@@ -50,13 +31,6 @@ async def central(tmp_path: Path) -> AsyncIterator[Served]:
 async def sidecar(central: Served, tmp_path: Path) -> AsyncIterator[Served]:
     async with beside(central, tmp_path / "sidecar") as ready:
         yield ready
-
-
-async def upstream_id(sidecar: Served, order_id: str) -> str:
-    order = await sidecar.up.service.store.order(order_id)
-    assert order is not None
-    assert order.terms.upstream_id is not None
-    return order.terms.upstream_id
 
 
 _ANY: Final = "any"

@@ -24,8 +24,7 @@ from rpcsvc.verify import (
     verify_response,
 )
 from tests.contract.serving import SWAP, TOKEN, Served, serving
-
-Json = dict[str, Any]
+from tests.contract.signatures import Json, jwks
 
 API = "/api/v1"
 JSON = {"content_type": "application/json"}
@@ -58,11 +57,6 @@ async def kept(answer: ClientResponse, method: str, target: str, body: bytes) ->
         headers={name.lower(): value for name, value in answer.headers.items()},
         body=await answer.read(),
     )
-
-
-async def jwks(served: Served) -> Json:
-    async with served.client.get("/.well-known/jwks.json") as answer:
-        return dict(await answer.json(content_type=None))
 
 
 REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str], int]] = {

@@ -15,7 +15,7 @@ from rpcsvc.http.documents import links
 from rpcsvc.operations.examples import MONERO, on_network
 from rpcsvc.operations.table import OPERATIONS
 from tests.contract.serving import Served, serving
-from tests.contract.test_sidecar import beside
+from tests.contract.sidecar import beside
 
 DOCUMENTS = [*links.DESCRIPTIONS, *links.ALIASES]
 ADDRESS = re.compile(r"\b[48][1-9A-HJ-NP-Za-km-z]{94}\b")

@@ -13,8 +13,8 @@ import pytest
 from rpcsvc import app, serving
 from rpcsvc.orders.ports.store import Change
 from rpcsvc.settings import load_settings
+from tests.contract.processes import free_port, logged, process
 from tests.contract.serving import SWAP
-from tests.contract.test_gate import free_port, logged, process
 from tests.e2e.processes import PATIENCE_SECONDS
 
 

@@ -17,10 +17,10 @@ from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.store.backends.sqlite.database import Database
+from tests.contract.error_codes import all_errors
 from tests.contract.serving import SWAP, Served, split_path
 
 Transport = Callable[[Served, Operation, dict[str, Any]], Awaitable[dict[str, Any]]]
-
 # What rightly differs between two runs of one call: ids, times, addresses, transactions, and what
 # is signed over them.
 _VARYING = re.compile(
@@ -139,13 +139,6 @@ async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
     is_down = error.get("code") == "unavailable"
     assert is_down == (operation.name in calls)
     assert not is_down or "unavailable" in operation.errors
-
-
-def all_errors(root: type[errors.ServiceError]) -> list[Any]:
-    found: list[Any] = [root] if hasattr(root, "code") else []
-    for cls in root.__subclasses__():
-        found += all_errors(cls)
-    return found
 
 
 async def test_every_next_action_with_a_call_can_be_sent_as_it_stands(served: Served) -> None:

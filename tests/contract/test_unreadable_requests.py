@@ -16,7 +16,7 @@ from aiohttp import web
 from rpcsvc.http.edge import Sealer
 from rpcsvc.verify import BadSignature, Exchange, verify_response
 from tests.contract.serving import Served, serving
-from tests.contract.test_signed import jwks
+from tests.contract.signatures import jwks
 
 PLAN = "/api/v1/agent/swap/plan"
 ENVELOPE = [

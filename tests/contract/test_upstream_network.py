@@ -15,8 +15,8 @@ from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.limits import Urgency
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, post
+from tests.contract.relaying import Cutting, service, states
 from tests.contract.serving import EVM, MONERO, Served, serving
-from tests.contract.test_relay import Cutting, service, states
 from tests.contract.upstream_server import UpstreamServer
 from tests.e2e.processes import until
 

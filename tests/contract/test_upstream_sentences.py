@@ -19,8 +19,8 @@ from aiohttp import web
 from rpcsvc.domain.addresses import stagenet_subaddress
 from tests.contract import upstream_server as does
 from tests.contract.bff import ORDER, TO_USDC, call, check, post
+from tests.contract.relaying import LOST, changed, create, service, states
 from tests.contract.serving import EVM, Served, serving
-from tests.contract.test_relay import LOST, changed, create, service, states
 from tests.contract.upstream_server import Behaviour, UpstreamServer
 from tests.contract.v1_api import V1Api, v1_api
 from tests.e2e.processes import until

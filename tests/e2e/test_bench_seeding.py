@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.bench.seeding import clone_orders
 from tests.e2e.audit import count
 from tests.e2e.processes import call, server, until_over
-from tests.e2e.test_crash import SWAPS
+from tests.e2e.swaps import SWAPS
 
 COPIES = 30
 

@@ -16,19 +16,15 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from rpcsvc.domain.order import Order, OrderStatus, Transfer, TransferKind, TransferState
-from rpcsvc.domain.pricing import keeps_proportion
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.orders import SqliteOrderStore
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
-from tests.e2e.processes import Gone, until
+from tests.e2e.chaos_orders import AMOUNTS, come_to_rest, faults_of, let_time_pass, stored
+from tests.e2e.processes import Gone
 from tests.sandbox import ORDER_FAULTS
 
 API_KEY: Final = "the key of a shop"
@@ -39,11 +35,6 @@ ENVIRON: Final = {
 }
 SECONDS: Final = 25.0
 CALLERS: Final = 6
-# What is due, dust, too little, enough but less, more, and above the maximum.
-AMOUNTS: Final = {
-    "x2u": [None, None, None, "0.00005", "0.01", "0.3", "1", "7", "1000"],
-    "u2x": [None, None, None, "0.01", "2", "60", "200", "1100", "60000"],
-}
 # A fault is ended more often than it is made: else nothing would move for most of the time.
 WEATHER: Final[list[dict[str, Any]]] = [
     *[{"fault": fault} for fault in ("engine_down", "rates_down", "pause_blocks")],
@@ -51,10 +42,6 @@ WEATHER: Final[list[dict[str, Any]]] = [
     *[{"fault": "set_rate", "rate": rate} for rate in ("120", "165", "166", "190")],
     *[{"fault": "advance_clock", "seconds": seconds} for seconds in (60, 900, 900, 4_000)],
 ]
-HOUR: Final = 3_600
-# More than any order of these has.
-MOST_CHUNKS: Final = 200
-GONE: Final = (TransferState.FAILED, TransferState.CANCELLED)
 
 
 class User(Caller):
@@ -125,37 +112,6 @@ async def heal(service: Mortal, users: Sequence[User]) -> None:
         await come_to_rest(service, 1)
 
 
-async def let_time_pass(service: Mortal) -> None:
-    """Until every deadline has passed, and every chunk was swapped or given up."""
-    for seconds in (1, 2 * HOUR, 2 * HOUR, 25 * HOUR, HOUR):
-        await come_to_rest(service, seconds)
-    for _ in range(MOST_CHUNKS):
-        if count(service.data_dir, "effects"):
-            await come_to_rest(service, HOUR)
-
-
-async def come_to_rest(service: Mortal, seconds: int) -> None:
-    """Let time pass, and wait until all that is due then is done."""
-    answer = await service.rpc("sandbox.fault", fault="advance_clock", seconds=seconds)
-    now = int(datetime.fromisoformat(answer["now"]).timestamp() * 1000)
-    due = (
-        "effects WHERE kind <> 'fill_chunk'",  # a chunk may wait for a fair rate
-        "sandbox_transactions WHERE state = 'mempool'",
-        "sandbox_transactions WHERE state = 'dropped' AND watched = 1",
-        "deposits WHERE state = 'seen'",
-        f"orders WHERE deadline_at <= {now}",
-    )
-
-    async def is_done() -> bool:
-        return not any(count(service.data_dir, table) for table in due)
-
-    try:
-        await until(is_done)
-    except TimeoutError:
-        left = [table for table in due if count(service.data_dir, table)]
-        raise AssertionError(f"it does not come to rest: {left}") from None
-
-
 # --- the books afterwards --------------------------------------------------------------------
 
 
@@ -181,68 +137,6 @@ def _db_check(data_dir: Path) -> list[str]:
     command = [sys.executable, "-m", "rpcsvc", "db", "check", "--data-dir", str(data_dir)]
     said = subprocess.run(command, capture_output=True, check=False, text=True)
     return [] if said.returncode == 0 else [said.stdout, said.stderr]
-
-
-async def stored(data_dir: Path) -> list[Order]:
-    """All orders, as the books have them."""
-    database = await Database.open(data_dir)
-    try:
-        store = SqliteOrderStore(database, str)
-        found = [await store.order(order_id) for order_id in orders_of(data_dir)]
-        return [order for order in found if order is not None]
-    finally:
-        await database.close()
-
-
-def faults_of(order: Order) -> list[str]:
-    """What is wrong with an order that is at rest, by its own terms."""
-    found = []
-    if not order.status.is_terminal and order.action_required is None:
-        found.append(f"is {order.status}, and waits for nobody")
-    sent = [transfer for transfer in order.transfers if transfer.state not in GONE]
-    if any(transfer.state is not TransferState.SETTLED for transfer in sent):
-        found.append("has a transfer that is not at its end")
-    payouts = [transfer for transfer in sent if transfer.kind is TransferKind.PAYOUT]
-    if len(payouts) != (order.status is OrderStatus.COMPLETED):
-        found.append(f"is {order.status} with {len(payouts)} payouts")
-    found += [fault for payout in payouts for fault in _payout_faults(order, payout)]
-    beside = sum(_beside_deposits(order, t) for t in sent if t.kind is TransferKind.REFUND)
-    if not 0 <= beside <= sum(_unswapped(order, payout) for payout in payouts):
-        found.append(f"was sent {beside} back beside its deposits")
-    return [f"{order.order_id} {each}" for each in found]
-
-
-def _payout_faults(order: Order, payout: Transfer) -> list[str]:
-    terms = order.terms
-    taken = [d for d in order.deposits if d.transfer_id == payout.transfer_id]
-    total = sum(d.units for d in taken)
-    if order.fills:
-        brought = sum(fill.output for fill in order.fills)
-        is_right = payout.units == brought and _unswapped(order, payout) >= 0
-    elif any(d.first_seen_at > order.price_locked_until for d in taken):
-        is_right = keeps_proportion(
-            output=payout.units,
-            deposited=total,
-            min_received=terms.min_received,
-            deposit_amount=terms.deposit_amount,
-        )
-    else:
-        is_right = payout.units == terms.price.output(terms.direction, total)
-    return [] if is_right else [f"was paid {payout.units} for {total}"]
-
-
-def _unswapped(order: Order, payout: Transfer) -> int:
-    """What the chunks left of the deposits that were paid out, in deposit units."""
-    if not order.fills:
-        return 0
-    taken = sum(d.units for d in order.deposits if d.transfer_id == payout.transfer_id)
-    return taken - sum(fill.units for fill in order.fills)
-
-
-def _beside_deposits(order: Order, refund: Transfer) -> int:
-    """What a refund sends beside whole deposits, in deposit units."""
-    taken = sum(d.units for d in order.deposits if d.transfer_id == refund.transfer_id)
-    return refund.units + refund.fee - taken
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.bad_line import BadLine, bad_line
 from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
+from tests.e2e.chaos_orders import AMOUNTS, faults_of, let_time_pass, stored
 from tests.e2e.processes import Gone, until
-from tests.e2e.test_chaos import AMOUNTS, faults_of, let_time_pass, stored
-from tests.e2e.test_sidecar import environ
+from tests.e2e.sidecar import environ
 from tests.sandbox import ORDER_FAULTS
 
 SECONDS: Final = 25.0

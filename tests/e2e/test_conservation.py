@@ -31,8 +31,6 @@ GLOBAL_FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("advance_clock", {"seconds": 900}),
 ]
 JUMPS = [100, 300, 600, 600, 1_000, 1_000, 2_000, 5_000, 60_000, 1_000_000]
-
-
 USDC = "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"
 
 

@@ -27,16 +27,8 @@ from tests.e2e.processes import (
     until,
     until_over,
 )
+from tests.e2e.swaps import MONERO, SWAPS
 
-EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
-MONERO = (
-    "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
-    "9dhwMVgN5S9cQUiyoogDavup3H"
-)
-SWAPS = {
-    "x2u": {"direction": "x2u", "chain": "arbitrum", "amount": "0.8", "to": EVM},
-    "u2x": {"direction": "u2x", "chain": "base", "amount": "150", "to": MONERO},
-}
 OVER_THE_MAXIMUM = {"x2u": "400", "u2x": "60000"}
 A_WEEK = 7 * 86_400
 

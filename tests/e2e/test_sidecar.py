@@ -17,6 +17,7 @@ from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count
 from tests.e2e.bad_line import MISHAPS, bad_line
 from tests.e2e.processes import Server, server, until
+from tests.e2e.sidecar import environ
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
 XMR = stagenet_subaddress(bytes(range(64)))
@@ -34,16 +35,6 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/bridge/withdraw", {"toAddress": XMR}),
 ]
 ENDS = {"completed", "failed", "expired", "refunded"}
-
-
-def environ(port: int) -> dict[str, str]:
-    return {
-        "RPCSVC_ENGINE": "upstream",
-        "RPCSVC_UPSTREAM__URL": f"http://127.0.0.1:{port}",
-        "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
-        "RPCSVC_UPSTREAM__CREATIONS_PER_MINUTE": "1000",
-        "RPCSVC_UPSTREAM__CALLS_PER_MINUTE": "6000",
-    }
 
 
 class Agent:

@@ -24,7 +24,7 @@ from tests.e2e.processes import (
     until,
     until_over,
 )
-from tests.e2e.test_crash import SWAPS
+from tests.e2e.swaps import SWAPS
 
 SLOW_PAYOUTS = {"RPCSVC_SANDBOX__USDC_BLOCK_MS": "1000"}
 

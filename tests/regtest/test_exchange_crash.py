@@ -12,17 +12,10 @@ from collections.abc import Sequence
 import pytest
 
 from tests.e2e.processes import Crash
+from tests.regtest.crash_steps import STEPS
 from tests.regtest.trading import Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-
-STEPS = (
-    "DepositSeen",
-    "DepositConfirmed",
-    "TransferPrepared",
-    "TransferPublished",
-    "TransferSettled",
-)
 CHAINS: dict[str, list[Crash]] = {
     "before each step's commit": [(step, "before", 1) for step in STEPS],
     "after each step's commit": [(step, "after", 1) for step in STEPS],

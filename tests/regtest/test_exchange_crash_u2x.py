@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from tests.e2e.processes import Crash, Gone
+from tests.regtest.crash_steps import STEPS
 from tests.regtest.exchange import reaches
-from tests.regtest.test_exchange_crash import STEPS
 from tests.regtest.trading import DEATH_SECONDS, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

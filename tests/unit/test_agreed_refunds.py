@@ -12,8 +12,8 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order, OrderStatus, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import _is_agreed
-from tests.unit.test_stepping_back import LATER, after, seen
-from tests.unit.test_transition import HOUR, XMR_UNIT, key, terms
+from tests.unit.funded_orders import LATER, after, seen
+from tests.unit.orders import HOUR, XMR_UNIT, key, terms
 
 OVER = LATER + HOUR
 

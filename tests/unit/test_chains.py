@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
 from rpcsvc.errors import InputError, InvalidInput, UnsupportedChain
-
-TOML = (Path(__file__).parent.parent.parent / "config" / "chains.toml").read_text()
+from tests.unit.chain_tables import TOML
 
 
 @pytest.fixture(scope="module")

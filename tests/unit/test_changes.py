@@ -12,7 +12,7 @@ from rpcsvc.domain.events import AdvanceTransfer
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Fill, Report
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from tests.unit.test_transition import NOW, key, terms
+from tests.unit.orders import NOW, key, terms
 
 NEW = open_order(terms())
 SEEN = transition(NEW, ev.DepositSeen(key(1), NEW.terms.deposit_amount, None, NOW), NOW).order

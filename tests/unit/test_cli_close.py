@@ -36,9 +36,9 @@ from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.verify import unb64url
-from tests.unit.test_cli_payouts import Cli
-from tests.unit.test_journal_replay import WALLET, Books, opened, put_back, xmr_payment
-from tests.unit.test_transition import NOW, key, terms
+from tests.unit.journaled import WALLET, Books, opened, put_back, xmr_payment
+from tests.unit.operator_cli import Cli
+from tests.unit.orders import NOW, key, terms
 
 OK, FAILED, USAGE = 0, 1, 2
 TXID = "ab" * 32

@@ -5,23 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rpcsvc.app import local_service
-from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import payouts as cli_payouts
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
-from rpcsvc.operations.local import LocalService
 from rpcsvc.orders.retries import DIRECTORY, RetryRequests
-from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
@@ -34,51 +27,12 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
-
-Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
-
-
-class Cli:
-    """The command line on a data directory, of one engine or another."""
-
-    def __init__(self, data_dir: Path, output: pytest.CaptureFixture[str]) -> None:
-        self.data_dir = data_dir
-        self.engine = "sandbox"
-        self.out, self.err = "", ""
-        self._output = output
-
-    def __call__(self, *arguments: str, local: Local | None = None) -> int:
-        environ = {"RPCSVC_DATA_DIR": str(self.data_dir), "RPCSVC_ENGINE": self.engine}
-        self._output.readouterr()
-        try:
-            return run(arguments, environ, serve=_never, local=local or _never)
-        except SystemExit as usage:
-            assert isinstance(usage.code, int)
-            return usage.code
-        finally:
-            self.out, self.err = self._output.readouterr()
-
-    def json(self, *arguments: str) -> Any:
-        assert self(*arguments) == 0, self.err
-        return json.loads(self.out)
-
-
-def _never(*_: Any) -> Any:
-    raise AssertionError("no service is needed")
+from tests.unit.operator_cli import Cli, listening
 
 
 @pytest.fixture
 def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(tmp_path, capsys)
-
-
-@contextmanager
-def listening(data_dir: Path) -> Iterator[None]:
-    """What a running service looks like from outside."""
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(data_dir / "rpcsvc.sock"))
-        made.listen()
-        yield
 
 
 async def settled(box: Sandbox, direction: str = "x2u") -> Placed:

@@ -31,7 +31,7 @@ from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from rpcsvc.store.operator_books import OperatorBooks
 from tests.rows import one_row, statement
 from tests.unit.audit_world import X2U, World
-from tests.unit.test_cli_payouts import Cli, listening
+from tests.unit.operator_cli import Cli, listening
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 TXID = "ab" * 32

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.rates import Rate
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import HOUR, NOW, key, terms
+from tests.unit.orders import HOUR, NOW, key, terms
 
 
 class Book:

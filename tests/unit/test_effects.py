@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.sandbox import HOUR_MS, ManualClock, sandbox
-from tests.unit.test_retries import Stuck, runner
+from tests.unit.effect_runners import Stuck, runner
 
 
 async def test_a_clock_that_is_set_back_makes_no_effect_wait_for_longer(tmp_path: Path) -> None:

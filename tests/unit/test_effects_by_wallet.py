@@ -21,7 +21,7 @@ from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import NOW, key, terms
+from tests.unit.orders import NOW, key, terms
 
 XMR, USDC = Direction.USDC_TO_XMR, Direction.XMR_TO_USDC
 

@@ -2,116 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rpcsvc.domain import events as ev
-from rpcsvc.domain.machine import open_order
-from rpcsvc.domain.order import Order, TransferState
+from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.entries import MoneroEntry
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_check import check_journal
-from rpcsvc.store.journal_replay import Adopted, open_journal
-from rpcsvc.store.journaled import (
-    JournaledEvmDepositLedger,
-    JournaledEvmPaymentLedger,
-    JournaledMoneroLedger,
-)
+from rpcsvc.store.journal_replay import Adopted
 from rpcsvc.store.onchain_books import OnchainBooks
-from rpcsvc.store.orders import SqliteOrderStore
 from tests.rows import statement
-from tests.sandbox import ManualClock
-from tests.unit.test_transition import NOW, key, terms
-
-HOT = "0x" + "ab" * 20
-WALLET = monero.WalletRecord("mainnet", "4primary", 0)
-
-
-class Books:
-    """A database with its journal, both open."""
-
-    def __init__(self, data_dir: Path, database: Database, journal: PaymentJournal) -> None:
-        self.data_dir = data_dir
-        self.db = database
-        self.monero = JournaledMoneroLedger(database, journal)
-        self.evm = JournaledEvmPaymentLedger(database, journal)
-        self.addresses = JournaledEvmDepositLedger(database, journal)
-        self.store = SqliteOrderStore(database, lambda: "")
-        self.clock = ManualClock()
-        self.clock.now = NOW
-        self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)
-        self.adopted = Adopted()
-
-    async def ordered(self, direction: Direction) -> Order:
-        order = open_order(terms(direction))
-        await self.processor.open(order, None, None)
-        return order
-
-    async def funded(self, order: Order) -> Order:
-        amount = order.terms.deposit_amount
-        await self.processor.apply(order.order_id, ev.DepositSeen(key(1), amount, "sender", NOW))
-        return await self.processor.apply(order.order_id, ev.DepositConfirmed(key(1)))
-
-    def copy(self, to: Path) -> Path:
-        with (
-            closing(sqlite3.connect(self.data_dir / DATABASE_NAME)) as source,
-            closing(sqlite3.connect(to)) as target,
-        ):
-            source.backup(target)
-        return to
-
-
-@asynccontextmanager
-async def opened(data_dir: Path) -> AsyncIterator[Books]:
-    database = await Database.open(data_dir)
-    options = Options(data_dir / FOLDER)
-    journal = PaymentJournal(options, ManualClock(), lambda n: b"\x0a" * n)
-    books = Books(data_dir, database, journal)
-    try:
-        books.adopted = await open_journal(journal, database, books.clock, PauseSwitch(data_dir))
-        yield books
-    finally:
-        await journal.close()
-        await database.close()
-
-
-def put_back(data_dir: Path, copy: Path) -> None:
-    for suffix in ("-wal", "-shm"):
-        (data_dir / (DATABASE_NAME + suffix)).unlink(missing_ok=True)
-    shutil.copyfile(copy, data_dir / DATABASE_NAME)
-
-
-def xmr_payment(order: Order, txid: str, *others: monero.Payee) -> monero.Payment:
-    planned = order.transfers[0]
-    mine = monero.Payee(planned.transfer_id, planned.address, planned.units)
-    batch = (mine, *others) if others else ()
-    return monero.Payment(
-        f"batch_{txid}" if batch else planned.transfer_id, monero.Purpose.TRANSFER,
-        planned.address, planned.units + sum(item.units for item in others), 5, txid, "02ff",
-        "metadata", "key", (f"image-{txid}",), NOW, batch=batch,
-    )  # fmt: skip
-
-
-def evm_payment(name: str, units: int, to: str, nonce: int, **more: evm.Purpose) -> evm.EvmPayment:
-    purpose = more.get("purpose", evm.Purpose.TRANSFER)
-    order = evm.PaymentOrder(name, purpose, to, units, HOT, b"\x01", 60_000)
-    attempt = evm.Attempt(f"0x{nonce:064x}", "02", 100, 1, NOW)
-    return evm.EvmPayment("arbitrum", HOT, nonce, order, (attempt,), NOW)
+from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_back, xmr_payment
+from tests.unit.orders import NOW
 
 
 async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from tests.unit.test_onchain_monero_addresses import OPTIONS, Wallet, pool_of, take
+from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of, take
 
 WORDS = "test test test test test test test test test test test junk"
 OTHER = "legal winner thank year wave sausage worth useful legal winner thank yellow"

@@ -42,7 +42,7 @@ from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from tests.recording import Recorder
 from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
-from tests.unit.test_onchain_evm_raw import HOT, STRANGER, signed
+from tests.unit.evm_raw import HOT, STRANGER, signed
 
 GWEI = 10**9
 TXID = "ab" * 32

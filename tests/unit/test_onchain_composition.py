@@ -25,7 +25,7 @@ from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from tests.sandbox import ManualClock
 from tests.unit.onchain_service import unreachable
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 STATUS = next(operation for operation in OPERATIONS if operation.name == "swap.status")
 ORDER_ID = "ord_" + "7" * 26

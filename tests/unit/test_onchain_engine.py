@@ -11,86 +11,23 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from rpcsvc.domain.money import USDC, XMR, Asset
-from rpcsvc.domain.order import DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.domain.money import USDC, XMR
+from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.wallets import (
-    DepositSighting,
     Holdings,
-    Observation,
     Outcome,
     PreparedTransfer,
     Record,
     Verdict,
 )
 from rpcsvc.settlement.onchain.engine import OnchainEngine
-from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from tests.recording import Recorder
 from tests.sandbox import ManualClock
-from tests.unit.test_onchain_guard import Signed
-
-CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
-FLOORS = {XMR: 50, USDC: 0}
-
-
-class FakeAdapter:
-    """One asset on one network; what it is asked, it notes."""
-
-    prepare: Any
-    known: PreparedTransfer | None = None
-
-    def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
-        self.asset, self.network, self.verdict = asset, network, verdict
-        self.networks = frozenset({network})
-        self.asked: list[str] = []
-        self.acknowledged: list[DepositSighting] = []
-        self.well = Health(True)
-        self.held = 60
-        self.to_see_to: list[str] = []
-        self.maintain: Any = None
-
-    async def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
-        return self.known
-
-    def require_ready(self) -> None:
-        if not self.well.ok:
-            raise Unavailable("not ready")
-
-    def fee(self, chain: str) -> int:
-        return len(chain) if self.asset is USDC else 1
-
-    def holdings(self, _network: str) -> Holdings:
-        return Holdings(self.held, 0, 0)
-
-    def total(self) -> int:
-        return self.held
-
-    async def observe(self) -> Observation:
-        key = DepositKey(self.network, "tx", 0)
-        shown = DepositSighting(key, "a", 1, None, 0, DepositState.SEEN)
-        return Observation([shown], {self.network: 7})
-
-    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
-        self.acknowledged += sightings
-
-    async def look_up(self, transfer: Transfer) -> Verdict:
-        self.asked.append(f"look_up {transfer.transfer_id}")
-        return self.verdict
-
-    async def publish(self, transfer: Transfer) -> Verdict:
-        self.asked.append(f"publish {transfer.transfer_id}")
-        return self.verdict
-
-    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        self.asked.append(f"receipt {transfer.transfer_id}")
-        return {"txid": "mined"}
-
-    async def health(self) -> Health:
-        return self.well
-
-    async def notes(self) -> list[str]:
-        return self.to_see_to
+from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
+from tests.unit.payout_guard import Signed
 
 
 class Stand:
@@ -105,11 +42,6 @@ class Stand:
         guard = PayoutGuard(self.switch, CAPS, signed or Signed(), ManualClock())
         adapters = cast("Any", (self.xmr, self.usdc))
         self.engine = OnchainEngine(adapters, guard, floors=FLOORS, poll_ms=10)
-
-
-def transfer(network: str = "arbitrum") -> Transfer:
-    asset = XMR if network == "monero" else USDC
-    return Transfer("t", TransferKind.PAYOUT, network, asset, "to", 5, 1)
 
 
 def test_the_payouts_fee_is_of_its_asset_and_the_refunds_of_the_deposits(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from tests.rows import statement
-from tests.unit.test_onchain_evm_payments import HOT, NET, payment
+from tests.unit.evm_payments import HOT, NET, payment
 
 NETWORK = EvmNetwork(NET, 42161, "0xToken")
 

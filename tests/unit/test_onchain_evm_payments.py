@@ -20,12 +20,10 @@ from rpcsvc.settlement.onchain.evm.gas import (
 )
 from rpcsvc.settlement.onchain.evm.ledger import (
     LARGEST_STORED,
-    Attempt,
     BlockPoint,
     EvmPayment,
     EvmPaymentLedger,
     Inclusion,
-    PaymentOrder,
     PaymentState,
     Purpose,
     Sweep,
@@ -38,10 +36,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from tests.rows import statement
-
-GWEI = 10**9
-NET = "arbitrum"
-HOT = "0xHot"
+from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
 
 
 @pytest.fixture
@@ -52,17 +47,6 @@ def ledger(database: Database) -> SqliteEvmPaymentLedger:
 def port(made: SqliteEvmPaymentLedger) -> EvmPaymentLedger:
     """For the type checker: the port is implemented."""
     return made
-
-
-def attempt(txid: str, gwei: int = 5) -> Attempt:
-    return Attempt(txid, f"02{txid}", gwei * GWEI, gwei * GWEI // 10, 1000 + gwei)
-
-
-def payment(
-    name: str, nonce: int, *, purpose: Purpose = Purpose.TRANSFER, network: str = NET
-) -> EvmPayment:
-    order = PaymentOrder(name, purpose, "0xUser", 7, "0xToken", b"\xa9\x05", 65_000)
-    return EvmPayment(network, HOT, nonce, order, (attempt(f"{network}-{name}"),), 1000)
 
 
 def published(made: EvmPayment) -> EvmPayment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,9 @@ import pytest
 from rpcsvc.domain.money import USDC, XMR, Asset
 from rpcsvc.domain.order import Transfer, TransferKind
 from rpcsvc.errors import Unavailable
-from rpcsvc.settlement.onchain.guard import PAUSE_FILE, Caps, PauseSwitch, PayoutGuard
+from rpcsvc.settlement.onchain.guard import PAUSE_FILE, PauseSwitch, PayoutGuard
+from tests.unit.payout_guard import CAPS, Signed
 
-CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
 HOUR = 3600 * 1000
 DAY = 24 * HOUR
 
@@ -28,21 +28,6 @@ class Clock:
 
 def transfer(units: int, asset: Asset = XMR) -> Transfer:
     return Transfer("ord_1/payout/1", TransferKind.PAYOUT, "monero", asset, "to", units, 0)
-
-
-@dataclass
-class Signed:
-    """Books of wallets that signed ``sent`` units away within a day, and none for the transfer."""
-
-    sent: int = 0
-    since: list[int] = field(default_factory=list)
-
-    async def sent_since(self, _asset: Asset, at: int) -> int:
-        self.since.append(at)
-        return self.sent
-
-    async def unmatched(self, _transfer: Transfer) -> str | None:
-        return None
 
 
 def guard(data_dir: Path, sent: int = 0) -> PayoutGuard:

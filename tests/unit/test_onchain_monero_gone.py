@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
 from tests.sandbox import ManualClock
-from tests.unit.test_onchain_monero_reorg_recovery import OPTIONS, Desk, Node, Wallet
+from tests.unit.monero_reorgs import OPTIONS, Desk, Node, Wallet
 
 IMAGE = "image of tr_1"
 

@@ -19,7 +19,7 @@ from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.full_disk import Disk, disk
 from tests.unit.onchain_service import unreachable
-from tests.unit.test_onchain_guard import CAPS, Signed
+from tests.unit.payout_guard import CAPS, Signed
 
 __all__ = ["disk"]
 

@@ -30,8 +30,8 @@ from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
-from tests.unit.test_onchain_engine import CAPS, FLOORS, FakeAdapter, transfer
-from tests.unit.test_onchain_guard import Signed
+from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
+from tests.unit.payout_guard import Signed
 
 TOLD = "transactions of the Monero wallet that the database does not know: run rpcsvc audit"
 

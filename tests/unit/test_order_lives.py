@@ -29,7 +29,7 @@ from tests.unit.order_lives import (
     live_payouts,
     require,
 )
-from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, key, terms
+from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, terms
 
 RATE = 165_000_000  # as quoted, in USDC units per XMR
 RATES = [*[RATE] * 6, RATE * 9 // 10, RATE * 11 // 10, RATE * 101 // 100]

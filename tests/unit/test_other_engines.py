@@ -15,7 +15,7 @@ from rpcsvc.domain.order import OrderStatus, Report
 from rpcsvc.settings import Settings, SettingsError, load_settings
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.onchain_service import unreachable
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 ORDER = "ord_" + "7" * 26
 

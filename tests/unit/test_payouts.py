@@ -15,7 +15,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.quarantine import Quarantine
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import NOW, key, terms
+from tests.unit.orders import NOW, key, terms
 
 
 class Desk:

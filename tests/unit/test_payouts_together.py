@@ -26,7 +26,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from tests.unit.test_transition import NOW, terms
+from tests.unit.orders import NOW, terms
 
 
 @dataclass

@@ -15,7 +15,7 @@ from rpcsvc.domain.events import ImpossibleTransition, PriceLateDeposit, Transit
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import Order, OrderStatus, Terms
 from rpcsvc.domain.pricing import Direction
-from tests.unit.test_transition import HOUR, NOW, XMR_UNIT, key, terms
+from tests.unit.orders import HOUR, NOW, XMR_UNIT, key, terms
 
 LOCK_END = NOW + HOUR // 4
 EXPIRES = NOW + HOUR

@@ -40,7 +40,7 @@ from rpcsvc.store.operator_books import close_claim
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 ARBITRUM = load_chains(chains_toml(None)).resolve("arbitrum")
 ASKED = UpstreamRequest(Direction.XMR_TO_USDC, ARBITRUM, Money(10**12, XMR), "0x1", "session")

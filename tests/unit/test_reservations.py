@@ -19,7 +19,7 @@ from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import Reservations, reservations_of
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqliteOrderStore
-from tests.unit.test_transition import HOUR, IN_CHUNKS, NOW, key, random_event, terms
+from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 
 
 def named(order_id: str, direction: Direction) -> Order:

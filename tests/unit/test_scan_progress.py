@@ -10,7 +10,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.orders.scan_progress import ScanProgress
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 MINUTE = 60_000
 

@@ -16,9 +16,9 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StaleWrite
 from rpcsvc.orders.processor import TRIES, OrderProcessor
-from tests.unit.test_journal_replay import Books, opened
-from tests.unit.test_one_commit import due, on_record, record
-from tests.unit.test_transition import NOW, key
+from tests.unit.commits import due, on_record, record
+from tests.unit.journaled import Books, opened
+from tests.unit.orders import NOW, key
 
 
 def second(books: Books) -> OrderProcessor:

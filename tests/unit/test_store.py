@@ -39,7 +39,7 @@ from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.operator_books import explain, take_back
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.rows import all_rows, statement
-from tests.unit.test_transition import NOW, terms
+from tests.unit.orders import NOW, terms
 
 VIEW = StatusView(b'{"view":1}', NOW + 1000)
 

@@ -21,7 +21,7 @@ from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.rows import all_rows, one_row, statement
-from tests.unit.test_transition import NOW, terms
+from tests.unit.orders import NOW, terms
 
 KEY = DepositKey("arbitrum", "tx", 0)
 PAYOUT = "ord_1/payout/1"

@@ -19,7 +19,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import NOW, terms
+from tests.unit.orders import NOW, terms
 
 
 class HeldCommit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -16,63 +16,20 @@ from rpcsvc.domain.events import AdvanceTransfer, ImpossibleTransition, Rule, le
 from rpcsvc.domain.machine import RELAYED, TRANSITIONS, open_order, transition
 from rpcsvc.domain.order import (
     Deposit,
-    DepositKey,
     DepositState,
     OnDeadline,
     Order,
     OrderStatus,
     Report,
     Terms,
-    Timeouts,
     TransferKind,
     TransferState,
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Direction, Price
+from tests.unit.orders import HOUR, IN_CHUNKS, NOW, TIMEOUTS, XMR_UNIT, key, random_event, terms
 
-NOW = 1_000_000
-HOUR = 3_600_000
-XMR_UNIT = 10**12
-TIMEOUTS = Timeouts(late_window=HOUR // 4, confirm=24 * HOUR, prepare=900_000,
-                    payout_check=600_000, refund_reminder=7 * 24 * HOUR)  # fmt: skip
 ALL_EVENTS = set(get_args(ev.Event))
-
-
-def terms(direction: Direction = Direction.XMR_TO_USDC, twap_plan: TwapPlan | None = None) -> Terms:
-    price = Price(rate=165_000_000, spread_bps=50, payout_fee=1_000, min_received_bps=9_900)
-    to_usdc = direction is Direction.XMR_TO_USDC
-    amount = XMR_UNIT if to_usdc else 150_000_000
-    return Terms(
-        order_id="ord_1",
-        session_id="s",
-        direction=direction,
-        chain="arbitrum",
-        chain_id=42161,
-        deposit_network="monero" if to_usdc else "arbitrum",
-        payout_network="arbitrum" if to_usdc else "monero",
-        deposit_address="deposit here",
-        to_address="pay here",
-        deposit_amount=amount,
-        expected_output=price.output(direction, amount),
-        min_received=price.min_received(direction, amount),
-        min_deposit=amount // 10,
-        max_deposit=amount * 10,
-        price=price,
-        refund_fee=amount // 1000,
-        created_at=NOW,
-        expires_at=NOW + HOUR,
-        timeouts=TIMEOUTS,
-        twap=twap_plan,
-    )
-
-
-IN_CHUNKS = TwapPlan(chunk_units=40_000_000, interval_ms=1_000)
-
-
-def key(n: int) -> DepositKey:
-    return DepositKey("network", f"tx{n}", 0)
-
-
 # An order of each kind, and the table that it lives by.
 OF_OURS = pytest.param(terms(), TRANSITIONS, id="ours")
 RELAYED_ONE = pytest.param(replace(terms(), upstream_id="theirs"), RELAYED, id="relayed")
@@ -238,43 +195,6 @@ def test_a_deadline_that_the_last_chunk_has_put_off_does_not_take_the_payout_bac
     late = transition(order, ev.DeadlinePassed(), due).order
     assert late.status is OrderStatus.REFUNDING
     assert late.transfers[0].state is TransferState.CANCELLED
-
-
-# --- random lives ----------------------------------------------------------------------------
-
-Draw = Callable[[st.SearchStrategy[int]], int]
-
-
-def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
-    """Something that could happen to the order now; it need not fit."""
-    deposits = [d.key for d in order.deposits] or [key(0)]
-    transfers = [t.transfer_id for t in order.transfers] or ["ord_1/payout/1"]
-    deposit = deposits[draw(st.integers(0, len(deposits) - 1))]
-    transfer = transfers[draw(st.integers(0, len(transfers) - 1))]
-    units = max(
-        1, order.terms.deposit_amount * draw(st.sampled_from([0, 5, 9, 50, 100, 300, 2000])) // 100
-    )
-    choices: list[ev.Event] = [
-        ev.DepositSeen(key(fresh), units, "sender" if draw(st.integers(0, 1)) else None, now),
-        ev.DepositSeen(deposit, units, None, now),
-        ev.DepositConfirmed(deposit),
-        ev.DepositConfirmed(deposit),
-        ev.DepositRemoved(deposit),
-        ev.Repriced(draw(st.sampled_from([1, 120_000_000, 165_000_000, 200_000_000]))),
-        ev.RefundAddressGiven(f"refund here {draw(st.integers(0, 2))}"),
-        ev.TransferPrepared(transfer, f"id of {transfer}", "raw"),
-        ev.TransferPublished(transfer),
-        ev.TransferUnknown(transfer, "lost"),
-        ev.TransferSettled(transfer),
-        ev.TransferFailed(transfer, "reverted"),
-    ]
-    if order.terms.twap is not None:
-        index = len(order.fills) - draw(st.sampled_from([0, 0, 0, 1]))
-        rate = draw(st.sampled_from([120_000_000, 164_500_000, 165_000_000, 166_000_000]))
-        choices += [ev.ChunkFilled(index, rate)] * 4 + [ev.FillingStopped(index)]
-    if order.deadline_at is not None and now >= order.deadline_at:
-        choices.append(ev.DeadlinePassed())
-    return choices[draw(st.integers(0, len(choices) - 1))]
 
 
 @settings(max_examples=200, deadline=None)

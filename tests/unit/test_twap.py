@@ -14,7 +14,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState, TwapPlan
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.operations.twap_view import twap_view
-from tests.unit.test_transition import IN_CHUNKS, NOW, XMR_UNIT, key, terms
+from tests.unit.orders import IN_CHUNKS, NOW, XMR_UNIT, key, terms
 
 RATE = 165_000_000
 X2U, U2X = Direction

@@ -18,8 +18,8 @@ from rpcsvc.settlement.upstream.client import Timing
 from rpcsvc.settlement.upstream.failures import NeverSent
 from rpcsvc.settlement.upstream.limits import Demand, Urgency
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains, Pace
-from tests.unit.test_chains import TOML
-from tests.unit.test_upstream_budget import VirtualTime
+from tests.unit.chain_tables import TOML
+from tests.unit.virtual_time import VirtualTime
 
 PACE = Pace()
 ARBITRUM, BASE = 42161, 8453

@@ -46,8 +46,6 @@ MONERO = (
     "888tNkZrPN6JsEgekjMnABU4TBzc2Dt29EPAvkRxbANsAnjyPbb3iQ1YBRk1UXcdRsiKc"
     "9dhwMVgN5S9cQUiyoogDavup3H"
 )
-
-
 SESSION = "0c7e9d52-6f3a-4b1e-8d2c-5a9f7b3e1d64"
 
 

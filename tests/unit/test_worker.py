@@ -22,7 +22,7 @@ from rpcsvc.orders.scheduler.deadlines import Deadlines
 from rpcsvc.orders.scheduler.worker import LONG_BEAT_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
-from tests.unit.test_transition import terms
+from tests.unit.orders import terms
 
 
 class Parts:

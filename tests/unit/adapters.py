@@ -1,0 +1,86 @@
+"""Chain adapters that do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import DepositKey, DepositState, Transfer, TransferKind
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.wallets import (
+    DepositSighting,
+    Holdings,
+    Observation,
+    PreparedTransfer,
+    Verdict,
+)
+from rpcsvc.settlement.onchain.guard import Caps
+
+CAPS = {XMR: Caps(100, 1000), USDC: Caps(100, 1000)}
+FLOORS = {XMR: 50, USDC: 0}
+
+
+class FakeAdapter:
+    """One asset on one network; what it is asked, it notes."""
+
+    prepare: Any
+    known: PreparedTransfer | None = None
+
+    def __init__(self, asset: Asset, network: str, verdict: Verdict) -> None:
+        self.asset, self.network, self.verdict = asset, network, verdict
+        self.networks = frozenset({network})
+        self.asked: list[str] = []
+        self.acknowledged: list[DepositSighting] = []
+        self.well = Health(True)
+        self.held = 60
+        self.to_see_to: list[str] = []
+        self.maintain: Any = None
+
+    async def recorded(self, _transfer: Transfer) -> PreparedTransfer | None:
+        return self.known
+
+    def require_ready(self) -> None:
+        if not self.well.ok:
+            raise Unavailable("not ready")
+
+    def fee(self, chain: str) -> int:
+        return len(chain) if self.asset is USDC else 1
+
+    def holdings(self, _network: str) -> Holdings:
+        return Holdings(self.held, 0, 0)
+
+    def total(self) -> int:
+        return self.held
+
+    async def observe(self) -> Observation:
+        key = DepositKey(self.network, "tx", 0)
+        shown = DepositSighting(key, "a", 1, None, 0, DepositState.SEEN)
+        return Observation([shown], {self.network: 7})
+
+    async def acknowledge(self, sightings: Sequence[DepositSighting]) -> None:
+        self.acknowledged += sightings
+
+    async def look_up(self, transfer: Transfer) -> Verdict:
+        self.asked.append(f"look_up {transfer.transfer_id}")
+        return self.verdict
+
+    async def publish(self, transfer: Transfer) -> Verdict:
+        self.asked.append(f"publish {transfer.transfer_id}")
+        return self.verdict
+
+    async def receipt(self, transfer: Transfer) -> dict[str, Any]:
+        self.asked.append(f"receipt {transfer.transfer_id}")
+        return {"txid": "mined"}
+
+    async def health(self) -> Health:
+        return self.well
+
+    async def notes(self) -> list[str]:
+        return self.to_see_to
+
+
+def transfer(network: str = "arbitrum") -> Transfer:
+    asset = XMR if network == "monero" else USDC
+    return Transfer("t", TransferKind.PAYOUT, network, asset, "to", 5, 1)

@@ -1,0 +1,7 @@
+"""A table of chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TOML = (Path(__file__).parent.parent.parent / "config" / "chains.toml").read_text()

@@ -1,0 +1,50 @@
+"""Payments that are recorded in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rpcsvc.domain.order import Order, TransferState
+from rpcsvc.domain.pricing import Direction
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import PreparedTransfer
+from tests.unit.journaled import WALLET, Books, evm_payment, opened, xmr_payment
+
+
+@asynccontextmanager
+async def due(data_dir: Path, direction: Direction) -> AsyncIterator[tuple[Books, Order]]:
+    """An order whose payout is planned, and the database and journal that have it."""
+    async with opened(data_dir) as books:
+        await books.monero.adopt_wallet(WALLET)
+        yield books, await books.funded(await books.ordered(direction))
+
+
+async def record(books: Books, order: Order) -> None:
+    """Sign the order's payout and record it, as its wallet does."""
+    planned = order.transfers[0]
+    if planned.network == "monero":
+        made = xmr_payment(order, "aa")
+        signed = PreparedTransfer(made.txid, made.raw, (planned.transfer_id,))
+
+        async def commit(rows: Rows) -> None:
+            await books.monero.add_payment(made, rows)
+    else:
+        paid = evm_payment(planned.transfer_id, planned.units, planned.address, 4)
+        first = paid.attempts[0]
+        signed = PreparedTransfer(first.txid, first.raw, (planned.transfer_id,))
+
+        async def commit(rows: Rows) -> None:
+            await books.evm.add_payment(paid, rows=rows)
+
+    await books.processor.record(signed, commit)
+
+
+async def on_record(books: Books, order: Order) -> tuple[TransferState | None, bool]:
+    """What the order says of its payout, and whether the wallet has a payment of it."""
+    now = await books.store.order(order.order_id)
+    name = order.transfers[0].transfer_id
+    payout = now.transfer(name) if now else None
+    paid = await books.monero.payment(name), await books.evm.payment(name)
+    return payout.state if payout else None, any(paid)

@@ -1,0 +1,79 @@
+"""Deposit addresses of a wallet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from rpcsvc.errors import Unavailable
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, TimedOut
+from rpcsvc.settlement.onchain.monero.addresses import AddressPool
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+
+OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
+
+
+class Wallet:
+    """Addresses as monero-wallet-rpc makes them; what is not stored is lost by ``kill``."""
+
+    def __init__(self) -> None:
+        self.made = self.stored = 0
+        self.spelling = "8w"
+        self.rescans = 0
+        self.failures = 0
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.scans = asyncio.Event()
+
+    def kill(self) -> None:
+        self.made = self.stored
+
+    async def create_addresses(self, count: int) -> list[Subaddress]:
+        assert 1 <= count <= 64
+        if self.failures and 100 < self.made < 150:
+            self.failures -= 1
+            raise TimedOut("wallet", "create_address", "no answer")
+        first = self.made + 1
+        self.made += count
+        return [self._at(minor) for minor in range(first, self.made + 1)]
+
+    async def store(self) -> None:
+        self.stored = self.made
+
+    async def addresses(self, indices: list[int]) -> list[Subaddress]:
+        if max(indices) > self.made:
+            raise NodeError("wallet", "get_address", WalletCode.NO_SUCH_ADDRESS, "beyond")
+        return [self._at(minor) for minor in indices]
+
+    async def rescan_blockchain(self) -> None:
+        self.scans.set()
+        await self.may_end.wait()
+        if self.failures:
+            self.failures -= 1
+            raise TimedOut("wallet", "rescan_blockchain", "no answer")
+        self.rescans += 1
+
+    def _at(self, minor: int) -> Subaddress:
+        return Subaddress(SubaddressIndex(0, minor), f"{self.spelling}{minor}")
+
+
+async def pool_of(wallet: Any, ledger: SqliteMoneroLedger) -> AddressPool:
+    pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
+    await pool.reconcile()
+    await pool.refill()
+    return pool
+
+
+async def take(pool: AddressPool, count: int) -> list[str]:
+    """As orders do, at their own pace."""
+    taken: list[str] = []
+    while len(taken) < count:
+        try:
+            taken.append(pool.take())
+        except Unavailable:
+            await pool.refill()
+        await asyncio.sleep(0)
+    return taken

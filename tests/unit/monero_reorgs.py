@@ -1,0 +1,140 @@
+"""A Monero node and wallet whose chain is reorganised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError
+from rpcsvc.settlement.onchain.monero.ledger import (
+    MoneroOptions,
+    Payment,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.monero.monerod import (
+    NodeInfo,
+    NodeTransaction,
+    PoolTransaction,
+    Submission,
+    SubmissionResult,
+)
+from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+
+XMR = 10**12
+OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
+
+
+@dataclass
+class Node:
+    """``known``: the height of each transaction, None in the pool."""
+
+    top: int = 100
+    known: dict[str, int | None] = field(default_factory=dict)
+    says: Submission = Submission.ACCEPTED
+    given_up: set[str] = field(default_factory=set)
+    submitted: list[str] = field(default_factory=list)
+    flushed: list[str] = field(default_factory=list)
+    unrelayed: set[str] = field(default_factory=set)
+    relayed: list[str] = field(default_factory=list)
+    is_restricted: bool = False
+    pools: int = 0
+
+    async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
+        return {
+            txid: NodeTransaction(txid, self.known[txid], False)
+            for txid in txids
+            if txid in self.known
+        }
+
+    async def submit(self, raw: str) -> SubmissionResult:
+        txid = raw.removeprefix("raw of ")
+        self.submitted.append(txid)
+        if self.says is Submission.ACCEPTED:
+            self.known[txid] = None
+        return SubmissionResult(self.says, (), "")
+
+    async def pool(self) -> list[PoolTransaction]:
+        self.pools += 1
+        return [
+            PoolTransaction(
+                txid, 1, 1, txid not in self.unrelayed, False, False, 0, txid in self.given_up
+            )
+            for txid, height in self.known.items()
+            if height is None
+        ]
+
+    async def relay(self, txids: Sequence[str]) -> None:
+        if self.is_restricted:
+            raise NodeError("monerod", "relay_tx", -32601, "Method not found")
+        self.relayed += txids
+        self.unrelayed.difference_update(txids)
+
+    async def flush_pool(self, txids: Sequence[str]) -> None:
+        if self.is_restricted:
+            raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
+        for txid in txids:
+            self.flushed.append(txid)
+            self.given_up.discard(txid)
+
+
+@dataclass
+class Wallet:
+    """Its outputs, by key image; those that are frozen."""
+
+    images: tuple[str, ...] = ()
+    frozen: set[str] = field(default_factory=set)
+
+    async def outputs(self) -> list[Output]:
+        index = SubaddressIndex(0, 0)
+        return [
+            Output("tx", 1, index, XMR, item, 9, False, True, item in self.frozen)
+            for item in self.images
+        ]
+
+    async def thaw(self, image: str) -> None:
+        self.frozen.remove(image)
+
+
+@dataclass
+class Desk:
+    node: Node
+    wallet: Wallet
+    ledger: SqliteMoneroLedger
+    recovery: MoneroReorgRecovery
+
+    async def look(self, blocks: int = 0) -> None:
+        self.node.top += blocks
+        height, top = self.node.top + 1, f"h{self.node.top}"
+        await self.recovery.look(
+            NodeInfo(height, top, "fakechain", True, False, True, height, 0, "0.18")
+        )
+
+    async def put(
+        self,
+        name: str,
+        state: PaymentState,
+        height: int | None,
+        purpose: Purpose = Purpose.TRANSFER,
+    ) -> Payment:
+        """A payment that has come so far."""
+        made = Payment(
+            name, purpose, f"4 {name}", XMR, 5, f"tx {name}", f"raw of tx {name}", "meta",
+            "key", (f"image of {name}",), 1000,
+        )  # fmt: skip
+        await self.ledger.add_payment(made)
+        done = replace(made, state=state, height=height)
+        await self.ledger.put_payment(done)
+        if height is not None or state is PaymentState.PUBLISHED:
+            self.node.known[made.txid] = height
+        return done
+
+    async def height(self, name: str) -> int | None:
+        return (await self.known(name)).height
+
+    async def known(self, name: str) -> Payment:
+        found = await self.ledger.payment(name)
+        assert found is not None
+        return found

@@ -1,0 +1,26 @@
+"""The bounds of the payout guard, and what a wallet signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rpcsvc.domain.money import USDC, XMR, Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.settlement.onchain.guard import Caps
+
+CAPS = {XMR: Caps(10, 100), USDC: Caps(1_000, 5_000)}
+
+
+@dataclass
+class Signed:
+    """Books of wallets that signed ``sent`` units away within a day, and none for the transfer."""
+
+    sent: int = 0
+    since: list[int] = field(default_factory=list)
+
+    async def sent_since(self, _asset: Asset, at: int) -> int:
+        self.since.append(at)
+        return self.sent
+
+    async def unmatched(self, _transfer: Transfer) -> str | None:
+        return None
