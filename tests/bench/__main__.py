@@ -42,6 +42,9 @@ START_SECONDS = 20.0
 IDLE_SECONDS = 1.0  # after the first answer, before memory is read
 STARTUP = "startup"
 SIDECAR = "sidecar"
+BEFORE = "-before"
+# With --against: no row may be slower by more than 3 %.
+NOT_SLOWER = 0.97
 SIDECAR_ORDERS = 1_000
 
 
@@ -146,6 +149,24 @@ def side_by_side(plan: Plan) -> list[Scenario]:
     ]
 
 
+def compared(rows: Iterable[Scenario], *, at_least: float) -> list[Scenario]:
+    """Each row of a store beside the same work by the code of another checkout."""
+    found = []
+    for row in rows:
+        if not row.server.startswith(("ours-", "signing-")):
+            found.append(row)
+            continue
+        before = replace(
+            row,
+            name=f"{row.name}{BEFORE}",
+            title=f"{row.title}, before",
+            server=f"{row.server}{BEFORE}",
+            targets=(),
+        )
+        found += [replace(row, targets=(*row.targets, Ratio(before.name, at_least))), before]
+    return found
+
+
 def at_scale(plan: Plan) -> list[Scenario]:
     """The same work on a small and on a large store."""
     rows = []
@@ -163,8 +184,11 @@ def at_scale(plan: Plan) -> list[Scenario]:
 class Bench:
     """One run: its servers, its stores and its report."""
 
-    def __init__(self, plan: Plan, work_dir: Path, found: Report) -> None:
+    def __init__(
+        self, plan: Plan, work_dir: Path, found: Report, against: Path | None = None
+    ) -> None:
         self._plan = plan
+        self._against = against
         self._dir = work_dir
         self._report = found
         self._order_ids: dict[str, list[str]] = {}
@@ -294,9 +318,13 @@ class Bench:
         data_dir = self._dir / name
         if name == SIDECAR:
             return self._start_sidecar(data_dir, log)
-        kind, _, count = name.partition("-")
+        kind, _, count = name.removesuffix(BEFORE).partition("-")
         say(f"seeding {int(count):,} orders")
         signs = kind == "signing"
+        if name.endswith(BEFORE) and self._against is not None:
+            made = seeding.seed_with(self._against, data_dir, int(count), signs=signs)
+            self._order_ids[name] = made
+            return seeding.service(name, data_dir, log, signs=signs, checkout=self._against)
         shutil.copytree(self._template(signs), data_dir, ignore=shutil.ignore_patterns("*.sock"))
         self._order_ids[name] = seeding.clone_orders(data_dir, int(count))
         return seeding.service(name, data_dir, log, signs=signs)
@@ -350,12 +378,15 @@ def chosen(scenarios: list[Scenario], only: list[str]) -> list[Scenario]:
     return [scenario for scenario in scenarios if scenario.name in wanted]
 
 
-def run(plan: Plan, only: list[str], work_dir: Path) -> Report:
+def run(plan: Plan, only: list[str], work_dir: Path, against: Path | None = None) -> Report:
     """The whole benchmark; a server that fails ends it and becomes a problem of the report."""
     found = Report(environment(work_dir, plan))
-    bench = Bench(plan, work_dir, found)
+    bench = Bench(plan, work_dir, found, against)
+    rows = side_by_side(plan)
+    if against is not None:
+        rows = compared(rows, at_least=NOT_SLOWER)
     try:
-        bench.load(chosen(side_by_side(plan), only))
+        bench.load(chosen(rows, only))
         if not only or STARTUP in only:
             bench.starts()
         bench.load(chosen(at_scale(plan), only))
@@ -366,14 +397,21 @@ def run(plan: Plan, only: list[str], work_dir: Path) -> Report:
     return found
 
 
-def arguments() -> tuple[Plan, list[str], Path]:
+def arguments() -> tuple[Plan, argparse.Namespace]:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("--quick", action="store_true", help="small stores, short periods")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--seconds", type=float, help="measured seconds per row, 0.2 to 30")
     parser.add_argument("--work-dir", type=Path, default=RESULTS, help="where stores are made")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout"
+    )
     args = parser.parse_args()
+    if args.against is not None:
+        args.against = args.against.resolve()
+        if not Path(driver.python_of(args.against)).exists():
+            parser.error(f"{args.against} has no .venv: run make install there")
     plan = QUICK if args.quick else FULL
     if args.seconds is not None:
         if not 0.2 <= args.seconds <= 30:
@@ -383,17 +421,18 @@ def arguments() -> tuple[Plan, list[str], Path]:
     unknown = sorted(set(args.only) - set(names))
     if unknown:
         parser.error(f"no work is named {', '.join(unknown)}; there are {', '.join(names)}")
-    return plan, args.only, args.work_dir
+    return plan, args
 
 
 def main() -> int:
     """Run, print the table, write the JSON; returns the exit status."""
-    plan, only, parent = arguments()
+    plan, args = arguments()
+    parent: Path = args.work_dir
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
     driver.pin(driver.cores().driver)
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="stores-", dir=parent) as work_dir:
-        found = run(plan, only, Path(work_dir).resolve())
+        found = run(plan, args.only, Path(work_dir).resolve(), args.against)
     path = RESULTS / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
     report.write_json(found, path)
     print(report.table(found))

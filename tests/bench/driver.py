@@ -290,21 +290,41 @@ def pin(core: int | None) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def python_of(checkout: Path | None) -> str:
+    """The interpreter of a checkout that ``make install`` was run in; None: this one."""
+    return sys.executable if checkout is None else str(checkout / ".venv" / "bin" / "python")
+
+
 class Server:
     """A server process on the loopback, pinned to the server core from its first instruction."""
 
-    def __init__(self, name: str, arguments: Sequence[str], env: Mapping[str, str], log: Path):
-        """Start ``python -m <arguments> --port <a free port>``; output goes to ``log``."""
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        checkout: Path | None = None,
+    ) -> None:
+        """Start ``python -m <arguments> --port <a free port>``; output goes to ``log``.
+
+        ``checkout``: the code and the environment of another checkout.
+        """
         self.name = name
         self.port = _free_port()
         self._log = log
-        command = [sys.executable, "-m", *arguments, "--port", str(self.port)]
+        command = [python_of(checkout), "-m", *arguments, "--port", str(self.port)]
         pin(cores().server)  # inherited by the child
         try:
             with log.open("ab") as output:
                 self.started_at = time.perf_counter()
                 self._process = subprocess.Popen(
-                    command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    command,
+                    env=dict(env),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=checkout,
                 )
         finally:
             pin(cores().driver)

@@ -18,6 +18,7 @@ import random
 import re
 import secrets
 import sqlite3
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ from monero import const
 from monero.keccak import keccak_256
 from monero.seed import Seed
 
-from tests.bench.driver import HOST, Server
+from tests.bench.driver import HOST, Server, python_of
 
 TOKEN = secrets.token_hex(16)
 SAMPLE = 100_000  # how many order ids a seeded store gives back at most
@@ -64,7 +65,13 @@ Params = dict[str, Any]
 
 
 def service(
-    name: str, data_dir: Path, log: Path, *, signs: bool, more: Mapping[str, str] | None = None
+    name: str,
+    data_dir: Path,
+    log: Path,
+    *,
+    signs: bool,
+    more: Mapping[str, str] | None = None,
+    checkout: Path | None = None,
 ) -> Server:
     """Start the service on ``data_dir``, rate limits off, with the token that requests carry."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RPCSVC_")}
@@ -74,7 +81,8 @@ def service(
     env |= {"RPCSVC_ORDERS__UNFUNDED_SHARE": "100"}
     env["RPCSVC_SIGNING__ENABLED"] = str(signs).lower()
     env |= more or {}
-    return Server(name, ["rpcsvc", "serve", "--data-dir", str(data_dir)], env, log)
+    arguments = ["rpcsvc", "serve", "--data-dir", str(data_dir)]
+    return Server(name, arguments, env, log, checkout)
 
 
 def http_request(method: str, params: Params, request_id: str) -> bytes:
@@ -255,6 +263,26 @@ def clone_orders(data_dir: Path, count: int) -> list[str]:
         db.execute(_COPY_HISTORY)
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return random.sample(ids, min(SAMPLE, count))
+
+
+_SEED = """
+import json, sys
+from pathlib import Path
+from tests.bench import seeding
+data_dir = Path(sys.argv[1])
+seeding.make_template(data_dir, signs=sys.argv[3] == "signed")
+print(json.dumps(seeding.clone_orders(data_dir, int(sys.argv[2]))))
+"""
+
+
+def seed_with(checkout: Path, data_dir: Path, count: int, *, signs: bool) -> list[str]:
+    """``make_template`` and ``clone_orders`` by the code of another checkout, in its schema."""
+    kind = "signed" if signs else "plain"
+    command = [python_of(checkout), "-c", _SEED, str(data_dir), str(count), kind]
+    made = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise SeedingFailed(f"{checkout} could not seed a store: {made.stderr[-2000:]}")
+    return list(orjson.loads(made.stdout))
 
 
 def find_database(data_dir: Path) -> Path:
