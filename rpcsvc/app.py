@@ -28,7 +28,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
-from rpcsvc.engines import connect
+from rpcsvc.engines import EngineParts, engine_of
 from rpcsvc.http.discovery import DiscoveryHttp
 from rpcsvc.http.documents import recording
 from rpcsvc.http.documents.catalogue import Sources, catalogue
@@ -59,7 +59,6 @@ from rpcsvc.orders.scheduler.retention import Kept, Retention
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.settings import Settings, SettingsError, check_integrators
-from rpcsvc.settlement.parts import EngineParts
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
@@ -106,7 +105,7 @@ async def running(
             signer = _signer(settings, base, random)
             chains = read_chains(settings.chains_file)
             parts = EngineParts(settings, chains, base, random, database)
-            async with connect(settings.engine)(parts) as backend:
+            async with engine_of(settings.engine).connected(parts) as backend:
                 yield await _compose(settings, database, chains, backend, random, signer)
         finally:
             await database.close()

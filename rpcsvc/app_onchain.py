@@ -9,19 +9,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from rpcsvc.audit.auditor import audit_loop
+from rpcsvc.clock import SystemClock
 from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import ChainRegistry
+from rpcsvc.engines import EngineParts
 from rpcsvc.ids import system_random
 from rpcsvc.orders.backend import Backend, stocked, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.rates.sources import rate_source
-from rpcsvc.settings import SettingsError
+from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.parts import EngineParts
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
@@ -35,7 +37,7 @@ from rpcsvc.store.unserved_orders import UnservedOrders
 
 
 @asynccontextmanager
-async def onchain_backend(given: EngineParts) -> AsyncIterator[Backend]:
+async def connected(given: EngineParts) -> AsyncIterator[Backend]:
     """Both adapters, rates and audits, running. Raises SettingsError for what a node refuses."""
     settings, chains, clock, database = given.settings, given.chains, given.clock, given.database
     rates = rate_source(settings.rates, clock)
@@ -90,3 +92,12 @@ async def onchain_backend(given: EngineParts) -> AsyncIterator[Backend]:
             )
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found
+
+
+def check(settings: Settings, chains: ChainRegistry) -> None:
+    """Raise SettingsError for what a start would refuse, without asking a node or a wallet."""
+    onchain = settings.onchain
+    wiring.monero_options(onchain)
+    wiring.monero_clients(onchain)
+    wiring.evm_nodes(onchain, wiring.served_chains(onchain, chains))
+    rate_source(settings.rates, SystemClock())

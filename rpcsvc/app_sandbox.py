@@ -8,19 +8,20 @@ from dataclasses import replace
 
 from rpcsvc.clock import OffsetClock
 from rpcsvc.domain.addresses import MoneroNetwork
+from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, XMR, parse_amount
 from rpcsvc.domain.order import PERPS
+from rpcsvc.engines import EngineParts
 from rpcsvc.orders.backend import Backend, unlimited, wallets_backend
 from rpcsvc.orders.ports.venue import VenueProfile
-from rpcsvc.settings import SandboxSettings
-from rpcsvc.settlement.parts import EngineParts
+from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
 from rpcsvc.store.sandbox import SqliteSandboxLedger
 
 
 @asynccontextmanager
-async def sandbox_backend(parts: EngineParts) -> AsyncIterator[Backend]:
+async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The simulated chains, with a clock that can be moved and the controls of a developer."""
     clock = OffsetClock(parts.clock)
     ledger = SqliteSandboxLedger(parts.database)
@@ -37,6 +38,11 @@ async def sandbox_backend(parts: EngineParts) -> AsyncIterator[Backend]:
     )
     backend = wallets_backend(profile, engine, engine, clock, unlimited())
     yield replace(backend, controls=SimulatedChains(ledger, engine, clock, parts.random))
+
+
+def check(settings: Settings, _chains: ChainRegistry) -> None:
+    """Nothing is refused that ``settings`` has let pass."""
+    _options(settings.sandbox)
 
 
 def _options(sandbox: SandboxSettings) -> SandboxOptions:

@@ -1,32 +1,53 @@
-"""The settlement engines by name, each with the function that connects it.
+"""The settlement engines by name, each with the module that connects it.
 
-They are named, not imported: only the engine that runs is loaded.
+Modules are named, not imported: only the engine that runs is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
-from rpcsvc.orders.backend import Backend
-from rpcsvc.settlement.parts import EngineParts
+if TYPE_CHECKING:
+    from rpcsvc.clock import Clock
+    from rpcsvc.domain.chains import ChainRegistry
+    from rpcsvc.ids import RandomBytes
+    from rpcsvc.orders.backend import Backend
+    from rpcsvc.settings import Settings
 
 ENGINES: Final = {
-    "sandbox": "rpcsvc.app_sandbox:sandbox_backend",
-    "upstream": "rpcsvc.settlement.upstream.wiring:connected",
-    "onchain": "rpcsvc.app_onchain:onchain_backend",
+    "sandbox": "rpcsvc.app_sandbox",
+    "upstream": "rpcsvc.settlement.upstream.wiring",
+    "onchain": "rpcsvc.app_onchain",
 }
 
-Connect = Callable[[EngineParts], AbstractAsyncContextManager[Backend]]
 
+class EngineParts(NamedTuple):
+    """What an engine is given. ``chains`` are all that are configured.
 
-def connect(name: str) -> Connect:
-    """The function that connects the engine of that name as long as its block lasts.
-
-    The function raises SettingsError.
+    ``database`` is the store's, for the engines whose ledgers are in it.
     """
-    module, function = ENGINES[name].split(":")
-    found: Connect = getattr(import_module(module), function)
-    return found
+
+    settings: Settings
+    chains: ChainRegistry
+    clock: Clock
+    random: RandomBytes
+    database: Any
+
+
+class Engine(Protocol):
+    """What the module of an engine has."""
+
+    def connected(self, parts: EngineParts, /) -> AbstractAsyncContextManager[Backend]:
+        """The engine, as long as the block lasts. Raises SettingsError."""
+        ...
+
+    def check(self, settings: Settings, chains: ChainRegistry, /) -> None:
+        """Raise SettingsError for settings that the engine refuses, without asking anybody."""
+        ...
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of that name."""
+    return cast("Engine", import_module(ENGINES[name]))

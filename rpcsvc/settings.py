@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, NamedTuple, TypedDict, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     Field,
     SecretStr,
     ValidationError,
@@ -24,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
+from rpcsvc.engines import ENGINES
 from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
 from rpcsvc.settings_plain import DEFAULT_DATA_DIR, SettingsError, without_userinfo
 from rpcsvc.settings_sources import (
@@ -219,13 +221,20 @@ class LogSettings(Group):
     level: Annotated[Literal["debug", "info", "warning", "error", "critical"], LOWER_CASE] = "info"
 
 
+def _engine(name: str) -> str:
+    if name in ENGINES:
+        return name
+    *others, last = (repr(each) for each in ENGINES)
+    raise ValueError(f"{', '.join(others)} or {last}")
+
+
 class Settings(Group):
     """All settings of the service. In files and variables the tokens' key is singular."""
 
     host: Host = "127.0.0.1"
     port: Annotated[int, whole(0, 65_535)] = 8080
     data_dir: FilePath = DEFAULT_DATA_DIR
-    engine: Literal["sandbox", "upstream", "onchain"] = "sandbox"
+    engine: Annotated[str, AfterValidator(_engine)] = "sandbox"
     site_url: SiteUrl = ""
     tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None
     tls_key: Annotated[FilePath | None, BLANK_IS_NONE] = Field(default=None, validate_default=True)

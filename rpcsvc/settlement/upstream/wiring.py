@@ -10,10 +10,10 @@ from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.order import PERPS
+from rpcsvc.engines import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
 from rpcsvc.orders.ports.venue import VenueProfile
-from rpcsvc.settings import SettingsError, UpstreamSettings
-from rpcsvc.settlement.parts import EngineParts
+from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
 from rpcsvc.settlement.upstream import dialects
 from rpcsvc.settlement.upstream.answers import Networks
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
@@ -49,6 +49,11 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
             bridges=frozenset({PERPS}),
         )
         yield upstream_backend(profile, engine, parts.clock)
+
+
+def check(settings: Settings, _chains: ChainRegistry) -> None:
+    """Raise SettingsError for an address that can't be called."""
+    client_options(settings.upstream)
 
 
 @asynccontextmanager

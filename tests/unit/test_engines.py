@@ -1,0 +1,63 @@
+"""An engine is its own package and one line of the registry: nothing else imports it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from rpcsvc.engines import ENGINES, engine_of
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ROOT / "rpcsvc" / "settlement"
+# The composition root's part, the ledgers that the store implements, and what only an operator of
+# real wallets has: the auditor, and commands about wallets and receipts.
+IMPORTERS = {
+    "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
+    "onchain": ("rpcsvc.app_onchain", "rpcsvc.store.", "rpcsvc.audit.", "rpcsvc.cli."),
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, those inside functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def importers_of(engine: str) -> list[str]:
+    """The modules outside an engine's package that import something of it."""
+    package = f"rpcsvc.settlement.{engine}"
+    return [
+        name_of(path)
+        for path in sorted((ROOT / "rpcsvc").rglob("*.py"))
+        if not name_of(path).startswith(package)
+        and any(f"{module}.".startswith(f"{package}.") for module in imported(path))
+    ]
+
+
+def test_each_engine_has_a_package_and_a_line_of_the_registry() -> None:
+    packages = {path.parent.name for path in PACKAGES.glob("*/__init__.py")}
+    assert packages == set(ENGINES)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engine_is_imported_by_its_own_parts_only(engine: str) -> None:
+    allowed = IMPORTERS.get(engine, ())
+    assert [name for name in importers_of(engine) if not name.startswith(allowed)] == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engine_module_connects_and_checks(engine: str) -> None:
+    module = engine_of(engine)
+    assert callable(module.connected)
+    assert callable(module.check)
