@@ -1,7 +1,6 @@
 """What holds for all tests: drawn examples are the same in every run, and none is timed.
 
-How long an example takes is a matter of what else the machine does meanwhile. What does not live
-here: fixtures (tests/contract/conftest.py, tests/regtest/conftest.py).
+How long an example takes is a matter of what else the machine does meanwhile.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The engine ``onchain`` on real daemons: taking orders, against the sandbox.
 
-monerod, monero-wallet-rpc and Anvil run where the driver runs, the service has its core to
-itself. Making an XMR address takes the wallet some 10 ms, so addresses are made ahead, once: each
-measured period begins with the same store, in which all of them are free, and is so short that
-they suffice. What does not live here: watching (watching.py), how load is driven (driver.py).
+monerod, monero-wallet-rpc and Anvil run where the driver runs, the service has its core to itself.
+Making an XMR address takes the wallet some 10 ms, so addresses are made ahead, once: each measured
+period begins with the same store, in which all of them are free, and is so short that they suffice.
 """
 
 from __future__ import annotations

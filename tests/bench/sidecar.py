@@ -3,7 +3,7 @@
     python -m tests.bench.sidecar --port P      the upstream, in the public API's dialect
 
 The upstream counts its calls: ``GET /mark`` begins anew, ``GET /busiest`` tells how many came in
-the busiest minute since. What does not live here: how load is driven (driver.py).
+the busiest minute since.
 """
 
 from __future__ import annotations

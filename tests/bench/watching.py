@@ -1,9 +1,8 @@
 """What a new block costs the service while few and while many orders are open, on real daemons.
 
-Two operators on the same chains, each with a wallet and a store of its own, run in this process,
-on the server's core. After each new block, one after the other makes the worker's beat: both
-sides look for deposits and acknowledge, deadlines are kept, what is due is started. What does not
-live here: the daemons, and how addresses are made (onchain.py).
+Two operators on the same chains, each with a wallet and a store of its own, run in this process, on
+the server's core. After each new block, one after the other makes the worker's beat: both sides
+look for deposits and acknowledge, deadlines are kept, what is due is started.
 """
 
 from __future__ import annotations

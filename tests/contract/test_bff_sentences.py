@@ -1,8 +1,4 @@
-"""What is promised of the BFF, of TWAP and of integrators, where no other test shows it.
-
-What does not live here: the answers' fields (test_bff.py, test_bff_bridge.py), chunks by hand-moved
-time (tests/e2e/test_twap.py).
-"""
+"""What is promised of the BFF, of TWAP and of integrators, where no other test shows it."""
 
 from __future__ import annotations
 

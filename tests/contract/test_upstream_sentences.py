@@ -1,8 +1,4 @@
-"""What is promised of the upstream engine, where no other test shows it: records, keys, the bridge.
-
-What does not live here: outcomes that are not known (test_relay.py), a sidecar in front of another
-service (test_sidecar.py), which chains are offered (test_offered_chains.py).
-"""
+"""What is promised of the upstream engine, where no other test shows it."""
 
 from __future__ import annotations
 

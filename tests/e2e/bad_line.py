@@ -1,7 +1,6 @@
 """A line between two services that cuts, slows, resets and garbles what goes over it.
 
-Each connection carries one call and meets one mishap, drawn from a seed. What does not live here:
-what the services make of it.
+Each connection carries one call and meets one mishap, drawn from a seed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Callers that outlive the death of a service: drawn orders, replays, and what they were told.
 
-What is drawn follows from a seed alone; when a service dies does not. What does not live here: what
-is done to the services, and what must hold afterwards (test_chaos.py, test_chaos_sidecar.py).
+What is drawn follows from a seed alone; when a service dies does not.
 """
 
 from __future__ import annotations

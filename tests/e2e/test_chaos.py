@@ -1,9 +1,7 @@
 """A server that is killed at random moments, while callers and chains do whatever they like.
 
-Orders over every surface, deposits of every size, every fault of the sandbox, refunds asked for
-and replays are drawn from a seed. Afterwards the books are read from outside. What does not live
-here: crashes at chosen steps (test_crash.py), a service in front of another
-(test_chaos_sidecar.py).
+Orders over every surface, deposits of every size, every fault of the sandbox, refunds asked for and
+replays are drawn from a seed. Afterwards the books are read from outside.
 """
 
 from __future__ import annotations

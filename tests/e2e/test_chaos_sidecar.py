@@ -1,8 +1,7 @@
 """A sidecar in front of an exchange of our own, each of them killed in turn at random moments.
 
 Orders, deposits, faults of the exchange's chains and refunds asked for are drawn from a seed, and
-the line between the two is bad. Afterwards the books of both are read from outside. What does not
-live here: the exchange by itself (test_chaos.py), a bad line by itself (test_sidecar.py).
+the line between the two is bad. Afterwards the books of both are read from outside.
 """
 
 from __future__ import annotations

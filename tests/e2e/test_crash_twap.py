@@ -1,8 +1,4 @@
-"""kill -9 around the chunks of a TWAP order: each is filled once, and their sum is paid once.
-
-What does not live here: orders that are swapped at once (test_crash.py), chunks without crashes
-(test_twap.py).
-"""
+"""kill -9 around the chunks of a TWAP order: each is filled once, and their sum is paid once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rpcsvc`` as the operator of a stack runs it. What does not live here: what it should say."""
+"""``rpcsvc`` as the operator of a stack runs it."""
 
 from __future__ import annotations
 

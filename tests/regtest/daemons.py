@@ -1,7 +1,6 @@
 """Real daemons as processes of a test, and the controls of their chains that no client offers.
 
 Each listens on a free port of 127.0.0.1 and keeps data and log in a directory of its own.
-What does not live here: the product's clients (rpcsvc/settlement/onchain), the token (token.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``make regtest-demo``: the whole stack on regtest chains, and a swap each way, step by step.
 
 Everything is real but the money: monerod, monero-wallet-rpc, Anvil with a token that has USDC's
-interface, and the service as a process. What does not live here: the stack (exchange.py).
+interface, and the service as a process.
 """
 
 from __future__ import annotations

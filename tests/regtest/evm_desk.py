@@ -1,6 +1,6 @@
 """The reader of USDC deposits on a node of the test's own, which may be killed and may lie.
 
-And what its users do. What does not live here: the node (daemons.py), the token (token.py).
+And what its users do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The whole stack: daemons, chains with money on them, and the service as a process of its own.
-
-What does not live here: the daemons (daemons.py), the token (token.py), server processes
-(tests/e2e/processes.py).
-"""
+"""The whole stack: daemons, chains with money on them, and the service as a process of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Looking at a service in trouble: what its health says, and what it does with those who ask.
-
-What does not live here: the troubles (test_exchange_faults*.py).
-"""
+"""Looking at a service in trouble: what its health says, and what it does with those who ask."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What the chains say of an operator's money, never what the service says.
 
-Who was paid how often, what the wallets hold, what the networks took in fees; and whether all of
-it adds up to one atomic unit. What does not live here: orders (trading.py), the stack
-(exchange.py).
+Who was paid how often, what the wallets hold, what the networks took in fees; and whether all of it
+adds up to one atomic unit.
 """
 
 from __future__ import annotations

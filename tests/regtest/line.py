@@ -1,8 +1,4 @@
-"""A line to a daemon that passes calls on, garbles the answers, holds them back, or changes them.
-
-What does not live here: what the service makes of it (test_exchange_faults.py), a node's rule that
-the daemon does not have (fee_rule.py).
-"""
+"""A line to a daemon: it passes calls on, garbles answers, holds them back or changes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Who is paid by the XMR adapter, and what the order layer would do for it.
-
-What does not live here: the adapter itself (treasury.py).
-"""
+"""Who is paid by the XMR adapter, and what the order layer would do for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An older copy of the database put back, as an operator does it; and the commands that follow.
-
-What does not live here: the stack (exchange.py), what is tested with it (test_exchange_adopt.py).
-"""
+"""An older copy of the database put back, as an operator does it; and the commands that follow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Where the service dies inside the on-chain engine: between its own steps of one payment.
 
-tests/e2e/crashing.py wraps them from outside; the product knows nothing of this. What does not
-live here: the steps of the order machine, which that module finds by the name of their event.
+tests/e2e/crashing.py wraps them from outside; the product knows nothing of this.
 """
 
 from __future__ import annotations

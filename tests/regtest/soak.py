@@ -4,8 +4,6 @@ Orders both ways meanwhile meet deaths of the service and of each daemon, answer
 late or garbage, and reorganisations of both chains, none deeper than what confirms a deposit. At
 the end all is left in peace, each order is followed to its completion, payouts and money are
 counted on the chains, and ``rpcsvc audit`` compares them with the books.
-
-What does not live here: single faults (test_exchange_faults*.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The L1 data fee of an OP-stack chain: Anvil with a contract where such a chain has its oracle.
-
-What does not live here: what it is counted in, number by number (tests/unit).
-"""
+"""The L1 data fee of an OP-stack chain: Anvil with a contract where such a chain has its oracle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Payouts of XMR that are due at the same time leave in one transaction, killed or not.
 
-Counted on the chain: each user is paid once, by as few transactions as it takes. What does not
-live here: the payment itself, without a service (test_monero_batches.py).
+Counted on the chain: each user is paid once, by as few transactions as it takes.
 """
 
 from __future__ import annotations

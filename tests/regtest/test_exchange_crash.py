@@ -2,7 +2,6 @@
 
 One order is killed at several points in turn, each time by a service that has just been started
 after the death before: a chain of points costs one order. What was paid is counted on the chain.
-What does not live here: the other direction (test_exchange_crash_u2x.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Nodes that die, hang, lie, talk nonsense or belong to another network, in the middle of orders.
 
 While it lasts health says why and nobody is quoted; afterwards every order has its one payout and
-the money of both chains adds up. What does not live here: trouble with wallets, gas, nonces and
-disk (test_exchange_faults_wallet.py).
+the money of both chains adds up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Users who order, pay once and wait, whatever happens to the service meanwhile.
 
 Each has an address of its own to be paid at, so that what was paid is counted on the chain, order
-by order. What does not live here: sums over all orders (ledger_of_chains.py).
+by order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The XMR adapter on a wallet of the test's own, which can be stopped, killed and started again.
-
-What does not live here: the daemons themselves (daemons.py).
-"""
+"""The XMR adapter on a wallet of the test's own, which can be stopped, killed and started again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of a service with the engine onchain whose daemons do not answer.
-
-What does not live here: daemons that do (tests/regtest).
-"""
+"""Settings of a service with the engine onchain whose daemons do not answer."""
 
 from __future__ import annotations
 

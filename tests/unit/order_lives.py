@@ -23,8 +23,6 @@ At the end of a life (``closes``):
 
 He adds up what the chain showed and what was signed, and shares no code with the machine: from the
 order he takes only what it says: which transfer has which deposits, and what each chunk swapped.
-What does not live here: the lives (test_order_lives.py); that a chunk is swapped at a fair rate,
-and that an event which can't happen is refused (test_transition.py).
 """
 
 from __future__ import annotations

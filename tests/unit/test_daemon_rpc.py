@@ -1,7 +1,4 @@
-"""The JSON-RPC client of the daemons, against answers that no real one gives on request.
-
-What does not live here: real daemons (tests/regtest).
-"""
+"""The JSON-RPC client of the daemons, against answers that no real one gives on request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What was agreed, what came and what is sent stay as they were: the database itself refuses else.
-
-What does not live here: history, amounts and bytes of one order's way (test_store.py).
-"""
+"""The triggers of the database refuse changes to what was agreed, came and was sent."""
 
 from __future__ import annotations
 
