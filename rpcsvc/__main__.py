@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rpcsvc.cli.main import run
 
 if TYPE_CHECKING:
-    from rpcsvc.operations.local import LocalService
+    from rpcsvc.operations.dispatch import LocalService
     from rpcsvc.settings import Settings
 
 

@@ -44,8 +44,7 @@ from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.dispatch import Dispatcher, agent_dispatcher, flat_dispatcher
-from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher, flat_dispatcher
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Service, ViewContext, with_sandbox
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS

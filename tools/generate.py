@@ -35,7 +35,7 @@ from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import Site, site_of
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
-from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import load_settings
 

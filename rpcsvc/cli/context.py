@@ -16,7 +16,7 @@ from rpcsvc.cli.client import Unreachable
 from rpcsvc.settings_plain import plain_data_dir
 
 if TYPE_CHECKING:
-    from rpcsvc.operations.local import LocalService
+    from rpcsvc.operations.dispatch import LocalService
     from rpcsvc.settings import LoadedSettings, Settings
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130

@@ -21,8 +21,7 @@ from rpcsvc.http.gate import Gate
 from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.operations.envelope import Answer, failure, finish, head
-from rpcsvc.operations.results import NO_SESSION, with_session
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import NO_SESSION, Service, with_session
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner

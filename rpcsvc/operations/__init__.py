@@ -1,1 +1,1 @@
-"""What the service can be asked: one table of operations, the same over every transport."""
+"""What the service can be asked: tables of operations, the same over every transport."""

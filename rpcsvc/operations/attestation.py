@@ -1,7 +1,4 @@
-"""Which terms of an order are attested (docs/signing.md).
-
-The signing is in signing/, the form of an attestation in verify.py.
-"""
+"""Which terms of an order are attested (docs/signing.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The BFF's handlers: chains, quote, orders and tickets (spec 2.4, 4.4).
 
-They are a second face of the same operations: an order that is made here is seen over the agent
-API, and the other way around. Amounts are atomic units. What does not live here: the bridge
-(bridge handlers), how a call arrives (http/operation_routes.py).
+They serve the same orders as the agent API. Amounts are atomic units.
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ from rpcsvc.operations.bff_models import (
     Nothing,
     TwapConfig,
 )
-from rpcsvc.operations.cancelling import cancel_order
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
     read_destination,
@@ -57,10 +54,9 @@ from rpcsvc.operations.inputs import (
 )
 from rpcsvc.operations.ordering import Placed, place
 from rpcsvc.operations.params import SupportParams
-from rpcsvc.operations.results import Flat, Stored
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.support import create_ticket
-from rpcsvc.operations.swap import find_order
+from rpcsvc.operations.swap import cancel_order, find_order
 from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim

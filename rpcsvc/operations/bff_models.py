@@ -1,7 +1,7 @@
-"""Params and results of the BFF (spec 2.4): names, types and nullability as the spec has them.
+"""Params and results of the BFF, the bridge included: names, types and nullability of spec 2.4.
 
-Amounts are atomic units as strings. What a token, an amount or an address must be is checked in
-bff.py, where the message can teach.
+Amounts are atomic units as strings. Handlers check what a token, an amount or an address must be:
+their messages can name what to send instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rpcsvc.domain import twap
+from rpcsvc.domain.bridge import BridgeKind, BridgeStatus
 from rpcsvc.domain.chains import MONERO_CHAIN_ID, Chain
-from rpcsvc.domain.money import MAX_UNITS, XMR
+from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
@@ -281,3 +282,90 @@ class BffTicket(View):
 
     ticket_id: str
     created_at: Time
+
+
+class BridgeParams(Params):
+    """Where bridged money goes."""
+
+    to_address: str
+
+
+class BridgeDepositParams(BridgeParams):
+    """Where on the exchange the XMR goes that is bridged."""
+
+    model_config = ConfigDict(title="BridgeDepositRequest")
+
+    to_address: Annotated[str, Field(description="An address on the exchange, in EVM form.")]
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """One: the exchange's addresses are those of EVM networks."""
+        return [{"properties": {"toAddress": narrowing.address(USDC, networks)}}]
+
+
+class BridgeWithdrawParams(BridgeParams):
+    """Where the XMR goes that is bridged from the exchange."""
+
+    model_config = ConfigDict(title="BridgeWithdrawRequest")
+
+    to_address: Annotated[str, Field(description="A Monero address.")]
+
+    @classmethod
+    def cases(cls, networks: Networks) -> list[Json]:
+        """One: Monero's addresses."""
+        return [{"properties": {"toAddress": narrowing.address(XMR, networks)}}]
+
+
+class BridgeOrderIdParams(Params):
+    """Which bridge order."""
+
+    order_id: OrderId
+
+
+class BridgeRate(View):
+    """What an exchange gives: USDC for one XMR, and how long it takes."""
+
+    exchange: str
+    rate: float
+    eta: str
+
+
+class ReferenceRate(View):
+    """What this service gives: USDC for one XMR, and how long it takes."""
+
+    rate: float
+    eta: str
+
+
+class BridgeRates(View):
+    """Rates of the exchanges, and the service's own."""
+
+    rates: list[BridgeRate]
+    wagyu_rate: ReferenceRate
+
+
+class BridgeOpened(View):
+    """A bridge order that was made."""
+
+    order_id: str
+    deposit_address: str
+    destination: str
+    expires_at: Time
+
+
+class BridgeOrderView(BaseModel):
+    """A bridge order as it stands."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    type: BridgeKind
+    status: BridgeStatus
+    amount: Annotated[Units, Field(description="What has come so far, in atomic units.")]
+    confirmations: int
+    required_confirmations: Annotated[int, Field(alias="requiredConfirmations")]
+    tx_in: str | None
+    tx_out: str | None
+    failure_reason: str | None
+    created_at: Time
+    completed_at: Time | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
-from rpcsvc.operations import bff, bff_models, bridge, bridge_models
+from rpcsvc.operations import bff, bff_models, bridge
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import EVM, MONERO
 from rpcsvc.operations.operation import Effect, Example, Operation
@@ -127,7 +127,7 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
         name="bff.bridge.rates",
         summary="What the bridge to the perpetuals exchange gives for XMR now.",
         params=bff_models.Nothing,
-        result=bridge_models.BridgeRates,
+        result=bff_models.BridgeRates,
         handler=bridge.rates,
         effect=Effect.READ,
         method="GET",
@@ -138,8 +138,8 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="bff.bridge.deposit",
         summary="Create a bridge order from XMR to the perpetuals exchange.",
-        params=bridge_models.BridgeDepositParams,
-        result=bridge_models.BridgeOpened,
+        params=bff_models.BridgeDepositParams,
+        result=bff_models.BridgeOpened,
         handler=bridge.deposit,
         effect=Effect.MOVES_MONEY,
         method="POST",
@@ -151,8 +151,8 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="bff.bridge.withdraw",
         summary="Create a bridge order from the perpetuals exchange to XMR.",
-        params=bridge_models.BridgeWithdrawParams,
-        result=bridge_models.BridgeOpened,
+        params=bff_models.BridgeWithdrawParams,
+        result=bff_models.BridgeOpened,
         handler=bridge.withdraw,
         effect=Effect.MOVES_MONEY,
         method="POST",
@@ -164,8 +164,8 @@ BFF_OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="bff.bridge.order",
         summary="A bridge order as it stands.",
-        params=bridge_models.BridgeOrderIdParams,
-        result=bridge_models.BridgeOrderView,
+        params=bff_models.BridgeOrderIdParams,
+        result=bff_models.BridgeOrderView,
         handler=bridge.order,
         effect=Effect.READ,
         method="GET",

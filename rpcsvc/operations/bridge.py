@@ -1,7 +1,4 @@
-"""The bridge's handlers: rates, deposit, withdraw and an order by id (spec 2.4, 4.4).
-
-What does not live here: what a bridge order is (domain/bridge.py).
-"""
+"""The bridge's handlers: rates, deposit, withdraw and an order by id (spec 2.4, 4.4)."""
 
 from __future__ import annotations
 
@@ -13,13 +10,11 @@ from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import PERPS, Order, Report
 from rpcsvc.domain.pricing import deposit_asset
 from rpcsvc.errors import OrderNotFound, Unavailable
-from rpcsvc.operations.bff_models import Nothing
-from rpcsvc.operations.bridge_models import BridgeOrderIdParams, BridgeParams
+from rpcsvc.operations.bff_models import BridgeOrderIdParams, BridgeParams, Nothing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import read_destination
 from rpcsvc.operations.ordering import Placed, place
-from rpcsvc.operations.results import Flat, Stored
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.swap import find_any_order
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import BridgeRate, OrderRequest

@@ -1,4 +1,4 @@
-"""capabilities and schemas: what the service can do, and how to ask."""
+"""The operations capabilities and schemas: what the service can do, and how to ask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.params import NoParams
-from rpcsvc.operations.policy_text import DEPOSIT_POLICY
+from rpcsvc.operations.quoting import DEPOSIT_POLICY
 from rpcsvc.operations.service import Call, Service
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
 

@@ -1,10 +1,12 @@
-"""Running an operation: params in, one finished reply out, whatever happens.
+"""Runs an operation of any table: params in, one finished reply out, whatever happens.
 
-Every table goes through the dispatcher; what its answers look like is the envelope's to say.
+An ``Envelope`` gives the answers of a table their form. ``LocalService`` calls operations inside
+this process, for the CLI and the demo.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, Protocol
 
@@ -22,10 +24,20 @@ from rpcsvc.operations.envelope import (
     flat_failure,
     head,
 )
-from rpcsvc.operations.inputs import is_session_id, parse_call
+from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
 from rpcsvc.operations.operation import Effect, Operation
-from rpcsvc.operations.results import NO_SESSION, Flat, Stored, session_source, with_session
-from rpcsvc.operations.service import Call, Service, ViewContext
+from rpcsvc.operations.service import (
+    NO_SESSION,
+    Call,
+    Flat,
+    Service,
+    Stored,
+    ViewContext,
+    session_source,
+    with_session,
+)
+from rpcsvc.orders.ports.venue import Venue
+from rpcsvc.orders.scheduler.worker import Worker
 
 log = structlog.get_logger(__name__)
 
@@ -151,3 +163,48 @@ def _log(operation: Operation, reply: Reply, call: Call, started: int) -> None:
         replayed=reply.replayed,
         ms=round((time.perf_counter_ns() - started) / 1e6, 2),
     )
+
+
+ROUNDS = 4
+
+
+class LocalService:
+    """A service that this process owns."""
+
+    def __init__(self, dispatcher: Dispatcher, venue: Venue, worker: Worker) -> None:
+        self._dispatcher = dispatcher
+        self._venue = venue
+        self._worker = worker
+
+    async def call(
+        self,
+        operation: Operation,
+        params: dict[str, Any],
+        request_id: str,
+        key: str | None,
+        local_session: str | None = None,
+    ) -> bytes:
+        """The envelope of one call, with whatever was due before and after it carried out.
+
+        The order that it is about is brought up to date before.
+        """
+        await self.catch_up()
+        # Nobody else asks: the order would stay as it was made, and its user be sent to pay.
+        await self._venue.refresh(str(params.get("orderId")))
+        call = Call(request_id, idempotency_key=bare_key(key), local_session=local_session)
+        reply = await self._dispatcher.run(operation, params, call)
+        await self.catch_up()
+        return reply.body
+
+    async def catch_up(self) -> None:
+        """Do what a server would have done by now: deposits, deadlines, effects."""
+        for _ in range(ROUNDS):
+            await self._worker.tick()
+            await self._worker.drain()
+
+    async def settle_for(self, seconds: float) -> None:
+        """Run the worker's passes for a while."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < deadline:
+            await self.catch_up()
+            await asyncio.sleep(0.1)

@@ -1,8 +1,7 @@
-"""The agent envelope: one shape for every answer (spec 2.1, design part 3 "Envelope").
+"""The agent envelope: one shape for every answer (spec 2.1).
 
-An answer is written once, as JSON bytes without its request id (the *head*); the request id and
-the error are appended when it is sent. So the stored answer of an idempotent call is replayed
-byte for byte, under the request id of the retry.
+An answer is rendered once, as JSON bytes without its request id (the *head*). Request id and error
+are appended when it is sent, so an idempotent replay has the same bytes under a new request id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The addresses of all examples, and the Monero one as it is on each network."""
+"""The addresses of all examples, and the Monero one encoded for each network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Reading what a caller sent: types by the params models, meaning by the domain.
+"""Reads what a caller sent: types by the params models, meaning by the domain.
 
-All problems of a call are collected, so that one correction mends them all. Every message says
-what came and what to send instead. What does not live here: what is said of values that a model
-refuses (validation_messages.py), limits that depend on the rate (quoting.py).
+All problems of a call are collected into one refusal. Every message names what was received and
+what to send instead.
 """
 
 from __future__ import annotations

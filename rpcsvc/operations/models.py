@@ -1,7 +1,4 @@
-"""Results of the operations as pydantic models: ``data`` of the envelope, and its schemas.
-
-What does not live here: params (params.py), making the values (views.py and its neighbours).
-"""
+"""Results of the operations as pydantic models: ``data`` of the envelope, and its schemas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What JSON Schema can say of inputs beside their types: by direction, network and asset.
+"""JSON Schema of inputs beside their types: by direction, network and asset.
 
-It is made of what validates the inputs (domain/). What no schema can say stays in descriptions:
-checksums, limits that move with the rate, addresses that belong to the service or to a token.
+It is derived from what validates the inputs (domain/). Descriptions state what no schema can:
+checksums, limits that move with the rate, addresses of the service or of a token.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 
 if TYPE_CHECKING:
-    from rpcsvc.operations.results import Flat, Stored
-    from rpcsvc.operations.service import Call
+    from rpcsvc.operations.service import Call, Flat, Stored
 
 Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
 

@@ -1,7 +1,6 @@
-"""Placing an order: the venue opens it, and it is committed with its answer.
+"""Places an order: the venue opens it, and it is committed with its answer.
 
-Whatever surface an order is made over comes through ``place``; so one key makes one order, and
-an order made over one surface is seen over the other.
+Orders of every surface go through ``place``, so one key makes one order.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order
 from rpcsvc.operations.envelope import Answer
 from rpcsvc.operations.projection import as_view, status_answer
-from rpcsvc.operations.results import Stored
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Service, Stored
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.store import StoredResponse
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, Quote

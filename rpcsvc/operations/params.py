@@ -1,8 +1,7 @@
 """Params of the operations as pydantic models: they validate, and give the schemas.
 
 They are strict: no coercion, no unknown properties (spec 2.3, 4.1). ``None`` stands for an optional
-property that was left out or sent as null. What does not live here: what an amount, a chain or an
-address must be (inputs.py, where the message can teach), results (models.py).
+property that was left out or sent as null.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The status answer of an order, written once per change and committed with it.
+"""The status answer of an order, rendered once per change and committed with it.
 
-A poll is by far the most frequent call, and an order changes a handful of times. So the answer
-is rendered when the order changes and stored in the same row, in the same transaction: it can't
-tell of another version of the order. That it was written by this very code with these very
-settings is what ``view_key`` says; an answer under another key is ignored.
+Polls are far more frequent than changes. ``view_key`` names the code and settings that rendered an
+answer; an answer under another key is ignored.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.domain.refunds import plan_refunds
 from rpcsvc.domain.twap import is_filling
 from rpcsvc.operations.envelope import Answer, head
-from rpcsvc.operations.results import NO_SESSION, with_session
-from rpcsvc.operations.service import ViewContext
+from rpcsvc.operations.service import NO_SESSION, ViewContext, with_session
 from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.ports.store import StatusView
 

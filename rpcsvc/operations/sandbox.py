@@ -1,4 +1,4 @@
-"""sandbox.fund and sandbox.fault: there only while the sandbox engine runs."""
+"""Handlers of sandbox.fund and sandbox.fault, which only the sandbox engine has."""
 
 from __future__ import annotations
 

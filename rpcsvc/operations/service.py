@@ -1,4 +1,8 @@
-"""What an operation works with: the parts of the running service, and the call at hand."""
+"""What handlers work with, and what they return.
+
+``Service`` is the running service, ``Call`` one call. Handlers branch on no engine: they ask the
+venue.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
 from rpcsvc.ids import RandomBytes
+from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.idempotency import Idempotency
@@ -97,3 +102,35 @@ class Call(NamedTuple):
     integrator: Integrator | None = None
     local_session: str | None = None
     client: Client = SOCKET
+
+
+NO_SESSION = (None, "none")
+
+
+class Flat(NamedTuple):
+    """An answer without an envelope, as the BFF has them (spec 2.4)."""
+
+    body: Json
+
+
+class Stored(NamedTuple):
+    """The head of an envelope, or a flat answer, as committed; ``replayed`` answers a retry."""
+
+    head: bytes
+    replayed: bool = False
+
+
+def session_source(call: Call) -> str:
+    """Where the session of a call that has one came from."""
+    return "local" if call.local_session else "request"
+
+
+def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]) -> Json:
+    """``data`` with the fields that every result has: network, sessionId, sessionSource."""
+    session_id, source = session
+    return {
+        "network": views.network,
+        "sessionId": session_id,
+        "sessionSource": source,
+        **data,
+    }

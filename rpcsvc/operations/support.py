@@ -1,4 +1,4 @@
-"""support.create: a ticket for the operator, and the way to give a refund address."""
+"""The operation support.create: a ticket for the operator, or the refund address of an order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import SupportParams
-from rpcsvc.operations.results import NO_SESSION, session_source, with_session
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import NO_SESSION, Call, Service, session_source, with_session
 from rpcsvc.operations.swap import look_again
 from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream

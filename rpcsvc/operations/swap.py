@@ -1,15 +1,16 @@
-"""plan, quote, create, execute and status."""
+"""The operations swap.plan, quote, create, execute, status and cancel."""
 
 from __future__ import annotations
 
+import hmac
 from contextlib import suppress
 from functools import partial
 
 from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money, require_storable
-from rpcsvc.domain.order import AgentState, Order
+from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
-from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable
+from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
     Intent,
@@ -19,11 +20,10 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.ordering import Placed, place
-from rpcsvc.operations.params import PlanParams, QuoteParams, StatusParams, SwapParams
+from rpcsvc.operations.params import CancelParams, PlanParams, QuoteParams, StatusParams, SwapParams
 from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.quoting import quote_view
-from rpcsvc.operations.results import Stored, session_source, with_session
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Call, Service, Stored, session_source, with_session
 from rpcsvc.operations.validation_messages import HINTS, combined, missing
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest
@@ -227,3 +227,29 @@ def _order_answer(service: Service, source: str, operation: str, placed: Placed)
     }
     data = with_session(service.views, data, (placed.order.terms.session_id, source))
     return head(operation, status._replace(data=data))
+
+
+async def cancel(service: Service, params: CancelParams, call: Call) -> Answer:
+    """The order as it stands after the cancellation. Raises as ``cancel_order`` does."""
+    order = await cancel_order(service, params.order_id, params.session_id)
+    answer = status_answer(service.views, order, service.clock.now_ms())
+    session = {"sessionId": order.terms.session_id, "sessionSource": session_source(call)}
+    return answer._replace(data={**answer.data, **session})
+
+
+async def cancel_order(service: Service, order_id: str, session_id: str) -> Order:
+    """End an order that waits for its first deposit. One that has expired stays as it is.
+
+    Raises OrderNotFound (orders of the bridge included), VerificationFailed for another session,
+    OrderNotCancellable once a deposit was seen, and Unavailable.
+    """
+    session = read_session(session_id) or ""
+    order = await find_order(service, order_id)
+    if not hmac.compare_digest(order.terms.session_id.encode(), session.encode()):
+        raise VerificationFailed(
+            "sessionId is not the one of this order. Send the sessionId that create or execute"
+            " answered."
+        )
+    if order.status is OrderStatus.EXPIRED:
+        return order
+    return await service.venue.cancel(order)

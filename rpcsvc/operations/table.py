@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpcsvc.operations import cancelling, discovery, models, params, sandbox, support, swap
+from rpcsvc.operations import discovery, models, params, sandbox, support, swap
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.examples import EVM, MONERO
 from rpcsvc.operations.operation import Effect, Example, Operation
@@ -131,7 +131,7 @@ AGENT_OPERATIONS: tuple[Operation, ...] = (
         summary="End an order that no deposit was sent to.",
         params=params.CancelParams,
         result=models.StatusResult,
-        handler=cancelling.cancel,
+        handler=swap.cancel,
         effect=Effect.WRITE,
         method="POST",
         path="/agent/swap/cancel/{orderId}",

@@ -1,7 +1,7 @@
-"""How many tickets are taken in a day, from each client and in all.
+"""The tickets that are taken in a day, from each client and in all.
 
-The size in all bounds what a day may add to the database. The counts of the day are stored with the
-tickets, so that they hold over a restart.
+Their total size bounds what a day adds to the database. The counts are stored with the tickets, so
+they hold over a restart.
 """
 
 from __future__ import annotations

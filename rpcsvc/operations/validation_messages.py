@@ -1,7 +1,6 @@
-"""What a caller is told of params that their model refuses: one problem for each field.
+"""Messages for params that their model refuses: one problem for each field.
 
-Each says what came and what to send instead, in our words and not in the validator's. What does
-not live here: what the values mean, and the problems with that (inputs.py).
+Each names what was received and what to send instead, in our words and not in the validator's.
 """
 
 from __future__ import annotations

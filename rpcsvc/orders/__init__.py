@@ -1,1 +1,1 @@
-"""Carrying orders through: commit what happened, then act, and find it again after a crash."""
+"""Carries orders through: commits what happened, then acts, and resumes after a crash."""

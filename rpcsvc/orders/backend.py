@@ -1,8 +1,7 @@
-"""How an engine becomes a venue with a worker beside it.
+"""Makes a venue, and the worker beside it, of an engine.
 
 An engine's package gives a ``Backend``: from ``wallets_backend``, from ``upstream_backend``, or one
-of its own around a Venue. Watching deposits, paying and breaking price locks run only where there
-are wallets.
+of its own around a Venue. Deposits, payouts and price locks run only where there are wallets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
 from rpcsvc.orders.client_limits import ClientLimits
-from rpcsvc.orders.deposits import DepositWatcher
+from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
 from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
@@ -25,7 +24,6 @@ from rpcsvc.orders.ports.venue import Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, Wallets
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook, Reservations
-from rpcsvc.orders.scan_progress import ScanProgress
 from rpcsvc.orders.scheduler.deadlines import Deadlines
 from rpcsvc.orders.scheduler.effects import EffectRunner
 from rpcsvc.orders.scheduler.price_locks import PriceLocks

@@ -1,28 +1,30 @@
-"""Reconciling deposits: what the chain shows now against what the order has on record.
+"""Reconciles deposits: what the chain shows against what the order has on record.
 
-Each pass takes the deposits that may have changed and turns the difference into events, so a
-restart, a missed block or a reorganisation need no code of their own. Watching costs per changed
-deposit, never per open order. An event costs more with every deposit that its order has, and anyone
-may send an order thousands of tiny ones: each order has its turn in a pass, and waits for the next.
+Each pass turns the differences into events, so a restart, a missed block or a reorg need no code of
+their own. It costs per changed deposit, not per open order, and takes ``TURN`` deposits of an order
+at most: anyone may send an order thousands of tiny ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen, ImpossibleTransition
+from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.wallets import DepositSighting, Wallets
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.scan_progress import ScanProgress
 
 log = structlog.get_logger(__name__)
 
@@ -189,3 +191,71 @@ def _left(shown: Shown, done: Shown) -> dict[str, str]:
     return {
         order_id: sighting.key.network for order_id, sighting in shown if sighting.key not in keys
     }
+
+
+# A scan takes milliseconds; of a network that catches up, some minutes.
+_LAGGING_AFTER_MS: Final = 10 * 60_000
+
+
+class ScanProgress:
+    """Progress on the ``networks`` whose deposits are watched, none at the start."""
+
+    def __init__(self, networks: Iterable[str], clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.now_ms()
+        self._complete_until = dict.fromkeys(networks, 0)
+        self._lagging: dict[str, str] = {}
+
+    @property
+    def complete_until(self) -> Mapping[str, int]:
+        """Until when all deposits are on record, by network, except those of ``lagging`` orders."""
+        return MappingProxyType(self._complete_until)
+
+    @property
+    def lagging(self) -> frozenset[str]:
+        """Ids of orders with a deposit that was seen and is not on record yet."""
+        return frozenset(self._lagging)
+
+    def advance(self, complete_until: Mapping[str, int], left: Mapping[str, str]) -> None:
+        """Record a scan whose deposits are on record, except those of the orders ``left``.
+
+        ``complete_until`` as in Observation; ``left`` maps order ids to networks.
+        """
+        # A network without a complete scan may not have shown again what was left before.
+        still = {order: at for order, at in self._lagging.items() if at not in complete_until}
+        self._lagging = {**still, **left}
+        self._complete_until.update(complete_until)
+
+    def covers(self, order: Order) -> bool:
+        """Whether every deposit that matters at the order's deadline is known.
+
+        True on a network that nobody watches.
+        """
+        if order.deadline_at is None or order.on_deadline not in DECIDED_BY_DEPOSITS:
+            return True
+        until = self._complete_until.get(order.terms.deposit_network, order.deadline_at)
+        return order.deadline_at <= until and order.order_id not in self._lagging
+
+    def is_complete(self, order_id: str, network: str, at: int) -> bool:
+        """Whether all that was sent to an order until ``at`` (ms) is on record.
+
+        An empty id stands for any order that is not lagging. A network that nobody watches is
+        complete until now.
+        """
+        until = self._complete_until.get(network, self._clock.now_ms())
+        return at <= until and order_id not in self._lagging
+
+    def health(self) -> Health:
+        """Not ok while the scan of a network is minutes behind."""
+        scans = self._complete_until
+        network = min(scans, key=lambda name: scans[name], default=None)
+        if network is None:
+            return Health(True)
+        behind = self._clock.now_ms() - max(scans[network], self._since)
+        if behind < _LAGGING_AFTER_MS:
+            return Health(True)
+        return Health(
+            False,
+            f"Deposit scan of {network} is {behind // 60_000} min behind; deadlines on this"
+            " network are suspended.",
+        )

@@ -1,8 +1,7 @@
-"""The same call twice makes one order: idempotency keys (design part 3 "Idempotency").
+"""Idempotency keys: the same call twice makes one order (design part 3 "Idempotency").
 
-A key is claimed by the call that first passes validation, for as long as it runs; copies that
-arrive meanwhile wait for it. What it answered is committed together with the order, so a retry
-after a crash finds both or neither. What does not live here: making the order.
+A key is claimed while the first call runs; copies wait for it. Its answer is committed with the
+order, so a retry after a crash finds both or neither.
 """
 
 from __future__ import annotations

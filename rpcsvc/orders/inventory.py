@@ -1,4 +1,4 @@
-"""What the operator's wallets can be asked to pay: for new orders, and for late deposits."""
+"""Which orders the operator's wallets can take on: new ones, and those of late deposits."""
 
 from __future__ import annotations
 

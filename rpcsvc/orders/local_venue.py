@@ -1,4 +1,4 @@
-"""The venue that runs on wallets of its own: the sandbox's, or the operator's."""
+"""The venue on wallets: the sandbox's simulated ones, or the operator's."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from rpcsvc.errors import (
     OrderNotCancellable,
     Unavailable,
 )
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
@@ -46,7 +47,6 @@ from rpcsvc.orders.ports.venue import (
     network_of,
 )
 from rpcsvc.orders.ports.wallets import Wallets
-from rpcsvc.orders.scan_progress import ScanProgress
 from rpcsvc.orders.unfunded import Client
 
 

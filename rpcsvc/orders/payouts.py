@@ -1,10 +1,9 @@
-"""Bringing a transfer to its end: prepare, commit, publish, confirm. Exactly once.
+"""Carries transfers out exactly once: prepare, commit, publish, confirm.
 
-The order of the steps is the whole point. One commit has the signed bytes, for the order and for
-the wallet, before anything is published; whoever resumes asks the network for their transaction id
-first and publishes the same bytes again; nothing is ever signed anew while the first may live. One
-writer per wallet holds from prepare to publish. An exception means that the outcome is not known:
-only the network's own word that a transfer failed lets its money go elsewhere.
+One commit has the signed bytes, for the order and for the wallet, before anything is published.
+Whoever resumes looks their transaction id up and publishes the same bytes again; nothing is signed
+anew while the first may live. An exception means that the outcome is unknown: only the network's
+word that a transfer failed frees its money. A wallet has one writer from prepare to publish.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from rpcsvc.domain.order import (
     TransferState,
 )
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports.store import Commit, OrderStore
 from rpcsvc.orders.ports.wallets import (
     Outcome,
@@ -44,7 +42,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
     Wallets,
 )
-from rpcsvc.orders.processor import OrderProcessor
+from rpcsvc.orders.processor import KeyedLocks, OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 
 log = structlog.get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The operator's terms, and the terms of a new order that follow from them and from its quote."""
+"""The operator's terms, and the terms of a new order that follow from them and its quote."""
 
 from __future__ import annotations
 

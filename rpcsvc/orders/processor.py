@@ -1,15 +1,14 @@
 """Commit, then act: one event of an order at a time.
 
-``OrderProcessor.apply`` loads the order, asks the pure machine what the event makes of it,
-commits order, history and effects in one transaction, and only then hands the effects over to
-be carried out. What does not live here: the decisions (domain/machine.py), the carrying out
-(effects.py, payouts.py), the finding of events (deposits.py, worker.py).
+``OrderProcessor.apply`` reads the order, asks the pure machine what the event makes of it, commits
+order, history and effects in one transaction, and only then hands the effects over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -19,7 +18,6 @@ from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPr
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositKey, Order
 from rpcsvc.errors import OrderNotFound, Unavailable
-from rpcsvc.orders.locks import KeyedLocks
 from rpcsvc.orders.ports.store import (
     Change,
     Commit,
@@ -243,3 +241,24 @@ def _lost_money(order: Order) -> bool:
     return payout is not None and any(
         d.transfer_id == payout.transfer_id and not d.is_active for d in order.deposits
     )
+
+
+class KeyedLocks:
+    """One lock per key; unrelated keys never wait for one another. Waiters are served in turn."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of ``key`` for the length of the block."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if self._users[key] == 0:
+                del self._users[key], self._locks[key]

@@ -1,8 +1,8 @@
-"""Orders whose events can't be recorded, kept from stopping all others.
+"""Keeps orders whose events can't be recorded from stopping all others.
 
-Such an order (a constraint of the store refuses it, a rule has a hole) is a bug to be mended. Its
-record may differ from the chain, so nothing more is signed for it (payouts.py); what is signed is
-brought to its end. Health names it. A store that is down is another matter: it stops everything.
+A constraint of the store or a hole in a rule is a bug, and the order's record may differ from the
+chain: nothing more is signed for it, what is signed is carried to its end, and health names it. A
+store that is down stops everything instead.
 """
 
 from __future__ import annotations

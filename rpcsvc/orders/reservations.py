@@ -1,8 +1,7 @@
 """What open orders may still take out of the operator's wallets, network by network.
 
-It follows the commits of the one process that writes orders, so it is what the store says, without
-asking it. What is reserved for money that has not come ends when the order expires: a deposit that
-comes later is swapped only if the wallet can pay for it then.
+It follows the commits of the one process that writes orders. A reservation of an unfunded order
+ends when the order expires; a later deposit is swapped only if the wallet can pay for it then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bounds on what orders may reserve before money comes for them: per client, and in all.
+"""Bounds on what orders may reserve before they are funded: per client, and in all.
 
 A reservation counts until its order is funded, ends or expires. Shares are percentages of what the
 wallet of a network holds beside funded orders.

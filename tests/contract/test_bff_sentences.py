@@ -15,7 +15,7 @@ from rpcsvc.domain.integrators import Integrators, parse_integrators
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import BFF_ROOT, site_of
-from rpcsvc.operations import bff_models, bridge_models, models
+from rpcsvc.operations import bff_models, models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
 from rpcsvc.store.books import integrator_fees
@@ -43,7 +43,7 @@ REQUESTS: dict[str, type[Params]] = {
     "Order create request": bff_models.BffOrderParams,
     "twapConfig": bff_models.TwapConfig,
     "Support ticket request": bff_models.BffTicketParams,
-    "Bridge order request": bridge_models.BridgeParams,
+    "Bridge order request": bff_models.BridgeParams,
 }
 # 4 XMR are worth 660 USD: two chunks; 750 USDC are three.
 CHUNKED = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1_000}}

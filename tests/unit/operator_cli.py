@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.cli.main import run
-from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
 
 Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]

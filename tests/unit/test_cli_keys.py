@@ -16,7 +16,7 @@ import pytest
 from rpcsvc.cli.main import run
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
-from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner

@@ -8,7 +8,7 @@ import pytest
 
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import OnDeadline, Order
-from rpcsvc.orders.scan_progress import ScanProgress
+from rpcsvc.orders.deposits import ScanProgress
 from tests.sandbox import ManualClock
 from tests.unit.orders import terms
 

@@ -13,7 +13,7 @@ from rpcsvc.domain.events import AdvanceTransfer, FillChunk, ImpossibleTransitio
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.operations.twap_view import twap_view
+from rpcsvc.operations.views import twap_view
 from tests.unit.orders import IN_CHUNKS, NOW, XMR_UNIT, key, terms
 
 RATE = 165_000_000

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rpcsvc.cli.client import Endpoint, call_rpc, printable
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
 from rpcsvc.ids import system_random
-from rpcsvc.operations.local import LocalService
+from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 

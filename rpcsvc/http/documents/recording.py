@@ -20,8 +20,8 @@ from rpcsvc.http.documents import links
 from rpcsvc.http.documents.text import code, json_text
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations import examples
+from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.local import LocalService
 from rpcsvc.operations.operation import option_of
 from rpcsvc.operations.table import OPERATIONS
 

@@ -1,1 +1,1 @@
-"""Protocols that ``orders`` declares and others implement: store, engines, rate sources."""
+"""The protocols that ``orders`` declares and the layers above implement."""

@@ -1,7 +1,4 @@
-"""The upstream in the order layer's words: what is asked of it, what it tells, how it fails.
-
-``UpstreamPort`` is what the engine upstream implements.
-"""
+"""The upstream port: requests, reported orders and failures in the order layer's terms."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What moves orders on by itself: the worker loop and the work it starts."""
+"""The worker loop and the work that it starts."""

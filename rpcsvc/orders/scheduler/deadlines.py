@@ -13,10 +13,10 @@ import structlog
 from rpcsvc.clock import Clock
 from rpcsvc.domain.events import DeadlinePassed, ImpossibleTransition
 from rpcsvc.domain.order import OnDeadline
+from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
-from rpcsvc.orders.scan_progress import ScanProgress
 
 log = structlog.get_logger(__name__)
 

@@ -1,9 +1,7 @@
-"""Carrying out effects after their commit, each until it is done, and again after a crash.
+"""Carries out effects after their commit, each until it is done, and again after a crash.
 
-Wallets work side by side, each on one transfer at a time: what waits for a wallet that hangs takes
-nothing that another needs. The schedule is kept in memory because the effects themselves are in
-the store: ``recover`` finds them all again. What does not live here: how a transfer is sent
-(payouts.py), whose turn it is at a wallet (wallet_queue.py).
+Wallets work side by side, each on one transfer at a time: one that hangs delays no other. The
+schedule is in memory, the effects are in the store: ``recover`` schedules them again.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum, auto
 from typing import Any
@@ -30,13 +29,12 @@ from rpcsvc.domain.events import (
     PriceLateDeposit,
     Repriced,
 )
-from rpcsvc.domain.order import Order, Transfer
+from rpcsvc.domain.order import Order, Transfer, TransferKind
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore, PendingEffect
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.scheduler.wallet_queue import WalletQueue
 
 log = structlog.get_logger(__name__)
 
@@ -287,3 +285,29 @@ class EffectRunner:
         tries = self._attempts.get(pending, 0)
         self._attempts[pending] = tries + 1
         return min(self._poll_ms << min(tries // TRIES_PER_PAUSE, 16), MAX_BACKOFF_MS)
+
+
+class WalletQueue:
+    """Pending transfers of one wallet."""
+
+    def __init__(self) -> None:
+        self._payouts: deque[PendingEffect] = deque()
+        self._refunds: deque[PendingEffect] = deque()
+        self._turn = (self._payouts, self._refunds)  # the first goes next, if any waits there
+
+    def add(self, kind: TransferKind, pending: PendingEffect) -> None:
+        """Have it wait behind all of its kind."""
+        (self._payouts if kind is TransferKind.PAYOUT else self._refunds).append(pending)
+
+    def take(self) -> PendingEffect | None:
+        """Whose turn it is; None when nothing waits."""
+        for waiting, other in (self._turn, self._turn[::-1]):
+            if waiting:
+                self._turn = (other, waiting)
+                return waiting.popleft()
+        return None
+
+    def clear(self) -> None:
+        """Have nothing wait any more."""
+        for waiting in self._turn:
+            waiting.clear()

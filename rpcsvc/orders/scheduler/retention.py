@@ -1,7 +1,6 @@
-"""How long what is stored is kept: answers to idempotency keys, tickets, answers of unpaid orders.
+"""How long data is kept: answers to idempotency keys, tickets, answers of unpaid orders.
 
-Part of each beat of the worker. It deletes in small steps, so that no commit of an order waits long
-behind one.
+It deletes in small steps, so that no commit of an order waits long behind one.
 """
 
 from __future__ import annotations

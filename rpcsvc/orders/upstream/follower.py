@@ -1,9 +1,7 @@
-"""Following orders at an upstream: asked for, one after the other, until they are over.
+"""Asks the upstream for open orders, one after the other, until they are over.
 
-An order that can't be read waits by itself, and longer each time; what the upstream's limits or its
-breaker say makes all of them wait. Those that somebody polls come first, in three calls of four.
-What does not live here: making the orders (relay.py), how often the upstream may be called
-(settlement/upstream/limits.py), what a report makes of an order (domain/machine.py).
+An order that can't be read is retried after a growing pause of its own; the upstream's limits and
+breaker pause all of them. Orders that somebody polls get three calls of four.
 """
 
 from __future__ import annotations

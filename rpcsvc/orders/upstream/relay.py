@@ -1,13 +1,10 @@
-"""Orders that an upstream settles: made there at most once.
+"""Makes orders at the upstream, each at most once.
 
-The order of the steps is the whole point. A claim is committed before the upstream is called; what
-it answered is committed together with the order. When the outcome of the call is not known, the
-claim stays for the operator as ``reconciling``: the caller hears ``unavailable``, and nothing is
-sent again unless the upstream honours our key, which then names the very same order. An order that
-nobody should pay for, since it is over or brings less than was quoted, is not taken. What became of
-a call is remembered until it can be written; a stop before that is found by the next start.
-What does not live here: following an order that was made (follower.py), the upstream in our words
-(ports/upstream.py), its own words and wire (settlement/upstream/).
+A claim is committed before the call; its outcome is committed with the order. When the outcome is
+unknown the claim is ``reconciling``: the caller gets ``unavailable``, and the call is repeated only
+where the upstream honours our key. An order that is over, or brings less than was quoted, is not
+taken. An outcome that can't be written is remembered; a stop before that is found at the next
+start.
 """
 
 from __future__ import annotations
