@@ -21,8 +21,13 @@ DOCS = ROOT / "docs"
 ALERTS = (DOCS / "alerts.md").read_text()
 ALARMS = {"warning", "error", "exception", "critical"}
 LEVELS = {"debug", "info", *ALARMS}
-TREES = {file: ast.parse(file.read_text()) for file in sorted((ROOT / "rpcsvc").rglob("*.py"))}
 EVENT = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """The product's files, parsed."""
+    return {file: ast.parse(file.read_text()) for file in sorted((ROOT / "rpcsvc").rglob("*.py"))}
 
 
 def first_cells(head: str) -> list[str]:
@@ -74,7 +79,7 @@ def logged(call: ast.Call, chosen: dict[str, set[str]]) -> tuple[set[str], str] 
 def events() -> dict[str, set[str]]:
     """Every event that the service logs, and the levels that it is logged at."""
     found: dict[str, set[str]] = {}
-    for tree in TREES.values():
+    for tree in trees().values():
         chosen = chosen_levels(tree)
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (entry := logged(node, chosen)):
@@ -118,7 +123,7 @@ def test_no_event_is_explained_twice() -> None:
 def kinds() -> set[str]:
     """The kinds of differences that the auditor's rules make."""
     named: set[str | None] = set()
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         if file.parent.name != "audit":
             continue
         for node in ast.walk(tree):
@@ -164,7 +169,7 @@ def sentences() -> str:
     """All string literals of what health asks, docstrings left out."""
     folders = ("settlement", "orders", "rates", "store", "http", "operations")
     found = []
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         if file.relative_to(ROOT / "rpcsvc").parts[0] in folders:
             skipped = docstrings(tree)
             texts = (text_of(node) for node in ast.walk(tree) if id(node) not in skipped)
