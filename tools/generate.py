@@ -205,7 +205,7 @@ def main() -> int:
     checking = "--check" in sys.argv[1:]
     configure_logging("json", "critical")
     # The API descriptions show answers of the recording: it comes first.
-    recorded = ROOT / "rpcsvc" / "transport" / "documents" / "recording.json"
+    recorded = ROOT / "rpcsvc" / "http" / "documents" / "recording.json"
     stale = _bring_up({recorded: asyncio.run(_recorded())}, checking=checking)
     stale += _bring_up(generated(), checking=checking)
     for name in stale:

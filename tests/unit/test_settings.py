@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rpcsvc.engines import ENGINES
 from rpcsvc.settings import (
     KEYS,
     SECRETS,
@@ -26,6 +27,8 @@ from rpcsvc.settings import (
 )
 from rpcsvc.settings_sources import variable_names
 
+*_OTHERS, _LAST = map(repr, ENGINES)
+ENGINES_TOLD = f"{', '.join(_OTHERS)} or {_LAST}"
 CONFIG = Path(__file__).parents[2] / "config"
 TOKEN = "correct-horse-battery"
 OTHER_TOKEN = "staple-orthodox-pony"
@@ -293,7 +296,7 @@ def test_all_problems_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         ),
         (
             'engine = "steam"',
-            "engine: received 'steam'; allowed: 'sandbox', 'upstream' or 'onchain'",
+            f"engine: received 'steam'; allowed: {ENGINES_TOLD}",
         ),
         (
             '[brand]\nslug = "X"',
