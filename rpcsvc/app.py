@@ -39,12 +39,14 @@ from rpcsvc.http.messages import Refusals, require_framing
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.operation_routes import OperationRoutes, by_integrator
-from rpcsvc.http.rpc_http import RpcHttp
+from rpcsvc.http.rpc_http import Methods, RpcHttp
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
+from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
 from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher, flat_dispatcher
+from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.projection import project, view_key
 from rpcsvc.operations.service import Service, ViewContext, with_sandbox
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
@@ -53,7 +55,7 @@ from rpcsvc.orders.backend import Backend
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Core, Policy
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.retries import RetryRequests, follow_requests, retry_transfer
+from rpcsvc.orders.retries import retry_transfer
 from rpcsvc.orders.scheduler.retention import Kept, Retention
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
@@ -62,6 +64,7 @@ from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
+from rpcsvc.store.operator_books import SqliteOperatorBooks
 from rpcsvc.store.orders import SqliteOrderStore
 from rpcsvc.store.other_engines import claim_of_another
 
@@ -77,6 +80,7 @@ class Running:
     settings: Settings
     service: Service
     dispatcher: Dispatcher
+    admin: tuple[Operation, ...]
     worker: Worker
     backend: Backend
     database: Database
@@ -169,7 +173,9 @@ async def _compose(
         Core(store, processor, policy, retention, clock, random, secret)
     )
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
-    worker.add_loop(partial(follow_requests, RetryRequests(settings.data_dir), retry))
+    admin = admin_operations(Admin(SqliteOperatorBooks(database), retry, backend.paused))
+    if backend.treasury is not None:
+        admin += treasury_operations(backend.treasury)
     support, now = settings.support, clock.now_ms()
     budget = TicketBudget(
         support.tickets_per_client,
@@ -194,7 +200,7 @@ async def _compose(
     if backend.controls is not None:
         service = with_sandbox(service, SANDBOX_OPERATIONS, backend.controls)
     dispatcher = agent_dispatcher(service)
-    return Running(settings, service, dispatcher, worker, backend, database, signer)
+    return Running(settings, service, dispatcher, admin, worker, backend, database, signer)
 
 
 def _kept(settings: Settings) -> Kept:
@@ -262,18 +268,17 @@ def web_app(up: Running) -> Edge:
     operations = up.service.operations
     site = site_of(settings, up.service)
     sources = _sources(site, up.signer, up.service.random)
+    flat = flat_dispatcher(up.service)
     rpc = RpcHttp(
         gate,
-        up.dispatcher,
-        operations,
+        Methods(up.dispatcher, operations, f"{settings.brand.slug}."),
+        Methods(flat, up.admin),
         sources.openrpc,
-        slug=settings.brand.slug,
         body_bytes=limits.body_bytes,
         max_batch=limits.batch,
         max_depth=limits.depth,
     )
     discovery = DiscoveryHttp(gate, up.service.clock, catalogue(site, sources))
-    flat = flat_dispatcher(up.service)
     surface = partial(OperationRoutes, gate, body_bytes=limits.body_bytes, max_depth=limits.depth)
     agent = surface(up.dispatcher, API_ROOT)
     bff = surface(flat, BFF_ROOT, identify=by_integrator(Integrators(settings.integrators)))

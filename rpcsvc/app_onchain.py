@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from rpcsvc.audit.auditor import audit_loop
 from rpcsvc.clock import SystemClock
@@ -34,6 +35,7 @@ from rpcsvc.store.onchain_books import OnchainBooks
 from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
 from rpcsvc.store.unserved_orders import UnservedOrders
+from rpcsvc.treasury.wallets import OnchainTreasury
 
 
 @asynccontextmanager
@@ -65,6 +67,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         unserved=(await UnservedOrders.find(database, networks)).problem,
         journal=journal,
     )
+    treasury = OnchainTreasury(settings, database, clock, switch.reason)
     name = settings.onchain.monero_network
     # Addresses of a regtest chain are those of mainnet.
     monero = MoneroNetwork.MAINNET if name == "regtest" else MoneroNetwork(name)
@@ -76,7 +79,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         after.push_async_callback(journal.close)  # the engine gives addresses back before
         beside = (engine.run, audits.run, journal.run, *((rates.run,) if rates.run else ()))
         try:
-            yield wallets_backend(
+            backend = wallets_backend(
                 VenueProfile(
                     engine="onchain",
                     network=name,
@@ -90,6 +93,7 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
                 stocked(engine.holdings),
                 beside,
             )
+            yield replace(backend, paused=switch.reason, treasury=treasury)
         except ChainUnusable as found:
             raise SettingsError([f"onchain: {found}"]) from found
 

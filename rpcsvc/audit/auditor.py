@@ -24,7 +24,7 @@ from rpcsvc.settings_onchain import OnchainSettings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch, throw
-from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import BooksUnreadable
 
 log = structlog.get_logger(__name__)
 

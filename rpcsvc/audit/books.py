@@ -33,7 +33,7 @@ from rpcsvc.domain.order import DepositState, TransferKind, TransferState
 from rpcsvc.domain.pricing import Direction, Price
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema
-from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import BooksUnreadable
 
 _ORDERS = (
     "SELECT order_id, direction, deposit_network, payout_network, deposit_address, to_address,"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-from rpcsvc.cli.agent.answer import ForeignAnswer, read_answer
+from rpcsvc.cli.agent.answer import ForeignAnswer, read_answer, read_result
 from rpcsvc.settings_plain import without_userinfo
 
 SOCKET_NAME = "rpcsvc.sock"
@@ -72,7 +72,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = str(path)
 
     def connect(self) -> None:
-        self.sock = _connected(self._path, TIMEOUT_SECONDS)
+        self.sock = _connected(self._path, self.timeout)
 
 
 def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
@@ -150,6 +150,21 @@ def call_rpc(
         ) from error
 
 
+def call_method(endpoint: Endpoint, method: str, params: Json, *, seconds: int) -> Json:
+    """Send one JSON-RPC call of a method without an envelope; its result, or ``{"error": ...}``.
+
+    Waits so many seconds for the answer. Raises Unreachable.
+    """
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    status, body = _post(endpoint, _written(message), _headers(None, None, None), seconds)
+    try:
+        return read_result(body)
+    except ForeignAnswer as error:
+        raise Unreachable(
+            f"What answers at {endpoint.name} (HTTP {status}) is not this service's /rpc."
+        ) from error
+
+
 def _written(message: Json) -> bytes:
     """As short as JSON can say it: escapes would take a text within its limit over the body's."""
     text = json.dumps(message, ensure_ascii=False)
@@ -197,7 +212,7 @@ def is_this_machine(host: str) -> bool:
         return False
 
 
-def _connected(path: str, seconds: int) -> socket.socket:
+def _connected(path: str, seconds: float | None) -> socket.socket:
     """A connected UNIX socket. Raises OSError, also for a path that is too long for one."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -242,8 +257,11 @@ def _headers(
     return headers
 
 
-def _post(endpoint: Endpoint, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+def _post(
+    endpoint: Endpoint, body: bytes, headers: dict[str, str], seconds: int = TIMEOUT_SECONDS
+) -> tuple[int, bytes]:
     connection = endpoint.connection()
+    connection.timeout = seconds
     try:
         _connect(endpoint, connection)
         connection.request("POST", endpoint.path, body, headers)

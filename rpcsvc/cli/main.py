@@ -227,13 +227,13 @@ def _add_verify(commands: Any) -> None:
 
 
 def _add_tickets(commands: Any) -> None:
-    from rpcsvc.cli.operator.tickets import add_tickets  # noqa: PLC0415
+    from rpcsvc.cli.operator.records import add_tickets  # noqa: PLC0415
 
     add_tickets(commands, add_common)
 
 
 def _add_books(commands: Any) -> None:
-    from rpcsvc.cli.operator.books import add_books  # noqa: PLC0415
+    from rpcsvc.cli.operator.records import add_books  # noqa: PLC0415
 
     add_books(commands, add_common)
 
@@ -263,7 +263,7 @@ def _add_payouts(commands: Any) -> None:
 
 
 def _add_refund(commands: Any) -> None:
-    from rpcsvc.cli.operator.refund import add_refund  # noqa: PLC0415
+    from rpcsvc.cli.operator.payouts import add_refund  # noqa: PLC0415
 
     add_refund(commands, add_common)
 

@@ -209,3 +209,8 @@ def refund_retried(order: Order, _event: ev.RefundRetried, _now: int) -> Transit
         raise ImpossibleTransition("no refund to an agreed address has failed")
     order, effects = plan_refunds(order, again=True)
     return Transition(finish_refunding(order), effects)
+
+
+def waiting_units(order: Order) -> int:
+    """Deposit units of an order that wait for a refund address, its fee not taken off."""
+    return sum(deposit.units for deposit in order.unspent) + order.leftover

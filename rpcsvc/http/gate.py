@@ -280,6 +280,11 @@ def is_on_socket(request: web.Request) -> bool:
     return connection is not None and connection.family == socket.AF_UNIX
 
 
+def is_private(request: web.Request) -> bool:
+    """Whether a request came over the UNIX socket from a process of its owner, not by a proxy."""
+    return is_on_socket(request) and not _was_forwarded(request)
+
+
 def _was_forwarded(request: web.Request) -> bool:
     """Whether a proxy passed the request on, so that loopback is the proxy's place and not its own.
 

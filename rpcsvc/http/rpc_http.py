@@ -1,11 +1,14 @@
-"""POST /rpc: the token gate, and the operation table as JSON-RPC methods ``<slug>.*``."""
+"""POST /rpc: the token gate, and the operation tables as JSON-RPC methods.
+
+Over TCP these are those of the agent API; over the UNIX socket the admin methods as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from functools import cache, partial
+from typing import Any, Final, NamedTuple
 
 import orjson
 from aiohttp import web
@@ -18,7 +21,14 @@ from rpcsvc.errors import (
     TlsRequired,
     Unauthorized,
 )
-from rpcsvc.http.gate import SOCKET_CLIENT, Gate, RequestContext, given_request_id, is_request_id
+from rpcsvc.http.gate import (
+    SOCKET_CLIENT,
+    Gate,
+    RequestContext,
+    given_request_id,
+    is_private,
+    is_request_id,
+)
 from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
 from rpcsvc.http.messages import JSON, error_headers, read_body, require_json, respond
 from rpcsvc.http.stray_inputs import IDEMPOTENCY_KEY, require_no_key_header, require_no_query_of_rpc
@@ -73,33 +83,40 @@ class Caller:
         return self._fallback_id
 
 
+class Methods(NamedTuple):
+    """A table as JSON-RPC methods, what runs it, and how their names begin."""
+
+    dispatcher: Dispatcher
+    operations: Iterable[Operation]
+    prefix: str = ""
+
+
 class RpcHttp:
-    """The /rpc endpoint."""
+    """The /rpc endpoint. ``admin`` methods are there over the UNIX socket only."""
 
     def __init__(
         self,
         gate: Gate,
-        dispatcher: Dispatcher,
-        operations: tuple[Operation, ...],
+        public: Methods,
+        admin: Methods,
         describe: Callable[[], Json],
         *,
-        slug: str,
         body_bytes: int,
         max_batch: int,
         max_depth: int,
     ) -> None:
         self._gate = gate
-        self._dispatcher = dispatcher
         self._body_bytes = body_bytes
-        methods = {f"{slug}.{op.name}": self._method(op) for op in operations}
-        methods["rpc.discover"] = self._discovery(describe)
-        self._server: JsonRpcServer[Caller] = JsonRpcServer(
-            methods,
+        methods = {**self._methods(public), "rpc.discover": self._discovery(describe)}
+        make: Callable[[dict[str, RpcMethod[Caller]]], JsonRpcServer[Caller]] = partial(
+            JsonRpcServer,
             max_batch=max_batch,
             max_depth=max_depth,
             describe_error=_described,
             request_id=Caller.request_id_for,
         )
+        self._public = make(methods)
+        self._on_socket = make({**methods, **self._methods(admin)})
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one POST."""
@@ -119,7 +136,8 @@ class RpcHttp:
         namespace = "rpc" if by_token else "public"
         who = Client("token", client) if by_token and client else context.client
         caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
-        answer = await self._server.answer(body, caller)
+        server = self._on_socket if is_private(request) else self._public
+        answer = await server.answer(body, caller)
         request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
         return respond(answer.body, request_id, status=answer.status, headers=context.headers)
 
@@ -146,7 +164,11 @@ class RpcHttp:
             return "token:" + request.headers["x-agent-rpc-token"]
         return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None
 
-    def _method(self, operation: Operation) -> RpcMethod[Caller]:
+    def _methods(self, table: Methods) -> dict[str, RpcMethod[Caller]]:
+        run = table.dispatcher
+        return {table.prefix + op.name: self._method(run, op) for op in table.operations}
+
+    def _method(self, dispatcher: Dispatcher, operation: Operation) -> RpcMethod[Caller]:
         async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
             self._charge_again(caller)
             call = Call(
@@ -159,9 +181,9 @@ class RpcHttp:
                 if operation.idempotent:
                     call = call._replace(idempotency_key=_take_key(caller, params))
             except InvalidInput as error:
-                reply = self._dispatcher.refuse(operation.name, error, call, params)
+                reply = dispatcher.refuse(operation.name, error, call, params)
             else:
-                reply = await self._dispatcher.run(operation, params, call)
+                reply = await dispatcher.run(operation, params, call)
             if isinstance(reply.error, InternalError):
                 raise reply.error
             caller.context.headers.update(error_headers(reply.error))

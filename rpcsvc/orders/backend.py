@@ -17,6 +17,7 @@ from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInvento
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
+from rpcsvc.orders.ports.operator import Treasury
 from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.sandbox import SandboxControls
 from rpcsvc.orders.ports.upstream import UpstreamPort
@@ -46,6 +47,8 @@ class Backend:
 
     ``engine`` is its own object: wallets, or the upstream. ``clock`` is that of orders.
     ``reservations`` follow each commit of an order. ``controls``: what a developer may provoke.
+    ``paused``: why payouts are paused, None if they are not. ``treasury``: the wallets as the
+    operator sees them.
     """
 
     profile: VenueProfile
@@ -54,6 +57,8 @@ class Backend:
     open: Callable[[Core], Awaitable[Settlement]]
     reservations: ReservationBook = UNCOUNTED
     controls: SandboxControls | None = None
+    paused: Callable[[], str | None] = lambda: None
+    treasury: Treasury | None = None
 
 
 class Stock(NamedTuple):

@@ -47,3 +47,7 @@ class Tables(Protocol):
 
 class StoreConflict(Exception):
     """A write broke a constraint: a bug or a second writer. Nothing of it was kept."""
+
+
+class BooksUnreadable(Exception):
+    """There is no database, or it can't be read; the message says why."""

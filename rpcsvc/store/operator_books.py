@@ -1,65 +1,28 @@
-"""What the operator asks of the books: transfers and how far they are, and sums over the wallets.
+"""The operator's records: transfers, sums over the wallets, claims, tickets, annotations.
 
-Read-only, over a snapshot; the operator's word alone is written, beside a running service: what a
-transaction was for, and that a claim on an upstream order is over. Amounts are atomic units, times
-ms since the epoch, gas is in wei. What does not live here: what the chains say
-(settlement/onchain/readiness.py), words and tables (cli/operator/payouts.py,
-cli/operator/treasury.py).
+Implements the port orders/ports/operator.py. Amounts are atomic units, times ms since the epoch,
+gas is in wei.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rpcsvc.domain.order import FINAL_TRANSFERS, OnDeadline, Order, OrderStatus, TransferState
+from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
+from rpcsvc.domain.refunds import waiting_units
+from rpcsvc.orders.ports.operator import (
+    BookedTransfer,
+    Doubt,
+    IntegratorFees,
+    Signed,
+    StoredTicket,
+)
 from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
-from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME
-from rpcsvc.store.backends.sqlite.reader import answered
-from rpcsvc.store.backends.sqlite.snapshot import Snapshot
-from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import Statement, Tables
 from rpcsvc.store.orders import SqliteOrderStore
-
-PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)
-
-
-class BookedTransfer(NamedTuple):
-    """A payout or refund with what its order says about it.
-
-    ``since``: when its state was reached. ``reason``: what was said of it then. ``receipt`` is
-    JSON that proves it.
-    """
-
-    transfer_id: str
-    order_id: str
-    kind: str
-    state: TransferState
-    asset: str
-    network: str
-    address: str
-    units: int
-    txid: str | None
-    reason: str | None
-    since: int
-    order_status: OrderStatus
-    deadline_at: int | None
-    on_deadline: OnDeadline | None
-    action_required: str | None
-    receipt: str | None
-
-
-class Signed(NamedTuple):
-    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
-
-    txid: str
-    made_at: int
-    wallet_state: str
-    block: int | None
 
 
 class Unswept(NamedTuple):
@@ -104,70 +67,142 @@ _OPEN_ORDERS: Final = """
 """
 
 
-class OperatorBooks:
-    """Reads over one snapshot. Everything may raise errors.Unavailable."""
+# No fee without a settled payout, and none is counted twice.
+_INTEGRATOR_FEES: Final = """
+    SELECT o.integrator, t.asset, sum(t.integrator_fee), count(*)
+    FROM orders o JOIN transfers t USING (order_id)
+    WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
+    GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
+"""
+_DOUBTS: Final = (
+    "SELECT order_id, upstream_id, reason, note, created_at FROM relays"
+    " WHERE state IN ('claimed', 'reconciling') ORDER BY seq"
+)
+# A claim that is being called is "claimed" and not touched. One that is called again at this moment
+# settles itself: as an order, or in doubt once more.
+_CLOSE_CLAIM: Final = (
+    "UPDATE relays SET state = ?, reason = ?, note = coalesce(note || '; ', '') || ?"
+    " WHERE order_id = ? AND state = ?"
+)
+_TICKETS: Final = (
+    "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
+    " ORDER BY seq"
+)
+_ANNOTATE: Final = (
+    "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
+    " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+)
 
-    def __init__(self, taken: Snapshot) -> None:
-        self._db = taken
-        self._orders = SqliteOrderStore(taken, lambda: "")
 
-    def order(self, order_id: str) -> Order | None:
-        """An order as it was committed."""
-        return answered(self._orders.order(order_id))
+class SqliteOperatorBooks:
+    """The port OperatorBooks, and what the treasury sums. All may raise errors.Unavailable."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+        self._orders = SqliteOrderStore(database, lambda: "")
 
     # --- transfers -----------------------------------------------------------------------------
 
-    def transfers(self, states: tuple[TransferState, ...], limit: int) -> list[BookedTransfer]:
+    async def transfers(
+        self, states: tuple[TransferState, ...], limit: int
+    ) -> list[BookedTransfer]:
         """The newest transfers in these states, newest first."""
         marks = ", ".join("?" * len(states))
         where = f"WHERE t.state IN ({marks}) ORDER BY t.seq DESC LIMIT ?"
-        return self._booked(where, *states, limit)
+        return await self._booked(where, *states, limit)
 
-    def transfer(self, transfer_id: str) -> BookedTransfer | None:
+    async def transfer(self, transfer_id: str) -> BookedTransfer | None:
         """One transfer."""
-        return next(iter(self._booked("WHERE t.transfer_id = ?", transfer_id)), None)
+        return next(iter(await self._booked("WHERE t.transfer_id = ?", transfer_id)), None)
 
-    def signed(self, transfer_id: str) -> list[Signed]:
+    async def signed(self, transfer_id: str) -> list[Signed]:
         """Every transaction that was signed for a transfer, oldest first, as its wallet has it."""
         rows = self._db.read(_ATTEMPTS, (transfer_id,)) or self._db.read(_MONERO, (transfer_id,))
         return [Signed(*row) for row in rows]
 
-    def _booked(self, where: str, *values: Any) -> list[BookedTransfer]:
+    async def _booked(self, where: str, *values: Any) -> list[BookedTransfer]:
         return [_booked(row) for row in self._db.read(f"{_SELECT} {where}", values)]
 
-    # --- explanations --------------------------------------------------------------------------
+    # --- annotations ---------------------------------------------------------------------------
 
-    def explanation(self, network: str, txid: str) -> str | None:
-        """What the operator said of a transaction that was made by hand."""
+    async def annotation(self, network: str, txid: str) -> str | None:
+        """What the operator noted on a transaction that was made by hand."""
         sql = "SELECT note FROM annotated_transactions WHERE network = ? AND txid = ?"
         row = self._db.read_one(sql, (network, txid))
         return None if row is None else str(row[0])
 
-    def payment_with(self, txid: str) -> str | None:
+    async def payment_with(self, txid: str) -> str | None:
         """The payment on record that has a transaction, by the id that it is known by."""
         row = self._db.read_one(_PAYMENT_WITH, (txid, txid))
         return None if row is None else str(row[0])
 
+    async def annotate(self, network: str, txid: str, note: str, at: int, wei: int = 0) -> None:
+        """Note what a transaction was that was made by hand; one that has a note keeps it.
+
+        ``wei``: what contracts sent to the hot wallet in it.
+        """
+        row = (network, txid, note, at, str(wei) if wei else None)
+        await self._db.write([Statement(_ANNOTATE, row)])
+
+    async def remove_annotation(self, network: str, txid: str) -> None:
+        """Forget a note."""
+        sql = "DELETE FROM annotated_transactions WHERE network = ? AND txid = ?"
+        await self._db.write([Statement(sql, (network, txid))])
+
+    # --- integrators, claims, tickets ----------------------------------------------------------
+
+    async def integrator_fees(self) -> list[IntegratorFees]:
+        """What integrators have earned."""
+        return [IntegratorFees(*row) for row in self._db.read(_INTEGRATOR_FEES)]
+
+    async def doubts(self) -> list[Doubt]:
+        """The upstream orders in doubt, oldest first."""
+        return [Doubt(*row) for row in self._db.read(_DOUBTS)]
+
+    async def close_claim(self, order_id: str, reason: str) -> bool:
+        """End a claim in doubt; False when it is not in doubt."""
+        before, after = RelayState.RECONCILING.value, RelayState.REFUSED.value
+        of_claim = "SELECT state, note FROM relays WHERE order_id = ?"
+        found = self._db.read_one(of_claim, (order_id,))
+        if found is None or found[0] != before:
+            return False
+        row = (after, reason, reason, order_id, before)
+        await self._db.write([Statement(_CLOSE_CLAIM, row)])
+        # A call that was under way may have settled it first, and then nothing was noted.
+        return str(self._db.read_one(of_claim, (order_id,))[1]).endswith(reason)
+
+    async def tickets(self) -> list[StoredTicket]:
+        """The tickets, oldest first."""
+        return [StoredTicket(*row) for row in self._db.read(_TICKETS)]
+
+    async def close_ticket(self, ticket_id: str) -> bool:
+        """Delete a ticket that was dealt with; False when there is none."""
+        known = self._db.read_one("SELECT 1 FROM tickets WHERE ticket_id = ?", (ticket_id,))
+        if known is None:
+            return False
+        await self._db.write([Statement("DELETE FROM tickets WHERE ticket_id = ?", (ticket_id,))])
+        return True
+
     # --- own addresses -------------------------------------------------------------------------
 
-    def is_hot_wallet(self, address: str) -> bool:
+    async def is_hot_wallet(self, address: str) -> bool:
         """Whether an address is the hot wallet of the EVM networks."""
         return self._db.read_one(_HOT_WALLET, (address,)) is not None
 
-    def is_own_address(self, address: str) -> bool:
+    async def is_own_address(self, address: str) -> bool:
         """Whether an address is a deposit address, or one of the service's wallets."""
-        return answered(self._orders.is_deposit_address(address)) or any(
+        return await self._orders.is_deposit_address(address) or any(
             self._db.read_one(sql, (address,)) is not None for sql in _OWN_ADDRESSES
         )
 
     # --- sums ----------------------------------------------------------------------------------
 
-    def open_orders(self) -> list[Order]:
+    async def open_orders(self) -> list[Order]:
         """Orders that are not over, and those that are and still have money to send."""
-        found = (self.order(row[0]) for row in self._db.read(_OPEN_ORDERS))
+        found = [await self._orders.order(row[0]) for row in self._db.read(_OPEN_ORDERS)]
         return [order for order in found if order is not None]
 
-    def unswept(self) -> dict[str, Unswept]:
+    async def unswept(self) -> dict[str, Unswept]:
         """By network."""
         arriving = dict(
             self._db.read(
@@ -187,12 +222,12 @@ class OperatorBooks:
             for name in sorted({*held, *arriving})
         }
 
-    def swept(self) -> dict[str, int]:
+    async def swept(self) -> dict[str, int]:
         """USDC brought from deposit addresses to the hot wallet so far, by network."""
         sql = "SELECT network, sum(taken) FROM evm_sweeps GROUP BY network ORDER BY network"
         return {network: units for network, units in self._db.read(sql) if units}
 
-    def monero_fees(self) -> dict[str, int]:
+    async def monero_fees(self) -> dict[str, int]:
         """Piconero that the Monero network took so far, by purpose of the payment."""
         sql = (
             "SELECT purpose, sum(fee) FROM monero_payments"
@@ -200,7 +235,7 @@ class OperatorBooks:
         )
         return dict(self._db.read(sql))
 
-    def gas_fees(self) -> dict[str, dict[str, int]]:
+    async def gas_fees(self) -> dict[str, dict[str, int]]:
         """Wei that gas took so far, by network and purpose of the payment."""
         found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         # The products need not fit an integer of SQLite once they are added up.
@@ -264,11 +299,6 @@ def _owed(order: Order) -> Owed:
     return Owed(len(refunds), sum(item.units for item in refunds), units, int(waits))
 
 
-def waiting_units(order: Order) -> int:
-    """Deposit units of an order that wait for a refund address, its fee not taken off."""
-    return sum(deposit.units for deposit in order.unspent) + order.leftover
-
-
 def _booked(row: tuple[Any, ...]) -> BookedTransfer:
     as_stored = BookedTransfer(*row)
     on_deadline = as_stored.on_deadline
@@ -277,64 +307,3 @@ def _booked(row: tuple[Any, ...]) -> BookedTransfer:
         order_status=OrderStatus(as_stored.order_status),
         on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
     )
-
-
-# --- the operator's word ---------------------------------------------------------------------
-
-
-def explain(data_dir: Path, network: str, txid: str, note: str, at: int, wei: int = 0) -> bool:
-    """Note that a transaction was made by hand; False when it is noted already.
-
-    ``wei``: what contracts sent to the hot wallet in it. Raises BooksUnreadable when it can't be
-    written.
-    """
-    sql = (
-        "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
-        " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-    )
-    return _write(data_dir, sql, (network, txid, note, at, str(wei) if wei else None))
-
-
-def take_back(data_dir: Path, network: str, txid: str) -> bool:
-    """Forget an explanation; False when there is none. Raises BooksUnreadable."""
-    sql = "DELETE FROM annotated_transactions WHERE network = ? AND txid = ?"
-    return _write(data_dir, sql, (network, txid))
-
-
-def close_claim(data_dir: Path, order_id: str, reason: str) -> bool:
-    """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
-
-    Nobody was told a deposit address, so no money can be on its way. ``reason`` stays as a note,
-    after those of earlier closings, whatever becomes of the claim. Raises BooksUnreadable.
-    """
-    # One that is being called is "claimed" and not touched. One that is called again just now
-    # settles itself: as an order, or in doubt once more.
-    sql = (
-        "UPDATE relays SET state = ?, reason = ?, note = coalesce(note || '; ', '') || ?"
-        " WHERE order_id = ? AND state = ?"
-    )
-    before, after = RelayState.RECONCILING.value, RelayState.REFUSED.value
-    return _write(data_dir, sql, (after, reason, reason, order_id, before))
-
-
-def close_ticket(data_dir: Path, ticket_id: str) -> bool:
-    """Delete a ticket that was dealt with; False when there is none. Raises BooksUnreadable."""
-    return _write(data_dir, "DELETE FROM tickets WHERE ticket_id = ?", (ticket_id,))
-
-
-def _write(data_dir: Path, sql: str, values: tuple[Any, ...]) -> bool:
-    """One statement in a transaction of its own, durable when this returns.
-
-    A running service waits its turn for the database as this does.
-    """
-    path = data_dir / DATABASE_NAME
-    if not path.is_file():
-        raise BooksUnreadable(f"There is no database at {path}.")
-    try:
-        uri = f"{path.absolute().as_uri()}?mode=rw"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as writer:
-            writer.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-            writer.execute("PRAGMA synchronous = FULL")
-            return writer.execute(sql, values).rowcount == 1
-    except sqlite3.Error as error:
-        raise BooksUnreadable(f"{path} can't be written: {error}.") from error

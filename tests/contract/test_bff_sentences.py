@@ -18,7 +18,7 @@ from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import bff_models, models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
-from rpcsvc.store.books import integrator_fees
+from rpcsvc.store.operator_books import SqliteOperatorBooks
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.serving import EVM, Served, serving
 
@@ -168,7 +168,7 @@ async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
         fees = [price.at(f.rate).integrator_fee(direction, f.units) for f in order.fills]
         assert [fill.integrator_fee for fill in order.fills] == fees
         assert min(fees) > 0
-        booked = integrator_fees(tmp_path)
+        booked = await SqliteOperatorBooks(served.up.database).integrator_fees()
         assert booked == [("acme", asset, sum(fees), 1)]
         assert done["actualOutput"] == str(sum(fill.output for fill in order.fills))
 
@@ -183,7 +183,8 @@ async def test_the_fee_of_usdc_into_xmr_is_quoted_taken_and_booked_in_xmr(tmp_pa
         await fund(served, order_id)
         done = (await watched(served, order_id))[-1]
         assert done["actualOutput"] == keyed["toAmount"]
-        assert integrator_fees(tmp_path) == [("acme", "XMR", fee, 1)]
+        books = SqliteOperatorBooks(served.up.database)
+        assert await books.integrator_fees() == [("acme", "XMR", fee, 1)]
 
 
 # --- TWAP ---

@@ -84,11 +84,11 @@ async def test_what_was_paid_after_the_copy_is_adopted_and_not_paid_again(
     async with stack.serving() as at:
         for order in orders:
             await reaches(stack, at, order, "completed")
+        shown = await command(stack, "payouts", "show", one)
         await stop(at)
     await stack.mine(3)
     assert await usdc_received(stack, stack.user.address) == usdc_paid
     assert await xmr_received(wallet, to) == xmr_paid
-    shown = await command(stack, "payouts", "show", one)
     assert (shown.json["state"], shown.json["txid"]) == ("settled", its_tx)
     await explain_sweeps(stack)
     assert await differences(stack) == []

@@ -141,7 +141,11 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
 def gone(own: Treasury) -> MoneroGone:
     """What ``rpcsvc payouts close`` asks, on the adapter's own wallet."""
     connection = MoneroConnection(own.node, own.adapter_wallet, own.ledger, own.options)
-    return MoneroGone(connection, own.ledger, own.clock, own.options, lambda _txid: None)
+
+    async def annotate(_txid: str) -> None:
+        pass
+
+    return MoneroGone(connection, own.ledger, own.clock, own.options, annotate)
 
 
 async def settled_one(own: Treasury, transfer: Transfer) -> Payment:

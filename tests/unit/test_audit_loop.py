@@ -28,7 +28,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import BooksUnreadable
 from tests.logs import captured
 from tests.unit.audit_world import FIRST_NONCE, HOT, SINCE, WEI, World
 

@@ -11,7 +11,7 @@ from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
 from rpcsvc.cli.main import run
 from rpcsvc.cli.operator import audit as cli_audit
 from rpcsvc.settings import Settings
-from rpcsvc.store.books import BooksUnreadable
+from rpcsvc.store.database import BooksUnreadable
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 WRONG = Report(

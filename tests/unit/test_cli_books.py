@@ -6,30 +6,25 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rpcsvc.cli.main import build_parser, run
+from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from tests.operator_cli import Cli, served
 from tests.rows import all_rows
-from tests.sandbox import EVM, Placed, Sandbox, sandbox
+from tests.sandbox import EVM, Placed, Sandbox
 
 ACME = Integrator("acme", 75, b"\x01" * 32)
 
 
-def told(data_dir: Path, output: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    output.readouterr()
-    assert run(arguments, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never) == 0
-    return json.loads(output.readouterr().out)
-
-
-def _never(*_: Any) -> Any:
-    raise AssertionError("no service is needed")
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys)
 
 
 async def keyed_order(box: Sandbox) -> Placed:
@@ -43,44 +38,40 @@ async def keyed_order(box: Sandbox) -> Placed:
     return Placed(box, order.order_id, order.terms.session_id)
 
 
-def test_a_new_key_comes_with_its_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = told(tmp_path, capsys, "integrators", "new-key")
+async def test_a_new_key_comes_with_its_hash(tmp_path: Path, cli: Cli) -> None:
+    made = await cli.json("integrators", "new-key")
     assert len(made["key"]) == 48
     assert hashlib.sha256(made["key"].encode()).hexdigest() == made["hash"]
-    assert told(tmp_path, capsys, "integrators", "new-key") != made
+    assert await cli.json("integrators", "new-key") != made
 
 
-async def test_the_report_counts_settled_payouts_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with sandbox(tmp_path) as box:
+async def test_the_report_counts_settled_payouts_only(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
         settled, _open = await keyed_order(box), await keyed_order(box)
-        assert told(tmp_path, capsys, "integrators", "report") == {"fees": []}
+        assert await cli.json("integrators", "report") == {"fees": []}
         await settled.fund()
         await box.settle(8)
-        assert told(tmp_path, capsys, "integrators", "report") == {
+        assert await cli.json("integrators", "report") == {
             "fees": [{"integrator": "acme", "asset": "USDC", "amount": "0.99", "payouts": 1}]
         }
 
 
-async def test_relays_names_what_is_in_doubt(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with sandbox(tmp_path) as box:
+async def test_relays_names_what_is_in_doubt(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
         for n, state in enumerate(RelayState):
             why = state.value
             record = RelayRecord(f"ord_{n}", state, 0, "", upstream_id=f"up-{n}", reason=why)
             await box.up.service.store.commit(Change(relay=record))
-        found = told(tmp_path, capsys, "relays")["inDoubt"]
+        found = (await cli.json("relays"))["inDoubt"]
     assert [(each["orderId"], each["reason"]) for each in found] == [
         ("ord_0", "claimed"), ("ord_3", "reconciling"),
     ]  # fmt: skip
 
 
-async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_the_books(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_only_a_claim_in_doubt_can_be_closed_and_the_note_stays(
+    tmp_path: Path, cli: Cli
 ) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         store = box.up.service.store
         for n, state in enumerate(RelayState):
             await store.commit(
@@ -90,17 +81,17 @@ async def test_only_a_claim_in_doubt_can_be_closed_and_what_was_found_stays_in_t
             )
             close = ("relays", "close", f"ord_{n}", "--note", " it is\nnot there ")
             if state is RelayState.RECONCILING:
-                assert told(tmp_path, capsys, *close)["closed"]["orderId"] == f"ord_{n}"
-            assert refused(tmp_path, capsys, *close) == (2, True)
-        assert refused(tmp_path, capsys, "relays", "close", "ord_0", "--note", " ")[0] == 2
+                assert (await cli.json(*close))["closed"]["orderId"] == f"ord_{n}"
+            assert await refused(cli, *close) == (2, True)
+        assert (await refused(cli, "relays", "close", "ord_0", "--note", " "))[0] == 2
         # A call that was under way when it was closed puts it in doubt again.
         again = RelayRecord("ord_3", RelayState.RECONCILING, 0, "", upstream_id="up-3", raw=b"{}")
         await store.commit(Change(relay=again))
-        notes = {e["orderId"]: e["note"] for e in told(tmp_path, capsys, "relays")["inDoubt"]}
+        notes = {e["orderId"]: e["note"] for e in (await cli.json("relays"))["inDoubt"]}
         assert notes["ord_0"] is None
         assert notes["ord_3"].endswith("Z: it is not there")
-        assert told(tmp_path, capsys, "relays", "close", "ord_3", "--note", "nor now")
-    async with sandbox(tmp_path) as box:
+        assert await cli.json("relays", "close", "ord_3", "--note", "nor now")
+    async with served(tmp_path) as box:
         rows = all_rows(box.up.database, "SELECT state, reason, raw FROM relays ORDER BY seq")
     assert [state for state, _, _ in rows] == ["claimed", "created", "refused", "refused"]
     assert rows[3][1].startswith("closed by the operator at 20")
@@ -119,32 +110,21 @@ def test_the_data_directory_may_stand_before_the_action_or_after_it(words: Seque
     assert build_parser().parse_args(words).data_dir == "/there"
 
 
-def refused(data_dir: Path, output: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    status = run(arguments, {"RPCSVC_DATA_DIR": str(data_dir)}, serve=_never, local=_never)
-    return status, "in doubt" in output.readouterr().err
+async def refused(cli: Cli, *arguments: str) -> tuple[int, bool]:
+    return await cli.ask(*arguments), "in doubt" in cli.err
 
 
-def test_without_a_database_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    close = ("relays", "close", "ord_0", "--note", "x")
-    for arguments in (("relays",), close, ("integrators", "report")):
-        status = run(arguments, {"RPCSVC_DATA_DIR": str(tmp_path)}, serve=_never, local=_never)
-        assert status == 2
-        assert "no database" in capsys.readouterr().err
-
-
-async def test_tickets_are_listed_shown_and_closed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with sandbox(tmp_path) as box:
+async def test_tickets_are_listed_shown_and_closed(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
         for message in ("first", "second"):
             assert (await box.call("support.create", message=message))["ok"]
-        rows = told(tmp_path, capsys, "tickets", "list")["tickets"]
+        rows = (await cli.json("tickets", "list"))["tickets"]
         assert len(rows) == 2
         first, second = [row["ticketId"] for row in rows]
         assert "first" not in str(rows)
-        shown = told(tmp_path, capsys, "tickets", "show", first)["ticket"]
+        shown = (await cli.json("tickets", "show", first))["ticket"]
         assert shown == {**rows[0], "message": "first"}
-        assert told(tmp_path, capsys, "tickets", "close", first)["closed"]["ticketId"] == first
+        assert (await cli.json("tickets", "close", first))["closed"]["ticketId"] == first
         for action in ("show", "close"):
-            assert refused(tmp_path, capsys, "tickets", action, first)[0] == 2
-        assert told(tmp_path, capsys, "tickets", "list")["tickets"][0]["ticketId"] == second
+            assert (await refused(cli, "tickets", action, first))[0] == 2
+        assert (await cli.json("tickets", "list"))["tickets"][0]["ticketId"] == second

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,13 @@ import pytest
 from nacl.bindings import crypto_sign_open
 
 from rpcsvc.audit.books import read_books
-from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.ids import system_random
+from rpcsvc.orders.ports.operator import BookedTransfer
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.settlement.onchain.monero.presence import MoneroGone
@@ -35,9 +34,12 @@ from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
+from rpcsvc.store.backends.sqlite.snapshot import snapshot
+from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
+from tests.operator_cli import Cli
 from tests.unit.journaled import WALLET, Books, opened, put_back, xmr_payment
-from tests.unit.operator_cli import Cli
 from tests.unit.orders import NOW, key, terms
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -46,10 +48,8 @@ OLDER = "older.db"  # a copy from before the payout was signed
 
 
 @pytest.fixture
-def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    made = Cli(tmp_path, capsys)
-    made.engine = "onchain"
-    yield made
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys, "onchain")
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: O
     name = order.transfers[0].transfer_id
     assert cli("payouts", "close", name, TXID, "--note", "asked\n its owner") == OK
     assert cli("payouts", "close", name, TXID, "--note", "again") == FAILED
-    shown = cli.json("payouts", "show", name)
-    assert (shown["state"], shown["txid"], shown["orderStatus"]) == ("settled", TXID, "completed")
+    shown = booked(cli, name)
+    assert (shown.state, shown.txid, shown.order_status) == ("settled", TXID, "completed")
     assert check_database(cli.data_dir) == []
     assert read_books(cli.data_dir).closed == {name}
     with closing(sqlite3.connect(cli.data_dir / DATABASE_NAME)) as database:
@@ -81,6 +81,14 @@ def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: O
     signed = bytes_of(signature) + b"rpcsvc operator's word\n" + word.encode()
     assert crypto_sign_open(signed, bytes_of(key["x"]))
     assert note == "asked its owner"
+
+
+def booked(cli: Cli, transfer_id: str) -> BookedTransfer:
+    """A transfer as it is on record."""
+    with snapshot(cli.data_dir) as taken:
+        found = asyncio.run(SqliteOperatorBooks(taken).transfer(transfer_id))
+    assert found is not None
+    return found
 
 
 def bytes_of(text: str) -> bytes:
@@ -158,7 +166,7 @@ def test_close_without_a_txid_ends_a_settled_payout_that_is_gone(
     assert books.closed == {settled}
     (payment,) = books.payments
     assert payment.state == "failed", "it is not published again"
-    assert cli.json("payouts", "show", settled)["state"] == "settled"
+    assert booked(cli, settled).state == "settled"
     assert check_database(cli.data_dir) == []
     assert cli("payouts", "close", settled, "--note", "once more") == FAILED
     assert "closed already" in cli.err
@@ -169,8 +177,8 @@ def test_close_ends_a_payout_that_never_got_into_a_block(
 ) -> None:
     ends(monkeypatch, None)
     assert cli("payouts", "close", published, "--note", "its owner has the money") == OK
-    shown = cli.json("payouts", "show", published)
-    assert (shown["state"], shown["orderStatus"]) == ("settled", "completed")
+    shown = booked(cli, published)
+    assert (shown.state, shown.order_status) == ("settled", "completed")
     assert read_books(cli.data_dir).payments[0].state == "failed"
     assert check_database(cli.data_dir) == []
 
@@ -221,7 +229,7 @@ def test_close_ends_all_that_the_transaction_was_to_pay(
     assert cli("payouts", "close", names[1], "--note", "gone") == OK
     assert [name in cli.out for name in names] == [True, True]
     assert read_books(cli.data_dir).closed == set(names)
-    assert {cli.json("payouts", "show", name)["state"] for name in names} == {"settled"}
+    assert {booked(cli, name).state for name in names} == {"settled"}
 
 
 def test_closed_payout_is_not_free_in_an_older_copy(
@@ -237,7 +245,7 @@ def test_closed_payout_is_not_free_in_an_older_copy(
             assert books.adopted.orders == [settled]
 
     asyncio.run(restored())
-    assert cli.json("payouts", "show", settled)["state"] == "prepared"
+    assert booked(cli, settled).state == "prepared"
 
 
 @pytest.mark.parametrize("found", [NotAdopted("it may be mined yet"), "cd" * 32])
@@ -293,7 +301,7 @@ def test_what_may_have_paid_an_open_transfer_is_not_explained_away(
     async def moved(*_: object) -> str:
         return "sent it"
 
-    monkeypatch.setattr(cli_explain, "_look", moved)
+    monkeypatch.setattr(Annotations, "look", moved)
     explain = ("treasury", "explain", "monero", TXID, "--note", "to the cold wallet")
     assert cli(*explain) == FAILED
     assert f"may have paid {transfer.transfer_id}" in cli.err

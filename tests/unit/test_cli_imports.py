@@ -150,33 +150,6 @@ def test_the_shipped_probes_give_what_is_read_without_a_library() -> None:
         assert name in PLAIN
 
 
-# --- other commands --------------------------------------------------------------------------
-
-SERVER = ("aiohttp", "jsonrpcserver", "rpcsvc.app", "rpcsvc.operations")
-
-
-@pytest.mark.parametrize(
-    ("line", "status", "unneeded"),
-    [
-        ("--version", 0, (*SERVER, "pydantic")),
-        ("health --help", 0, (*SERVER, "pydantic")),
-        ("treasury --help", 0, (*SERVER, "pydantic", "rpcsvc.settlement")),
-        ("audit --help", 0, (*SERVER, "pydantic", "rpcsvc.settlement", "rpcsvc.audit")),
-        ("refund --help", 0, (*SERVER, "pydantic", "rpcsvc.store")),
-        ("config check", 0, SERVER),
-        ("db check", 1, (*SERVER, "nacl")),
-        ("keys list", 2, (*SERVER, "sqlite3")),
-    ],
-)
-def test_an_operators_command_imports_no_server(
-    tmp_path: Path, line: str, status: int, unneeded: tuple[str, ...]
-) -> None:
-    done, _, modules = carried_out(tmp_path, *line.split())
-
-    assert done == status
-    assert named(modules, *unneeded) == set()
-
-
 # --- branches --------------------------------------------------------------------------------
 
 

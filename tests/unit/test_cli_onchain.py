@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rpcsvc.cli.main import run
+from rpcsvc.app import Running
 from rpcsvc.ids import system_random
+from rpcsvc.operations.admin import treasury_operations
+from rpcsvc.operations.operation import Operation
+from rpcsvc.settings import load_settings
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.treasury.annotations import Annotations
+from rpcsvc.treasury.wallets import OnchainTreasury
+from tests.operator_cli import Cli, listening, served
 from tests.rows import statement
 
 NOWHERE = "http://127.0.0.1:9"
@@ -31,22 +36,8 @@ SETTINGS = {
 }
 
 
-class Cli:
+class Setup(Cli):
     """The command line of an on-chain service whose nodes are all down."""
-
-    def __init__(self, data_dir: Path, output: pytest.CaptureFixture[str]) -> None:
-        self.data_dir = data_dir
-        self.environ = dict(SETTINGS)
-        self.out, self.err = "", ""
-        self._output = output
-
-    def __call__(self, *arguments: str) -> int:
-        environ = {**self.environ, "RPCSVC_DATA_DIR": str(self.data_dir)}
-        self._output.readouterr()
-        try:
-            return run(arguments, environ, serve=_never, local=_never)
-        finally:
-            self.out, self.err = self._output.readouterr()
 
     def checks(self) -> dict[str, Any]:
         """What ``init`` says, by name."""
@@ -54,22 +45,11 @@ class Cli:
         return {check["name"]: check for check in json.loads(self.out)["checks"]}
 
 
-def _never(*_: Any) -> Any:
-    raise AssertionError("no service is needed")
-
-
 @pytest.fixture
-def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(tmp_path / "data", capsys)
-
-
-@contextmanager
-def listening(data_dir: Path) -> Iterator[None]:
-    """What a running service looks like from outside."""
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(data_dir / "rpcsvc.sock"))
-        made.listen()
-        yield
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Setup:
+    made = Setup(tmp_path / "data", capsys)
+    made.environ = dict(SETTINGS)
+    return made
 
 
 def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
@@ -89,7 +69,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
 # --- init --------------------------------------------------------------------------------------
 
 
-def test_keys_are_made_once_and_their_words_never_shown(cli: Cli) -> None:
+def test_keys_are_made_once_and_their_words_never_shown(cli: Setup) -> None:
     first = cli.checks()["keys"]
     path = cli.data_dir / KEY_FILE
     words = path.read_text()
@@ -104,7 +84,7 @@ def test_keys_are_made_once_and_their_words_never_shown(cli: Cli) -> None:
     assert HdKeys(read_mnemonic(path)).address(0) in first["detail"]
 
 
-def test_what_is_down_is_named_with_its_setting(cli: Cli) -> None:
+def test_what_is_down_is_named_with_its_setting(cli: Setup) -> None:
     found = cli.checks()
     assert {name for name, check in found.items() if not check["ok"]} == {
         "monero node", "arbitrum node",
@@ -117,7 +97,7 @@ def test_what_is_down_is_named_with_its_setting(cli: Cli) -> None:
     assert cli.out.endswith("Missing: 2\n")
 
 
-def test_lost_keys_are_not_replaced_by_new_ones(cli: Cli) -> None:
+def test_lost_keys_are_not_replaced_by_new_ones(cli: Setup) -> None:
     adopted(cli.data_dir, "0xFirst")
     keys = cli.checks()["keys"]
     assert not keys["ok"]
@@ -125,7 +105,7 @@ def test_lost_keys_are_not_replaced_by_new_ones(cli: Cli) -> None:
     assert not (cli.data_dir / KEY_FILE).exists()
 
 
-def test_the_keys_of_another_service_are_recognised(cli: Cli) -> None:
+def test_the_keys_of_another_service_are_recognised(cli: Setup) -> None:
     adopted(cli.data_dir, "0xFirst")
     create_mnemonic(cli.data_dir / KEY_FILE, system_random)
     keys = cli.checks()["keys"]
@@ -133,7 +113,7 @@ def test_the_keys_of_another_service_are_recognised(cli: Cli) -> None:
     assert "0xFirst" in keys["do"]
 
 
-def test_beside_a_running_service_no_keys_are_made(cli: Cli) -> None:
+def test_beside_a_running_service_no_keys_are_made(cli: Setup) -> None:
     cli.data_dir.mkdir()
     with listening(cli.data_dir):
         assert not cli.checks()["keys"]["ok"]
@@ -145,13 +125,13 @@ def test_beside_a_running_service_no_keys_are_made(cli: Cli) -> None:
     assert cli.checks()["keys"]["ok"]
 
 
-def test_keys_that_others_may_read_are_refused(cli: Cli) -> None:
+def test_keys_that_others_may_read_are_refused(cli: Setup) -> None:
     cli.checks()
     (cli.data_dir / KEY_FILE).chmod(0o640)
     assert "0640" in cli.checks()["keys"]["detail"]
 
 
-def test_another_engine_and_wrong_settings_are_usage_errors(cli: Cli) -> None:
+def test_another_engine_and_wrong_settings_are_usage_errors(cli: Setup) -> None:
     for name, value, says in (
         ("RPCSVC_ENGINE", "sandbox", "docs/onchain.md"),
         ("RPCSVC_ONCHAIN__NODES", f"moon={NOWHERE}", "moon"),
@@ -162,7 +142,7 @@ def test_another_engine_and_wrong_settings_are_usage_errors(cli: Cli) -> None:
 
 
 def test_the_settings_of_a_regtest_stack_are_good(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+    cli: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     cli.environ = {
@@ -176,22 +156,38 @@ def test_the_settings_of_a_regtest_stack_are_good(
 # --- treasury ----------------------------------------------------------------------------------
 
 
-def test_the_treasury_needs_a_database(cli: Cli) -> None:
-    assert cli("treasury") == 2
-    assert "rpcsvc onchain init" in cli.err
+def treasury_of(cli: Setup) -> Callable[[Running], tuple[Operation, ...]]:
+    """The treasury of a service with the settings of the command line."""
+    flags = {"data_dir": str(cli.data_dir)}
+    settings = load_settings(config_file=None, environ=cli.environ, flags=flags).settings
+
+    def made(up: Running) -> tuple[Operation, ...]:
+        switch = PauseSwitch(settings.data_dir)
+        treasury = OnchainTreasury(settings, up.database, up.service.clock, switch.reason)
+        return treasury_operations(treasury)
+
+    return made
 
 
-def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Cli) -> None:
-    adopted(
-        cli.data_dir,
-        "0xFirst",
-        "INSERT INTO evm_addresses VALUES (1, '0x1')",
-        "INSERT INTO evm_deposits VALUES"
-        " ('arbitrum', 'a', 0, 1, 2500000, '0x2', 1, 7, 'h', 'confirmed', 0)",
-    )
-    PauseSwitch(cli.data_dir).pause("odd numbers")
-    assert cli("treasury", "--json") == 1
-    said = json.loads(cli.out)
+def test_the_treasury_needs_a_service(cli: Setup) -> None:
+    assert cli("treasury") == 3
+    assert "rpcsvc serve" in cli.err
+
+
+async def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Setup) -> None:
+    async with served(cli.data_dir, treasury_of(cli)) as box:
+        database = box.up.database
+        await SqliteEvmDepositLedger(database).adopt_wallet("0xFirst")
+        for sql in (
+            "INSERT INTO evm_addresses VALUES (1, '0x1')",
+            "INSERT INTO evm_deposits VALUES"
+            " ('arbitrum', 'a', 0, 1, 2500000, '0x2', 1, 7, 'h', 'confirmed', 0)",
+        ):
+            await database.write([statement(sql)])
+        PauseSwitch(cli.data_dir).pause("odd numbers")
+        assert await cli.ask("treasury", "--json") == 1, cli.err
+        said = json.loads(cli.out)
+        assert await cli.ask("treasury") == 1
     assert said["paused"] == "odd numbers"
     (arbitrum,) = said["usdc"]
     assert arbitrum["hotWallet"] is None
@@ -203,8 +199,10 @@ def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Cli) ->
     ]  # fmt: skip
     assert said["caps"]["XMR"] == {"sentIn24Hours": "0", "perDay": "5000", "perTransfer": "500"}
     assert len(said["problems"]) == 2
+    assert list(said) == [
+        "asOf", "paused", "xmr", "usdc", "caps", "ofNoOrder", "problems"
+    ]  # fmt: skip
 
-    assert cli("treasury") == 1
     assert cli.out.startswith("payouts: PAUSED: odd numbers\n")
     assert "not known" in cli.out
     assert "\ndeposits that are of no order, to be paid back by hand\n" in cli.out
@@ -212,7 +210,29 @@ def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Cli) ->
     assert cli.out.count("not asked: ") == 2
 
 
-def test_a_data_directory_that_can_t_be_made_is_a_usage_error(cli: Cli) -> None:
+async def test_annotate_asks_the_running_service(
+    cli: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(*_: Any) -> str:
+        return "sent 2.5 XMR"
+
+    monkeypatch.setattr(Annotations, "look", look)
+    txid = "ab" * 32
+    async with served(cli.data_dir, treasury_of(cli)) as box:
+        say = ("treasury", "explain", "monero", txid.upper())
+        assert await cli.ask(*say, "--note", " to  cold ") == 0, cli.err
+        assert cli.out == f"{txid} on monero, sent 2.5 XMR: to cold\n"
+        books = SqliteOperatorBooks(box.up.database)
+        assert await books.annotation("monero", txid) == "to cold"
+        assert await cli.ask(*say, "--note", "again") == 2
+        assert "explained already: to cold" in cli.err
+        assert await cli.ask(*say, "--take-back") == 0
+        assert cli.out.startswith(f"{txid} is a difference again")
+        assert await cli.ask(*say, "--take-back") == 1
+        assert await books.annotation("monero", txid) is None
+
+
+def test_a_data_directory_that_can_t_be_made_is_a_usage_error(cli: Setup) -> None:
     cli.data_dir.parent.joinpath("file").write_text("")
     cli.data_dir = cli.data_dir.parent / "file" / "data"
     assert cli("onchain", "init") == 2
@@ -222,20 +242,20 @@ def test_a_data_directory_that_can_t_be_made_is_a_usage_error(cli: Cli) -> None:
 # --- onchain reread --------------------------------------------------------------------------
 
 
-def test_deposits_are_read_again_where_a_node_is_configured(cli: Cli) -> None:
+def test_deposits_are_read_again_where_a_node_is_configured(cli: Setup) -> None:
     adopted(cli.data_dir, "0xFirst")
     assert cli("onchain", "reread", "monero", "--from", "5") == 2
     assert "received 'monero'; allowed, by onchain.nodes: arbitrum" in cli.err
 
 
-def test_deposits_are_read_again_once_there_were_any(cli: Cli) -> None:
+def test_deposits_are_read_again_once_there_were_any(cli: Setup) -> None:
     adopted(cli.data_dir, "0xFirst")
     assert cli("onchain", "reread", "arbitrum", "--from", "5") == 2
     assert "No deposits were read on arbitrum yet" in cli.err
     assert "Nothing was changed" in cli.err
 
 
-def test_nothing_is_read_again_while_the_node_is_down(cli: Cli) -> None:
+def test_nothing_is_read_again_while_the_node_is_down(cli: Setup) -> None:
     cursor = "INSERT INTO evm_cursor (network, number, hash) VALUES ('arbitrum', 9, '0x09')"
     adopted(cli.data_dir, "0xFirst", cursor)
     assert cli("onchain", "reread", "arbitrum", "--from", "5") == 3

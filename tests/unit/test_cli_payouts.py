@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 from dataclasses import replace
@@ -10,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rpcsvc.app import local_service
-from rpcsvc.cli.operator import payouts as cli_payouts
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.events import TransferFailed, TransferPrepared, TransferUnknown
-from rpcsvc.orders.retries import DIRECTORY, RetryRequests
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     BlockPoint,
@@ -26,8 +22,8 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from tests.operator_cli import Cli, listening, served
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
-from tests.unit.operator_cli import Cli, listening
 
 
 @pytest.fixture
@@ -46,13 +42,13 @@ async def settled(box: Sandbox, direction: str = "x2u") -> Placed:
 
 
 async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await settled(box)
-        assert cli.json("payouts", "list", "--json")["transfers"] == []
-        assert cli("payouts", "list") == 0
+        assert (await cli.json("payouts", "list", "--json"))["transfers"] == []
+        assert await cli.ask("payouts", "list") == 0
         assert cli.out == "none\n"
         for state in ("settled", "all"):
-            (found,) = cli.json("payouts", "list", "--state", state, "--json")["transfers"]
+            (found,) = (await cli.json("payouts", "list", "--state", state, "--json"))["transfers"]
             assert found["transferId"] == f"{placed.order_id}/payout/1"
         order = await box.up.service.store.order(placed.order_id)
     assert order is not None
@@ -64,7 +60,7 @@ async def test_a_settled_payout_is_listed_only_when_asked_for(tmp_path: Path, cl
 
 async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
     """A deep reorganisation took it: the wallet's record has it in no block."""
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
         ledger = SqliteEvmPaymentLedger(box.up.database)
         order = PaymentOrder(name, Purpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
@@ -80,16 +76,16 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
             await ledger.put_payment(
                 replace(signed, state=state, published_at=2000, inclusion=inclusion)
             )
-            assert told in cli.json("payouts", "show", name)["next"]
+            assert told in (await cli.json("payouts", "show", name))["next"]
 
 
 async def test_addresses_are_shortened_unless_asked_for_in_full(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await settled(box)
         transfer = f"{placed.order_id}/payout/1"
         short, full = (
-            cli.json("payouts", "show", transfer),
-            cli.json("payouts", "show", transfer, "--full"),
+            await cli.json("payouts", "show", transfer),
+            await cli.json("payouts", "show", transfer, "--full"),
         )
     assert full["address"] == EVM
     assert EVM not in json.dumps(short)
@@ -98,7 +94,7 @@ async def test_addresses_are_shortened_unless_asked_for_in_full(tmp_path: Path, 
 
 
 async def test_a_transfer_says_since_when_and_why(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _executing(box)
         transfer = f"{placed.order_id}/payout/1"
         apply = box.up.service.processor.apply
@@ -107,17 +103,17 @@ async def test_a_transfer_says_since_when_and_why(tmp_path: Path, cli: Cli) -> N
         await apply(placed.order_id, TransferUnknown(transfer, "the node is deaf"))
         at = box.up.service.clock.now_ms()
         box.clock.now += 5_000
-        (found,) = cli.json("payouts", "list", "--json")["transfers"]
+        (found,) = (await cli.json("payouts", "list", "--json"))["transfers"]
     assert (found["state"], found["reason"]) == ("unknown", "the node is deaf")
     assert found["since"] == iso8601(at)
     assert "same bytes" in found["next"]
 
 
 async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _executing(box)
         order = await box.up.service.store.order(placed.order_id)
-        (found,) = cli.json("payouts", "list", "--state", "planned", "--json")["transfers"]
+        (found,) = (await cli.json("payouts", "list", "--state", "planned", "--json"))["transfers"]
     assert order is not None
     assert order.deadline_at is not None
     assert iso8601(order.deadline_at) in found["next"]
@@ -127,40 +123,52 @@ async def test_a_planned_payout_says_when_it_is_taken_back(tmp_path: Path, cli: 
 async def test_an_unknown_transfer_and_an_order_s_id_are_told_apart(
     tmp_path: Path, cli: Cli
 ) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await settled(box)
-        assert cli("payouts", "show", "ord_nothing") == 2
+        assert await cli.ask("payouts", "show", "ord_nothing") == 2
         assert "There is no transfer" in cli.err
-        assert cli("payouts", "show", placed.order_id) == 2
+        assert await cli.ask("payouts", "show", placed.order_id) == 2
         assert f"{placed.order_id}/payout/1" in cli.err
 
 
 async def test_a_list_has_its_limit(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         first, second = await settled(box), await settled(box, "u2x")
-        found = cli.json("payouts", "list", "--state", "all", "--limit", "1", "--json")
+        found = await cli.json("payouts", "list", "--state", "all", "--limit", "1", "--json")
         assert [each["orderId"] for each in found["transfers"]] == [second.order_id]
         assert first.order_id != second.order_id
     for bad in ("0", "-1", "many", "10001"):
-        assert cli("payouts", "list", "--limit", bad) == 2
+        assert await cli.ask("payouts", "list", "--limit", bad) == 2
 
 
-def test_without_a_database_every_reading_command_says_so(cli: Cli) -> None:
-    for arguments in (
+@pytest.mark.parametrize(
+    "arguments",
+    [
         ("payouts", "list"),
         ("payouts", "show", "x"),
         ("payouts", "retry", "x"),
         ("refund", "x", "--to", EVM),
-    ):
-        assert cli(*arguments) == 2
-        assert "no database" in cli.err
+        ("relays",),
+        ("relays", "close", "ord_0", "--note", "x"),
+        ("integrators", "report"),
+        ("tickets", "list"),
+        ("tickets", "show", "t"),
+        ("tickets", "close", "t"),
+    ],
+    ids=" ".join,
+)
+def test_commands_of_the_service_need_one_that_runs(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert cli(*arguments) == 3
+    assert f"No service runs on the data directory {cli.data_dir}" in cli.err
+    assert "rpcsvc serve" in cli.err
+    assert list(cli.data_dir.iterdir()) == []
 
 
 # --- the switch --------------------------------------------------------------------------------
 
 
 def test_payouts_are_paused_with_a_reason_and_resumed(cli: Cli) -> None:
-    cli.engine = "onchain"
+    cli.environ["RPCSVC_ENGINE"] = "onchain"
     switch = PauseSwitch(cli.data_dir)
     with listening(cli.data_dir):
         assert cli("payouts", "pause", "--reason", "odd\n numbers") == 0
@@ -177,12 +185,12 @@ def test_payouts_are_paused_with_a_reason_and_resumed(cli: Cli) -> None:
 async def test_payouts_of_a_service_that_is_stopped_are_paused(tmp_path: Path, cli: Cli) -> None:
     async with sandbox(tmp_path):
         pass
-    cli.engine = "onchain"
-    assert cli("payouts", "pause", "--reason", "why") == 0
+    cli.environ["RPCSVC_ENGINE"] = "onchain"
+    assert await cli.ask("payouts", "pause", "--reason", "why") == 0
 
 
 def test_a_pause_where_no_service_ever_ran_stops_none_and_says_so(cli: Cli) -> None:
-    cli.engine = "onchain"
+    cli.environ["RPCSVC_ENGINE"] = "onchain"
     assert cli("payouts", "pause", "--reason", "why") == 1
     assert cli.out == ""
     assert f"No service has ever run on {cli.data_dir}" in cli.err
@@ -198,7 +206,7 @@ def test_a_pause_needs_a_reason_and_the_engine_onchain(cli: Cli) -> None:
 
 
 def test_a_switch_that_can_t_be_thrown_is_shouted(cli: Cli) -> None:
-    cli.engine, cli.data_dir = "onchain", cli.data_dir / "nowhere"
+    cli.environ["RPCSVC_ENGINE"], cli.data_dir = "onchain", cli.data_dir / "nowhere"
     assert cli("payouts", "pause", "--reason", "why") == 2
     assert "PAYOUTS GO ON" in cli.err
 
@@ -209,34 +217,23 @@ def test_a_switch_that_can_t_be_thrown_is_shouted(cli: Cli) -> None:
 async def test_a_final_transfer_is_not_retried_and_says_what_instead(
     tmp_path: Path, cli: Cli
 ) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await settled(box)
-        assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 1
+        assert await cli.ask("payouts", "retry", f"{placed.order_id}/payout/1") == 1
         assert "settled, which is final" in cli.err
         failed = await _executing(box)
         transfer = f"{failed.order_id}/payout/1"
         await box.up.service.processor.apply(failed.order_id, TransferFailed(transfer, "no"))
-        assert cli("payouts", "retry", transfer) == 1
+        assert await cli.ask("payouts", "retry", transfer) == 1
     assert f"rpcsvc refund {failed.order_id}" in cli.err
 
 
-async def test_a_retry_without_a_service_leaves_no_request(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+async def test_a_planned_transfer_is_retried_at_once(tmp_path: Path, cli: Cli) -> None:
+    async with served(tmp_path) as box:
         placed = await _executing(box)
-        assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 3
-    assert "No service runs" in cli.err
-    assert not (tmp_path / DIRECTORY).exists()
-
-
-async def test_a_retry_that_nobody_takes_is_withdrawn(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli_payouts, "TAKEN_SECONDS", 0.05)
-    async with sandbox(tmp_path) as box:
-        placed = await _executing(box)
-        with listening(tmp_path):
-            assert cli("payouts", "retry", f"{placed.order_id}/payout/1") == 3
-    assert RetryRequests(tmp_path).take() == []
+        name = f"{placed.order_id}/payout/1"
+        assert await cli.ask("payouts", "retry", name) == 0
+        assert cli.out == f"{name} is tried now. See how it goes: rpcsvc payouts show {name}\n"
 
 
 # --- refund ------------------------------------------------------------------------------------
@@ -275,29 +272,29 @@ async def _waiting(box: Sandbox) -> Placed:
 
 
 async def test_only_an_order_that_waits_takes_an_address(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await settled(box)
-        assert cli("refund", "ord_nothing", "--to", MONERO, "--yes") == 2
-        assert cli("refund", placed.order_id, "--to", MONERO, "--yes") == 2
+        assert await cli.ask("refund", "ord_nothing", "--to", MONERO, "--yes") == 2
+        assert await cli.ask("refund", placed.order_id, "--to", MONERO, "--yes") == 2
     assert "does not wait" in cli.err
 
 
 async def test_an_address_of_the_wrong_network_and_our_own_are_refused(
     tmp_path: Path, cli: Cli
 ) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _waiting(box)
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
         for bad in (EVM, MONERO[:-1], order.terms.deposit_address):
-            assert cli("refund", placed.order_id, "--to", bad, "--yes") == 2
+            assert await cli.ask("refund", placed.order_id, "--to", bad, "--yes") == 2
             assert cli.err.startswith("rpcsvc: --to")
 
 
 async def test_off_a_terminal_a_refund_needs_yes(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _waiting(box)
-        assert cli("refund", placed.order_id, "--to", MONERO) == 2
+        assert await cli.ask("refund", placed.order_id, "--to", MONERO) == 2
     assert "0.01 XMR" in cli.err
     assert "--yes" in cli.err
 
@@ -306,43 +303,38 @@ async def test_off_a_terminal_a_refund_needs_yes(tmp_path: Path, cli: Cli) -> No
 async def test_on_a_terminal_a_refund_is_asked_about(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, status: int
 ) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _waiting(box)
-    monkeypatch.setattr("sys.stdin", _Terminal(typed))
-    given = await asyncio.to_thread(
-        cli, "refund", placed.order_id, "--to", MONERO, local=local_service
-    )
-    assert given == status, cli.err
-    async with sandbox(tmp_path) as box:
+        monkeypatch.setattr("sys.stdin", _Terminal(typed))
+        assert await cli.ask("refund", placed.order_id, "--to", MONERO) == status, cli.err
         order = await box.up.service.store.order(placed.order_id)
     assert order is not None
     assert order.refund_address == (MONERO if status == 0 else None)
 
 
 async def test_an_address_that_was_given_is_not_changed(tmp_path: Path, cli: Cli) -> None:
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         placed = await _waiting(box)
         await placed.give_refund_address(MONERO)
-        assert cli("refund", placed.order_id, "--to", MONERO, "--yes") == 2
+        assert await cli.ask("refund", placed.order_id, "--to", MONERO, "--yes") == 2
     assert "does not wait" in cli.err
 
 
 async def test_refund_of_an_agreed_address_is_not_redirected(tmp_path: Path, cli: Cli) -> None:
     swap = {"direction": "u2x", "chain": "arbitrum", "amount": "150", "to": MONERO}
-    async with sandbox(tmp_path) as box:
+    async with served(tmp_path) as box:
         made = await box.call("swap.execute", **swap, refundAddress=EVM)
         order_id = made["data"]["order"]["orderId"]
         placed = Placed(box, order_id, made["data"]["sessionId"])
         await placed.fault("refund_fails")
         await placed.fund("200000")
         await box.settle()
-        assert cli("refund", order_id, "--to", "0x" + "1" * 40, "--yes") == 2
+        assert await cli.ask("refund", order_id, "--to", "0x" + "1" * 40, "--yes") == 2
         assert f"refund address {EVM}" in cli.err
         assert "there and nowhere else" in cli.err
-        assert cli("payouts", "show", f"{order_id}/refund/1") == 0
+        assert await cli.ask("payouts", "show", f"{order_id}/refund/1") == 0
         assert f"rpcsvc payouts retry {order_id}/refund/1" in cli.out
-        assert cli("payouts", "retry", f"{order_id}/refund/1") == 3  # nobody listens here
-        assert "No service runs" in cli.err
+        assert await cli.ask("payouts", "retry", f"{order_id}/refund/1") == 0
 
 
 class _Terminal(io.StringIO):

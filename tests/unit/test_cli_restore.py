@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Annotation
-from rpcsvc.cli.operator import explain as cli_explain
 from rpcsvc.domain.order import TransferState
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
@@ -23,25 +21,21 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletTransfer,
 )
-from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
-from rpcsvc.store.backends.sqlite.snapshot import snapshot
-from rpcsvc.store.books import BooksUnreadable
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.operator_books import OperatorBooks
-from tests.rows import one_row, statement
+from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.treasury import annotations as annotating
+from rpcsvc.treasury.annotations import Annotations
+from tests.operator_cli import Cli, listening
 from tests.unit.audit_world import X2U, World
-from tests.unit.operator_cli import Cli, listening
 
 OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 TXID = "ab" * 32
 
 
 @pytest.fixture
-def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    made = Cli(tmp_path, capsys)
-    made.engine = "onchain"
-    yield made
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys, "onchain")
 
 
 def make_database(data_dir: Path) -> None:
@@ -90,7 +84,7 @@ def test_no_database_is_made_by_the_way(cli: Cli, command: tuple[str, ...]) -> N
     "command", [*CHANGING, ("treasury", "explain", "monero", TXID, "--note", "x")]
 )
 def test_they_are_of_the_engine_onchain(cli: Cli, command: tuple[str, ...]) -> None:
-    cli.engine = "sandbox"
+    cli.environ["RPCSVC_ENGINE"] = "sandbox"
     assert cli(*command) == USAGE
     assert "onchain" in cli.err
 
@@ -120,7 +114,7 @@ def shows(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
     async def look(*_: Any) -> str | None:
         return said
 
-    monkeypatch.setattr(cli_explain, "_look", look)
+    monkeypatch.setattr(Annotations, "look", look)
 
 
 def annotated(data_dir: Path) -> list[tuple[str, str, str]]:
@@ -204,7 +198,7 @@ def test_a_deposit_that_is_gone_is_written_off_once_its_payout_is_signed(
     world = World()
     order = world.pay_out(world.deposit(world.order(X2U), 7), state)
     world.keep(replace(order, deposits=(replace(order.deposits[0], txid=TXID),)))
-    monkeypatch.setattr(cli_explain, "read_books", lambda _data_dir: world.books())
+    monkeypatch.setattr(annotating, "read_books", lambda _data_dir: world.books())
     is_signed = state is TransferState.PUBLISHED
     say = ("treasury", "explain", "monero", TXID, "--note", "the loss is ours")
     assert cli(*say) == (OK if is_signed else FAILED)
@@ -258,38 +252,20 @@ def test_the_data_directory_may_be_given_before_the_action(
     assert len(annotated(elsewhere)) == 1
 
 
-async def test_a_running_service_goes_on_writing_beside_an_explanation(tmp_path: Path) -> None:
-    database = await Database.open(tmp_path)
-    try:
-        for turn in range(5):
-            row = (1, "h", turn)
-            sql = "INSERT OR REPLACE INTO monero_cursor (height, hash) VALUES (?, ? || ?)"
-            await database.write([statement(sql, row)])
-            txid = f"{turn:064x}"
-            assert await asyncio.to_thread(
-                books_of.explain, tmp_path, "monero", txid, "by hand", turn
-            )
-            assert not await asyncio.to_thread(
-                books_of.explain, tmp_path, "monero", txid, "again", turn
-            )
-        assert one_row(database, "SELECT count(*) FROM annotated_transactions") == (5,)
-        assert database.health().ok
-    finally:
-        await database.close()
-    with snapshot(tmp_path) as taken:
-        assert OperatorBooks(taken).explanation("monero", f"{4:064x}") == "by hand"
-        assert OperatorBooks(taken).explanation("arbitrum", f"{4:064x}") is None
+def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
+    assert cli("treasury", "explain", "monero", TXID, "--note", "x") == USAGE
+    assert "no database" in cli.err
+    assert not (cli.data_dir / DATABASE_NAME).exists()
 
 
-def test_an_explanation_without_a_database_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(BooksUnreadable, match="no database"):
-        books_of.explain(tmp_path, "monero", TXID, "x", 1)
-    assert not (tmp_path / DATABASE_NAME).exists()
-
-
-def test_an_explanation_is_not_changed_behind_the_operator_s_back(tmp_path: Path) -> None:
-    make_database(tmp_path)
-    books_of.explain(tmp_path, "monero", TXID, "x", 1)
+async def test_an_explanation_is_not_changed_behind_the_operator_s_back(
+    tmp_path: Path, database: Database
+) -> None:
+    books = SqliteOperatorBooks(database)
+    for note in ("x", "y"):
+        await books.annotate("monero", TXID, note, 1)
+    assert await books.annotation("monero", TXID) == "x"
+    assert await books.annotation("arbitrum", TXID) is None
     with (
         closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as writer,
         pytest.raises(sqlite3.IntegrityError, match="withdrawn, not changed"),

@@ -99,13 +99,11 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     ledger, node, wallet = SqliteMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     desk = Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
-    gone = MoneroGone(
-        connection,
-        ledger,
-        ManualClock(),
-        OPTIONS,
-        lambda txid: wallet.does.append(f"explain {txid}"),
-    )
+
+    async def annotate(txid: str) -> None:
+        wallet.does.append(f"explain {txid}")
+
+    gone = MoneroGone(connection, ledger, ManualClock(), OPTIONS, annotate)
     await desk.put("tr_1", PaymentState.SETTLED, None)
     yield Ending(desk, node, wallet, gone)
     await database.close()

@@ -10,10 +10,11 @@ import pytest
 
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
-from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.operator_books import OperatorBooks, Owed, Signed, Unswept, owed, reserved
+from rpcsvc.store.database import BooksUnreadable
+from rpcsvc.store.operator_books import Owed, SqliteOperatorBooks, Unswept, owed, reserved
 from tests.rows import statement
 from tests.sandbox import sandbox
 
@@ -65,9 +66,9 @@ async def test_deposit_addresses_are_summed_with_what_arrives(
         ),
     )
     with snapshot(tmp_path) as taken:
-        books = OperatorBooks(taken)
-        assert books.unswept() == {"arbitrum": Unswept(7, 1, 24)}
-        assert books.swept() == {"arbitrum": 5}
+        books = SqliteOperatorBooks(taken)
+        assert await books.unswept() == {"arbitrum": Unswept(7, 1, 24)}
+        assert await books.swept() == {"arbitrum": 5}
 
 
 async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
@@ -87,9 +88,9 @@ async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
         (_MONERO, ("m3", "upkeep", 5, "m3", "published", 1, None)),
     )
     with snapshot(tmp_path) as taken:
-        books = OperatorBooks(taken)
-        assert books.gas_fees() == {"arbitrum": {"sweep": 4, "transfer": 8 * price}}
-        assert books.monero_fees() == {"transfer": 3, "upkeep": 5}
+        books = SqliteOperatorBooks(taken)
+        assert await books.gas_fees() == {"arbitrum": {"sweep": 4, "transfer": 8 * price}}
+        assert await books.monero_fees() == {"transfer": 3, "upkeep": 5}
 
 
 async def test_all_transactions_signed_for_a_transfer_are_known_and_which_was_mined(
@@ -102,10 +103,10 @@ async def test_all_transactions_signed_for_a_transfer_are_known_and_which_was_mi
         (_MONERO, ("m1", "transfer", 3, "mm", "settled", 1, 12)),
     )
     with snapshot(tmp_path) as taken:
-        books = OperatorBooks(taken)
-        assert books.signed("t1") == [Signed("x1", 10, "settled", 9)]
-        assert books.signed("m1") == [Signed("mm", 1000, "settled", 12)]
-        assert books.signed("t2") == []
+        books = SqliteOperatorBooks(taken)
+        assert await books.signed("t1") == [Signed("x1", 10, "settled", 9)]
+        assert await books.signed("m1") == [Signed("mm", 1000, "settled", 12)]
+        assert await books.signed("t2") == []
 
 
 async def test_own_addresses_are_known_on_both_sides(tmp_path: Path, database: Database) -> None:
@@ -117,10 +118,10 @@ async def test_own_addresses_are_known_on_both_sides(tmp_path: Path, database: D
         ("INSERT INTO monero_addresses VALUES (1, '8Sub')", ()),
     )
     with snapshot(tmp_path) as taken:
-        books = OperatorBooks(taken)
+        books = SqliteOperatorBooks(taken)
         for ours in ("0x2", "0X2", "0xhot", "4Primary", "8Sub"):
-            assert books.is_own_address(ours), ours
-        assert not books.is_own_address("0x4")
+            assert await books.is_own_address(ours), ours
+        assert not await books.is_own_address("0x4")
 
 
 async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
         await box.settle(4)
         fresh = await box.order("u2x")
         with snapshot(tmp_path) as taken:
-            orders = OperatorBooks(taken).open_orders()
+            orders = await SqliteOperatorBooks(taken).open_orders()
         order = await box.up.service.store.order(fresh.order_id)
     assert {each.order_id for each in orders} == {waiting.order_id, fresh.order_id}
     assert open_one.order_id not in {each.order_id for each in orders}
@@ -155,7 +156,7 @@ async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: P
         await part.fund("75")
         await box.catch_up()
         with snapshot(tmp_path) as taken:
-            orders = OperatorBooks(taken).open_orders()
+            orders = await SqliteOperatorBooks(taken).open_orders()
     expires = {order.terms.expires_at for order in orders}
     whole = sum(o.terms.expected_output + o.terms.price.payout_fee for o in orders)
     assert reserved(orders, min(expires) - 1) == {"arbitrum": 75_000_000, "monero": whole}
@@ -200,7 +201,11 @@ def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
         pass
 
 
-def test_before_the_first_start_nothing_has_happened() -> None:
+async def test_before_the_first_start_nothing_has_happened() -> None:
     with empty_snapshot() as taken:
-        books = OperatorBooks(taken)
-        assert (books.unswept(), books.swept(), books.open_orders()) == ({}, {}, [])
+        books = SqliteOperatorBooks(taken)
+        assert (await books.unswept(), await books.swept(), await books.open_orders()) == (
+            {},
+            {},
+            [],
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
-from rpcsvc.store.operator_books import close_claim
+from rpcsvc.store.operator_books import SqliteOperatorBooks
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
@@ -57,10 +57,11 @@ class Venue:
         self.answers: deque[Created | Exception] = deque()
         self.asked: list[str] = []
         self.unreadable: dict[str, Exception] = {}
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
 
     async def create(self, _asked: UpstreamRequest, _key: str, *, resumed: bool) -> Created:
-        self.meanwhile()
+        if self.meanwhile is not None:
+            await self.meanwhile()
         answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
@@ -84,6 +85,7 @@ class World:
         self.path = path
         self.venue, self.clock = Venue(), ManualClock()
         self.store = SqliteOrderStore(database, lambda: "key")
+        self.books = SqliteOperatorBooks(database)
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
         venue = cast("Any", self.venue)
@@ -244,7 +246,7 @@ async def test_the_operators_note_outlives_a_call_that_was_under_way(
 ) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
-    world.venue.meanwhile = lambda: close_claim(tmp_path, "ord_1", "looked up, not there")
+    world.venue.meanwhile = lambda: world.books.close_claim("ord_1", "looked up, not there")
 
     with suppress(Unavailable):
         made = await world.create("ord_2", ends)
@@ -259,9 +261,9 @@ async def test_every_note_of_the_operator_stays(world: World, tmp_path: Path) ->
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
     doubt = await world.record()
-    assert close_claim(tmp_path, "ord_1", "not there")
+    assert await world.books.close_claim("ord_1", "not there")
     await world.store.commit(Change(relay=doubt))
-    assert close_claim(tmp_path, "ord_1", "still not there")
+    assert await world.books.close_claim("ord_1", "still not there")
 
     assert world.note() == "not there; still not there"
 
@@ -298,7 +300,7 @@ async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_la
     )
     assert (await world.relay.health()).detail == "1 upstream orders are in doubt (reconciling)"
     await world.relay.write_remembered()  # nothing is left
-    assert close_claim(tmp_path, "ord_1", "not made there")
+    assert await world.books.close_claim("ord_1", "not made there")
 
 
 async def test_a_doubt_is_written_by_the_round_though_no_order_is_followed(

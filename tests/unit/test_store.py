@@ -36,7 +36,7 @@ from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_databa
 from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.operator_books import explain, take_back
+from rpcsvc.store.operator_books import SqliteOperatorBooks
 from rpcsvc.store.orders import SqliteOrderStore
 from tests.rows import all_rows, statement
 from tests.unit.orders import NOW, terms
@@ -231,28 +231,13 @@ async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> Non
     assert await store.open_orders() == ["ord_1"]
 
 
-async def test_what_the_operator_writes_beside_the_service_is_seen_without_a_commit_of_its_own(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rpcsvc.store.backends.sqlite.database.SNAPSHOT_SECONDS", 0)
-    ledger = SqliteUnrecordedLedger(database)
+async def test_an_annotation_is_read_back_until_it_is_removed(database: Database) -> None:
+    ledger, books = SqliteUnrecordedLedger(database), SqliteOperatorBooks(database)
     assert await ledger.explained("monero") == []
-    assert explain(tmp_path, "monero", "tx", "paid by hand", NOW)
-    assert await ledger.explained("monero") == [], (
-        "reads share a transaction, which nothing has ended"
-    )
-    await turn_of_the_loop()
+    await books.annotate("monero", "tx", "paid by hand", NOW)
     assert await ledger.explained("monero") == ["tx"]
-    assert take_back(tmp_path, "monero", "tx")
-    await turn_of_the_loop()
+    await books.remove_annotation("monero", "tx")
     assert await ledger.explained("monero") == []
-
-
-async def turn_of_the_loop() -> None:
-    """Until every timer has run whose time has come."""
-    turned = asyncio.Event()
-    asyncio.get_running_loop().call_later(0, turned.set)
-    await turned.wait()
 
 
 def test_what_others_write_is_seen_within_a_second() -> None:

@@ -47,6 +47,22 @@ def read_answer(body: bytes, operation: str, request_id: str | None, network: st
         raise ForeignAnswer from error
 
 
+def read_result(body: bytes) -> Json:
+    """The result in the body of a response; of a refused message ``{"error": {code, message}}``.
+
+    Raises ForeignAnswer.
+    """
+    try:
+        answer = json.loads(body, parse_constant=_refuse)
+        _require_json_rpc(answer)
+        if "result" in answer:
+            return dict(answer["result"])
+        data = answer["error"]["data"]
+        return {"error": {"code": str(data["code"]), "message": str(data["message"])}}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ForeignAnswer from error
+
+
 def _refuse(constant: str) -> None:
     """NaN and the infinities, which Python reads and writes, and JSON does not have."""
     raise ValueError(constant)

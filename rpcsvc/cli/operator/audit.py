@@ -44,7 +44,7 @@ def _audit(context: Context) -> int:
     from rpcsvc.audit.records import ChainMoved, Unfit  # noqa: PLC0415 - help needs none of it
     from rpcsvc.logs import configure_logging  # noqa: PLC0415
     from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure  # noqa: PLC0415
-    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
+    from rpcsvc.store.database import BooksUnreadable  # noqa: PLC0415
 
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.cli.operator.output import is_running, onchain_settings, print_json
+from rpcsvc.cli.operator.output import onchain_settings, print_json
+from rpcsvc.cli.operator.service import is_running
 from rpcsvc.cli.options import Once, Text
 
 if TYPE_CHECKING:
-    from rpcsvc.cli.operator.nodes import Recorded
     from rpcsvc.settings import Settings
     from rpcsvc.settlement.onchain.readiness import Check
+    from rpcsvc.treasury.wallets import Recorded
 
 Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
@@ -125,10 +126,10 @@ def _init(context: Context) -> int:
 
 def _recorded(settings: Settings) -> Recorded:
     """The wallets that a service was started with here before. Raises UsageError."""
-    from rpcsvc.cli.operator.nodes import recorded_wallets  # noqa: PLC0415
     from rpcsvc.store.backends.sqlite.database import DATABASE_NAME  # noqa: PLC0415
     from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
-    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
+    from rpcsvc.store.database import BooksUnreadable  # noqa: PLC0415
+    from rpcsvc.treasury.wallets import recorded_wallets  # noqa: PLC0415
 
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
@@ -232,9 +233,9 @@ async def _look(
     settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
 ) -> list[Check]:
     """Ask every node and rate source once. Raises SettingsError."""
-    from rpcsvc.cli.operator.nodes import look_at_all  # noqa: PLC0415
     from rpcsvc.domain.money import USDC, XMR  # noqa: PLC0415
     from rpcsvc.settlement.onchain import readiness, wiring  # noqa: PLC0415
+    from rpcsvc.treasury.wallets import look_at_all  # noqa: PLC0415
 
     found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)

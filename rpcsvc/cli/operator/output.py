@@ -1,23 +1,13 @@
-"""What the operator's commands share: which engine there must be, what runs, how a table looks.
-
-What does not live here: the commands (onchain.py, treasury.py, payouts.py,
-refund.py).
-"""
+"""What the operator's commands share: which engine there must be, and how answers are printed."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from rpcsvc.cli.client import socket_endpoint
-from rpcsvc.cli.context import Context, Json, UsageError
-
-if TYPE_CHECKING:
-    from rpcsvc.settings import Settings
-    from rpcsvc.store.operator_books import OperatorBooks
+from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
+from rpcsvc.settings import Settings
 
 
 def onchain_settings(context: Context) -> Settings:
@@ -31,28 +21,16 @@ def onchain_settings(context: Context) -> Settings:
     return settings
 
 
-def is_running(settings: Settings) -> bool:
-    """Whether a service answers on the data directory."""
-    return socket_endpoint(settings.data_dir) is not None
-
-
-@contextmanager
-def operator_books(settings: Settings) -> Iterator[OperatorBooks]:
-    """The books as they are now. Raises UsageError when they can't be read."""
-    from rpcsvc.store.backends.sqlite.snapshot import snapshot  # noqa: PLC0415
-    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415 - help needs no database
-    from rpcsvc.store.operator_books import OperatorBooks  # noqa: PLC0415
-
-    try:
-        with snapshot(settings.data_dir) as taken:
-            yield OperatorBooks(taken)
-    except BooksUnreadable as error:
-        raise UsageError(str(error)) from error
-
-
-def print_json(value: Json) -> None:
-    """One JSON object on stdout."""
+def print_json(value: Json) -> int:
+    """One JSON object on stdout; the exit status."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    return OK
+
+
+def refuse(text: str) -> int:
+    """Say on stderr why something was not done; the exit status."""
+    sys.stderr.write(f"rpcsvc: {text}\n")
+    return FAILED
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

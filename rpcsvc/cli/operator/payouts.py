@@ -1,45 +1,28 @@
-"""``rpcsvc payouts``: money on its way out, and the brake.
+"""``rpcsvc payouts`` and ``rpcsvc refund``: money on its way out, and the brake.
 
-``list`` and ``show`` only read. ``pause`` and ``resume`` throw the switch (settlement/onchain/
-guard.py), with or without a running service. ``retry`` asks the running service to try a transfer
-now instead of after its pause; it signs nothing. ``adopt`` is for a restored database, while no
-service runs. What does not live here: the reading (store/operator_books.py), the request's way
-into the service (orders/retries.py), adopting (adopt.py).
+``pause`` and ``resume`` work with and without a running service: the switch is a file that the
+service reads before each signature. ``adopt`` and ``close`` are for a service that is stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any
 
-from rpcsvc.cli.client import Unreachable
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.cli.operator.output import (
-    is_running,
-    onchain_settings,
-    operator_books,
-    print_json,
-    print_table,
-)
+from rpcsvc.cli.context import OK, Context, Json, UsageError
+from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table, refuse
+from rpcsvc.cli.operator.service import ask, ask_service, is_running
 from rpcsvc.cli.options import Text
-from rpcsvc.clock import iso8601
-from rpcsvc.domain.money import USDC, XMR, format_units
-from rpcsvc.domain.order import REFUND_BLOCKED, OnDeadline, TransferKind, TransferState
-
-if TYPE_CHECKING:
-    from rpcsvc.settings import Settings
-    from rpcsvc.store.operator_books import BookedTransfer, OperatorBooks, Signed
+from rpcsvc.cli.recovery.adopt import adopt
+from rpcsvc.cli.recovery.close import close
+from rpcsvc.operations.admin import MOST_LISTED, STATES
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 
 Common = Callable[[argparse.ArgumentParser], None]
-_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
-_PENDING, _ALL = "pending", "all"
-_LONGEST_LIST: Final = 10_000
-TAKEN_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.05
 
 
 def add_payouts(commands: Any, common: Common) -> None:
@@ -56,32 +39,32 @@ def add_payouts(commands: Any, common: Common) -> None:
     _add_list(action("list", "payouts and refunds, the newest first", _list))
     show = action("show", "everything about one payout or refund", _show)
     retry = action("retry", "have a pending one tried now instead of after its pause", _retry)
-    adopt = action(
-        "adopt", "say which transaction paid one, after an older database was restored", _adopt
+    adopting = action(
+        "adopt", "say which transaction paid one, after an older database was restored", adopt
     )
     text = (
         "say that one was paid, where nothing proves it, after an older database was restored; or"
         " end one that a reorganisation took for good"
     )
-    close = action("close", text, _close)
-    for one in (show, retry, adopt, close):
+    closing = action("close", text, close)
+    for one in (show, retry, adopting, closing):
         one.add_argument(
             "transfer", action=Text, metavar="TRANSFER", help="its id, as payouts list shows it"
         )
     show.add_argument("--full", action="store_true", help="do not shorten the address")
     named = "the transaction, as rpcsvc audit names it"
-    adopt.add_argument("txid", action=Text, metavar="TXID", help=named)
-    close.add_argument(
+    adopting.add_argument("txid", action=Text, metavar="TXID", help=named)
+    closing.add_argument(
         "txid",
         action=Text,
         nargs="?",
         metavar="TXID",
         help=f"{named}; none for a signed one that a reorganisation took for good",
     )
-    close.add_argument(
+    closing.add_argument(
         "--note", action=Text, required=True, help="how you know; kept, signed by the service's key"
     )
-    adopt.add_argument(
+    adopting.add_argument(
         "--tx-key",
         action=Text,
         metavar="KEY",
@@ -95,9 +78,11 @@ def add_payouts(commands: Any, common: Common) -> None:
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:
-    states = (_PENDING, _ALL, *(state.value for state in TransferState))
     parser.add_argument(
-        "--state", choices=states, default=_PENDING, help="pending: all that are not over (default)"
+        "--state",
+        choices=tuple(STATES),
+        default="pending",
+        help="pending: all that are not over (default)",
     )
     parser.add_argument(
         "--limit", type=_count, default=100, metavar="N", help="at most so many (100)"
@@ -113,8 +98,8 @@ def _reason(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _LONGEST_LIST):
-        raise argparse.ArgumentTypeError(f"must be 1 to {_LONGEST_LIST}, not {text!r}")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_LISTED):
+        raise argparse.ArgumentTypeError(f"must be 1 to {MOST_LISTED}, not {text!r}")
     return int(text)
 
 
@@ -122,21 +107,13 @@ def _count(text: str) -> int:
 
 
 def _list(context: Context) -> int:
-    from rpcsvc.store.operator_books import PENDING  # noqa: PLC0415 - help needs no database
-
-    settings, options = context.settings(), context.options
-    named = {_PENDING: PENDING, _ALL: tuple(TransferState)}
-    states = named.get(options.state) or (TransferState(options.state),)
-    paused = _paused(settings)
-    with operator_books(settings) as books:
-        found = books.transfers(states, options.limit)
-        views = [_view(books, item, paused, full=options.full) for item in found]
-    if options.json:
-        print_json({"paused": paused, "transfers": views})
-        return OK
-    if paused is not None:
-        sys.stdout.write(f"PAUSED: {paused}\n")
-    _print_list(views)
+    given = context.options
+    found = ask(context, "payouts.list", state=given.state, limit=given.limit, full=given.full)
+    if given.json:
+        return print_json(found)
+    if found["paused"] is not None:
+        sys.stdout.write(f"PAUSED: {found['paused']}\n")
+    _print_list(found["transfers"])
     return OK
 
 
@@ -152,178 +129,23 @@ def _print_list(views: list[Json]) -> None:
 
 
 def _show(context: Context) -> int:
-    settings, wanted = context.settings(), context.options.transfer
-    paused = _paused(settings)
-    with operator_books(settings) as books:
-        item = _find(books, wanted)
-        view = _view(books, item, paused, full=context.options.full)
-    receipt = json.loads(item.receipt) if item.receipt else None
-    print_json({**view, "receipt": receipt, "paused": paused})
-    return OK
-
-
-def _find(books: OperatorBooks, wanted: str) -> BookedTransfer:
-    found = books.transfer(wanted)
-    if found is not None:
-        return found
-    order = books.order(wanted)
-    if order is None:
-        raise UsageError(f"There is no transfer {wanted}. They are listed by: rpcsvc payouts list")
-    names = ", ".join(item.transfer_id for item in order.transfers) or "none"
-    raise UsageError(f"{wanted} is an order; its transfers: {names}")
-
-
-def _view(books: OperatorBooks, item: BookedTransfer, paused: str | None, *, full: bool) -> Json:
-    from rpcsvc.logs import shorten_addresses  # noqa: PLC0415 - help needs none of it
-
-    signed = books.signed(item.transfer_id)
-    asset = _ASSETS[item.asset]
-    return {
-        "transferId": item.transfer_id,
-        "orderId": item.order_id,
-        "orderStatus": item.order_status.value,
-        "kind": item.kind,
-        "state": item.state.value,
-        "amount": f"{format_units(item.units, asset)} {asset.symbol}",
-        "units": str(item.units),
-        "network": item.network,
-        "address": item.address if full else shorten_addresses(item.address),
-        "txid": next((each.txid for each in signed if each.block is not None), item.txid),
-        "attempts": [
-            {"txid": each.txid, "at": iso8601(each.made_at), "wallet": each.wallet_state,
-             "block": each.block}
-            for each in signed
-        ],
-        "since": iso8601(item.since),
-        "reason": item.reason,
-        "next": _off_chain(item, signed) or _next(item, paused),
-    }  # fmt: skip
-
-
-# --- what the service does next --------------------------------------------------------------
-
-
-def _next(item: BookedTransfer, paused: str | None) -> str:
-    """What happens to a transfer by itself, in words for the operator."""
-    if item.state.is_final:
-        return _ended(item)
-    if paused is not None and item.state is not TransferState.PUBLISHED:
-        return f"nothing while payouts are paused{_withdrawal(item)}"
-    return f"{_NEXT[item.state]}{_withdrawal(item)}"
-
-
-def _off_chain(item: BookedTransfer, signed: Sequence[Signed]) -> str | None:
-    """What to do for a settled transfer that a reorganisation took off its chain."""
-    is_settled = item.state is TransferState.SETTLED and bool(signed)
-    if not is_settled or any(each.block is not None for each in signed):
-        return None
-    return (
-        "a reorganisation took it off its chain, and the same bytes are published again; if health"
-        f" names it for hours: rpcsvc payouts close {item.transfer_id} --note TEXT"
-    )
-
-
-def _withdrawal(item: BookedTransfer) -> str:
-    """When a payout that is not signed is taken back."""
-    is_payout = item.kind == TransferKind.PAYOUT.value
-    waits = item.state is TransferState.PLANNED and item.on_deadline is OnDeadline.REFUND
-    if not (is_payout and waits and item.deadline_at is not None):
-        return ""
-    return f"; if it is not signed by {iso8601(item.deadline_at)}, the order is refunded"
-
-
-def _is_blocked(item: BookedTransfer) -> bool:
-    """Whether it is a refund that the agreed refund address has refused."""
-    failed = item.state is TransferState.FAILED and item.kind == TransferKind.REFUND.value
-    return failed and item.action_required == REFUND_BLOCKED
-
-
-def _ended(item: BookedTransfer) -> str:
-    if item.state is TransferState.SETTLED:
-        return "nothing: it is paid, and its network calls it final"
-    if item.state is TransferState.CANCELLED:
-        return "nothing: it was taken back before it was signed, and the deposit is refunded"
-    if _is_blocked(item):
-        again = f"rpcsvc payouts retry {item.transfer_id}"
-        return f"the agreed refund address refused it; to try once more: {again}"
-    if item.action_required is not None:
-        return f"waits for an address: rpcsvc refund {item.order_id} --to ADDRESS"
-    return "nothing for this one: what it was to pay goes back by a refund of the order"
-
-
-_NEXT: Final = {
-    TransferState.PLANNED: "it is signed as soon as its wallet can; tried again within a minute",
-    TransferState.PREPARED: "the signed bytes are published",
-    TransferState.PUBLISHED: "its network is asked until the transaction is deep enough",
-    TransferState.UNKNOWN: (
-        "its network is asked for the transaction; if it is not there, the same bytes are"
-        " published again"
-    ),
-}
-
-
-# --- retry -----------------------------------------------------------------------------------
+    given = context.options
+    return print_json(ask(context, "payouts.show", transferId=given.transfer, full=given.full))
 
 
 def _retry(context: Context) -> int:
-    settings, wanted = context.settings(), context.options.transfer
-    with operator_books(settings) as books:
-        item = _find(books, wanted)
-    if item.state.is_final and not _is_blocked(item):
-        return _refuse(f"{wanted} is {item.state.value}, which is final: {_ended(item)}.")
-    paused = _paused(settings)
-    if paused is not None:
-        return _refuse(f"Payouts are paused ({paused}): first rpcsvc payouts resume")
-    if not is_running(settings):
-        raise Unreachable(
-            f"No service runs on {settings.data_dir}. Start it: the first thing that it does is"
-            f" to try {wanted}."
-        )
-    _ask(settings, wanted)
+    wanted = context.options.transfer
+    done = ask(context, "payouts.retry", transferId=wanted)
+    if done["refused"] is not None:
+        return refuse(done["refused"])
     sys.stdout.write(f"{wanted} is tried now. See how it goes: rpcsvc payouts show {wanted}\n")
     return OK
-
-
-def _adopt(context: Context) -> int:
-    from rpcsvc.cli.recovery.adopt import adopt  # noqa: PLC0415 - help needs none of it
-
-    return adopt(context)
-
-
-def _close(context: Context) -> int:
-    from rpcsvc.cli.recovery.close import close  # noqa: PLC0415 - help needs none of it
-
-    return close(context)
-
-
-def _ask(settings: Settings, transfer_id: str) -> None:
-    """Leave the request and wait until the service has it. Raises Unreachable."""
-    from rpcsvc.orders.retries import RetryRequests  # noqa: PLC0415 - help needs none of it
-
-    requests = RetryRequests(settings.data_dir)
-    try:
-        requests.add(transfer_id)
-    except OSError as error:
-        raise UsageError(f"{settings.data_dir} can't be written: {error.strerror}") from error
-    give_up = time.monotonic() + TAKEN_SECONDS
-    while requests.is_waiting(transfer_id):
-        if time.monotonic() > give_up:
-            requests.withdraw(transfer_id)
-            raise Unreachable("The service did not take the request up. Look at: rpcsvc health")
-        time.sleep(_LOOK_SECONDS)
-
-
-def _refuse(text: str) -> int:
-    sys.stderr.write(f"rpcsvc: {text}\n")
-    return FAILED
 
 
 # --- the switch ------------------------------------------------------------------------------
 
 
 def _pause(context: Context) -> int:
-    from rpcsvc.settlement.onchain.guard import PauseSwitch  # noqa: PLC0415
-
     settings = onchain_settings(context)
     try:
         PauseSwitch(settings.data_dir).pause(context.options.reason)
@@ -334,7 +156,7 @@ def _pause(context: Context) -> int:
         ) from error
     where = settings.data_dir.absolute()
     if not _has_service(settings):
-        return _refuse(
+        return refuse(
             f"No service has ever run on {where}. One that begins there is paused from its start;"
             " THE PAYOUTS OF ANY OTHER GO ON. Give that one's --data-dir and --config."
         )
@@ -347,8 +169,6 @@ def _pause(context: Context) -> int:
 
 
 def _resume(context: Context) -> int:
-    from rpcsvc.settlement.onchain.guard import PauseSwitch  # noqa: PLC0415
-
     settings = onchain_settings(context)
     switch = PauseSwitch(settings.data_dir)
     before = switch.reason()
@@ -374,12 +194,49 @@ def _has_service(settings: Settings) -> bool:
 
     A directory that is there by chance, such as /var where ./var is meant, has neither.
     """
-    from rpcsvc.store.backends.sqlite.database import DATABASE_NAME  # noqa: PLC0415 - help needs no database
-
     return is_running(settings) or (settings.data_dir / DATABASE_NAME).exists()
 
 
-def _paused(settings: Settings) -> str | None:
-    from rpcsvc.settlement.onchain.guard import PauseSwitch  # noqa: PLC0415
+# --- refunds ---------------------------------------------------------------------------------
 
-    return PauseSwitch(settings.data_dir).reason() if settings.engine == "onchain" else None
+
+def add_refund(commands: Any, common: Common) -> None:
+    """Hang the command into the tree; ``common`` adds the shared options."""
+    text = "set the address that an order's deposit goes back to, if it waits for one"
+    parser = commands.add_parser("refund", help=text, description=text)
+    common(parser)
+    parser.add_argument("order", action=Text, metavar="ORDER", help="the order's id")
+    parser.add_argument(
+        "--to", action=Text, required=True, metavar="ADDR", help="on the deposit's network"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.set_defaults(command=_refund)
+
+
+def _refund(context: Context) -> int:
+    settings, given = context.settings(), context.options
+    params = {"orderId": given.order, "address": given.to}
+    preview = ask_service(settings, "refunds.preview", params)
+    if not given.yes:
+        _confirm(preview)
+    done = ask_service(settings, "refunds.set", params)
+    if done["refused"] is not None:
+        return refuse(f"not set: {done['refused']}")
+    sys.stdout.write(
+        f"{given.order} is refunded to {done['address']}. See how it goes: rpcsvc payouts list\n"
+    )
+    return OK
+
+
+def _confirm(preview: Json) -> None:
+    """Ask on the terminal. Raises UsageError for anything but yes."""
+    amount, address = preview["amount"], preview["address"]
+    if not sys.stdin.isatty():
+        raise UsageError(f"{amount} would go to {address}. Not on a terminal: add --yes.")
+    sys.stderr.write(
+        f"{preview['orderId']}: {amount}, less the network's fee, go to\n  {address}\n"
+        "This can't be taken back. Type yes: "
+    )
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() != "yes":
+        raise UsageError("Nothing was changed.")

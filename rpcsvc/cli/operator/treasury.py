@@ -1,36 +1,24 @@
-"""``rpcsvc treasury``: what the wallets hold, what of it is promised, what went where.
-
-Balances come from the nodes, all else from the database, read-only, beside a running service or
-without one. A node that does not answer leaves a gap that is named. What does not live here: the
-sums (store/operator_books.py), the questions to nodes (settlement/onchain/readiness.py), what
-``rpcsvc treasury explain`` does (explain.py).
-"""
+"""``rpcsvc treasury``: what the wallets hold, and notes on transactions that were made by hand."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.cli.operator.output import is_running, onchain_settings, print_json, print_table
+from rpcsvc.cli.context import FAILED, OK, Context, Json
+from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table, refuse
+from rpcsvc.cli.operator.service import ask_service, is_running
 from rpcsvc.cli.options import Text
-from rpcsvc.domain.money import USDC, XMR, Asset, format_units
-
-if TYPE_CHECKING:
-    from rpcsvc.cli.operator.nodes import Found
-    from rpcsvc.settings import Settings
-    from rpcsvc.settlement.onchain.readiness import MoneroFound, NetworkFound
-    from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
-    from rpcsvc.store.backends.sqlite.snapshot import Snapshot
-    from rpcsvc.store.operator_books import Owed, Unswept
+from rpcsvc.cli.recovery.owner import with_database
+from rpcsvc.clock import SystemClock
+from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.settings import Settings
+from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.treasury.annotations import Annotations
 
 Common = Callable[[argparse.ArgumentParser], None]
-_DAY_MS: Final = 24 * 3600 * 1000
-_MONERO: Final = "monero"
 
 
 def add_treasury(commands: Any, common: Common) -> None:
@@ -73,170 +61,58 @@ def _add_explain(actions: Any, common: Common) -> None:
         metavar="WEI",
         help="ether that a contract sent to the hot wallet in it: no node shows that amount",
     )
-    parser.set_defaults(command=_explain)
-
-
-def _explain(context: Context) -> int:
-    from rpcsvc.cli.operator.explain import explain  # noqa: PLC0415 - help needs none of it
-
-    return explain(context)
-
-
-@dataclass(frozen=True, slots=True)
-class _Books:
-    """What the database says, by network or asset; atomic units."""
-
-    hot_wallet: str | None
-    reserved: dict[str, int]
-    owed: dict[str, Owed]
-    unswept: dict[str, Unswept]
-    swept: dict[str, int]
-    monero_fees: dict[str, int]
-    gas_fees: dict[str, dict[str, int]]
-    sent_today: dict[str, int]
-    unattributed: list[UnattributedDeposit]
+    parser.set_defaults(command=_annotate)
 
 
 def _treasury(context: Context) -> int:
-    from rpcsvc.clock import SystemClock, iso8601  # noqa: PLC0415 - help needs none of it
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.guard import PauseSwitch  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.wiring import caps  # noqa: PLC0415
-
-    settings = onchain_settings(context)
-    configure_logging(settings.log.format, "error")
-    now = SystemClock().now_ms()
-    books, found = _gather(settings, now)
-    limits = caps(settings.onchain)
-    problems = _problems(found)
-    view = {
-        "asOf": iso8601(now),
-        "paused": PauseSwitch(settings.data_dir).reason(),
-        "xmr": _xmr_view(found.monero, books),
-        "usdc": [
-            _usdc_view(item, coin, books)
-            for item, coin in zip(found.networks, found.coins, strict=True)
-        ],
-        "caps": {
-            asset.symbol: {
-                "sentIn24Hours": format_units(books.sent_today[asset.symbol], asset),
-                "perDay": format_units(limits[asset].per_day, asset),
-                "perTransfer": format_units(limits[asset].per_transfer, asset),
-            }
-            for asset in (XMR, USDC)
-        },
-        "ofNoOrder": [_unattributed_view(item) for item in books.unattributed],
-        "problems": problems,
-    }
+    view = ask_service(onchain_settings(context), "treasury.show", {})
     if context.options.json:
         print_json(view)
     else:
         _print_tables(view)
-    return FAILED if problems else OK
+    return FAILED if view["problems"] else OK
 
 
-def _gather(settings: Settings, now: int) -> tuple[_Books, Found]:
-    """Books first, nodes after: the database is let go before anyone is waited for."""
-    from rpcsvc.cli.operator.nodes import look_at_all, recorded_wallets  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.snapshot import snapshot  # noqa: PLC0415
-    from rpcsvc.store.books import BooksUnreadable  # noqa: PLC0415
-
-    try:
-        with snapshot(settings.data_dir) as taken:
-            books = asyncio.run(_read(taken, now))
-            recorded = asyncio.run(recorded_wallets(taken))
-    except BooksUnreadable as error:
-        raise UsageError(f"{error} Before the first start: rpcsvc onchain init") from error
-    alone = not is_running(settings)
-    found = asyncio.run(look_at_all(settings, recorded.monero, recorded.hot_wallet, alone=alone))
-    return books, found
+# --- annotations -----------------------------------------------------------------------------
 
 
-async def _read(taken: Snapshot, now: int) -> _Books:
-    from rpcsvc.store.onchain_books import OnchainBooks  # noqa: PLC0415
-    from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger  # noqa: PLC0415
-    from rpcsvc.store.onchain_unrecorded import unattributed_deposits  # noqa: PLC0415
-    from rpcsvc.store.operator_books import OperatorBooks, owed, reserved  # noqa: PLC0415
-
-    books, sums = OperatorBooks(taken), OnchainBooks(taken)
-    wallet = await SqliteEvmDepositLedger(taken).wallet()
-    orders = books.open_orders()
-    since = now - _DAY_MS
-    return _Books(
-        hot_wallet=wallet.hot_address if wallet else None,
-        reserved=reserved(orders, now),
-        owed=owed(orders),
-        unswept=books.unswept(),
-        swept=books.swept(),
-        monero_fees=books.monero_fees(),
-        gas_fees=books.gas_fees(),
-        unattributed=unattributed_deposits(taken),
-        sent_today={asset.symbol: await sums.sent_since(asset, since) for asset in (XMR, USDC)},
-    )
-
-
-def _problems(found: Found) -> list[str]:
-    monero = (found.monero.node_problem or found.monero.wallet_problem,)
-    return [text for text in (*monero, *(item.problem for item in found.networks)) if text]
+def _annotate(context: Context) -> int:
+    """Beside a running service by its admin method; else here, as its owner, as after a restore."""
+    settings, given = onchain_settings(context), context.options
+    transaction = {"network": given.network, "txid": given.txid}
+    if given.take_back:
+        done = _carried_out(settings, "unannotate", transaction)
+        if done["refused"] is not None:
+            return refuse(done["refused"])
+        sys.stdout.write(
+            f"{done['txid']} is a difference again, if the service has no record of it.\n"
+        )
+        return OK
+    note = {"note": given.note, "internalWei": given.internal_wei}
+    done = _carried_out(settings, "annotate", {**transaction, **note})
+    if done["refused"] is not None:
+        return refuse(f"not explained: {done['refused']}")
+    sys.stdout.write(f"{done['txid']} on {given.network}, {done['moved']}: {done['note']}\n")
+    if done["recorded"] is not None:
+        sys.stdout.write(
+            f"It is on record as payment {done['recorded']}: that is compared as before, and what"
+            " the transaction moved besides is explained.\n"
+        )
+    return OK
 
 
-# --- one side each ---------------------------------------------------------------------------
+def _carried_out(settings: Settings, action: str, params: Json) -> Json:
+    if is_running(settings):
+        return ask_service(settings, f"treasury.{action}", params)
 
+    async def alone(database: Database) -> Noted:
+        annotations = Annotations(settings, database, SystemClock())
+        network, txid = params["network"], params["txid"]
+        if action == "unannotate":
+            return await annotations.remove(network, txid)
+        return await annotations.add(network, txid, params["note"], params["internalWei"])
 
-def _xmr_view(found: MoneroFound, books: _Books) -> Json:
-    held = found.held
-    return {
-        "address": found.primary_address,
-        "unlocked": format_units(held.unlocked, XMR) if held else None,
-        "locked": format_units(held.locked, XMR) if held else None,
-        "outputs": held.outputs if held else None,
-        **_promised(_MONERO, XMR, books),
-        "feesPaid": {name: format_units(units, XMR) for name, units in books.monero_fees.items()},
-    }
-
-
-def _usdc_view(found: NetworkFound, coin: str, books: _Books) -> Json:
-    from rpcsvc.settlement.onchain.readiness import coins  # noqa: PLC0415
-    from rpcsvc.store.operator_books import Unswept  # noqa: PLC0415
-
-    name, hot = found.network.name, found.hot
-    left = books.unswept.get(name, Unswept(0, 0, 0))
-    return {
-        "network": name,
-        "address": books.hot_wallet,
-        "hotWallet": format_units(hot.usdc, USDC) if hot else None,
-        "unswept": format_units(left.units, USDC),
-        "unsweptAddresses": left.addresses,
-        "arriving": format_units(left.arriving, USDC),
-        "swept": format_units(books.swept.get(name, 0), USDC),
-        **_promised(name, USDC, books),
-        "gas": {"coin": coin, "left": coins(hot.ether) if hot else None},
-        "gasPaid": {kind: coins(wei) for kind, wei in books.gas_fees.get(name, {}).items()},
-    }
-
-
-def _unattributed_view(item: UnattributedDeposit) -> Json:
-    asset = XMR if item.network == _MONERO else USDC
-    return {
-        "network": item.network,
-        "txid": item.txid,
-        "amount": f"{format_units(item.units, asset)} {asset.symbol}",
-        "address": item.address,
-        "addressOf": item.order_id,
-    }
-
-
-def _promised(network: str, asset: Asset, books: _Books) -> Json:
-    from rpcsvc.store.operator_books import Owed  # noqa: PLC0415
-
-    owed = books.owed.get(network, Owed())
-    return {
-        "reserved": format_units(books.reserved.get(network, 0), asset),
-        "refundsUnderWay": owed.refunds,
-        "refundsOwed": format_units(owed.units, asset),
-        "waitingForAddress": format_units(owed.waiting, asset),
-        "ordersWaitingForAddress": owed.waiting_orders,
-    }
+    return with_database(settings, alone)._asdict()
 
 
 # --- tables ----------------------------------------------------------------------------------

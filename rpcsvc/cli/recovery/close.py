@@ -38,11 +38,11 @@ from rpcsvc.settlement.onchain.unrecorded import NotAdopted, Open, bare_txid
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
-from rpcsvc.store import operator_books as books_of
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import Statement
 from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
 from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.operator_books import SqliteOperatorBooks
 from rpcsvc.store.orders import SqliteOrderStore
 
 _ADD: Final = (
@@ -170,12 +170,12 @@ class _Closing:
         clock = SystemClock()
         connection = MoneroConnection(node, wallet, ledger, options)
 
-        def explain(txid: str) -> None:
+        async def annotate(txid: str) -> None:
             text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
-            books_of.explain(self.settings.data_dir, MONERO, txid, text, clock.now_ms())
+            await SqliteOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
-            rival = await MoneroGone(connection, ledger, clock, options, explain).end(payment)
+            rival = await MoneroGone(connection, ledger, clock, options, annotate).end(payment)
         if rival is None:
             await _give_up(ledger, payment)
         return rival

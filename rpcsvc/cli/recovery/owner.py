@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import UsageError, opening
-from rpcsvc.cli.operator.output import is_running
-from rpcsvc.errors import Unavailable
+from rpcsvc.cli.operator.service import is_running
+from rpcsvc.errors import InputError, Unavailable
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
@@ -49,6 +49,8 @@ def with_database(settings: Settings, work: Callable[[Database], Coroutine[Any, 
         )
     except Unavailable as error:
         raise Unreachable(error.message) from error
+    except InputError as error:
+        raise UsageError(error.message) from error
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError, opening
-from rpcsvc.cli.operator.output import is_running
+from rpcsvc.cli.operator.service import is_running
 from rpcsvc.clock import SystemClock
 from rpcsvc.durable_files import sync_directory
 from rpcsvc.ids import system_random

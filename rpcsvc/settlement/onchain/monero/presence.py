@@ -7,7 +7,7 @@ sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -180,7 +180,7 @@ _IN_VAIN = (Submission.INVALID, Submission.REFUSED)
 class MoneroGone:
     """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
 
-    ``explain`` records, before it is published, a transaction of the wallet to itself.
+    ``annotate`` records, before it is published, a transaction of the wallet to itself.
     """
 
     def __init__(
@@ -189,12 +189,12 @@ class MoneroGone:
         ledger: MoneroLedger,
         clock: Clock,
         options: MoneroOptions,
-        explain: Callable[[str], None],
+        annotate: Callable[[str], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._ledger = ledger
         self._options = options
-        self._explain = explain
+        self._annotate = annotate
         self._spent = SpentInputs(connection, clock)
 
     async def end(self, payment: Payment) -> str | None:
@@ -254,7 +254,7 @@ class MoneroGone:
                 f"its inputs can't be spent yet, nor can it be mined ({error.text}): an output that"
                 " was mined anew is locked for ten blocks. Try again after them."
             ) from error
-        self._explain(made.txid)
+        await self._annotate(made.txid)
         await self._connection.wallet.relay(made.metadata)
         await self._connection.wallet.store()
         return made.txid

@@ -14,8 +14,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import migrate, other_schema
 from rpcsvc.store.backends.sqlite.reader import Reader
-from rpcsvc.store.books import BooksUnreadable
-from rpcsvc.store.database import Statement
+from rpcsvc.store.database import BooksUnreadable, Statement
 
 
 class Snapshot(Reader):

@@ -1,0 +1,568 @@
+"""The admin methods: what the operator asks of the running service, over its UNIX socket only.
+
+An answer is a plain JSON object. What can't be done as things stand is answered with ``refused``
+and the reason; a wrong input is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from rpcsvc.clock import iso8601
+from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.domain.order import REFUND_ADDRESS, Order, TransferState
+from rpcsvc.domain.refunds import waiting_units
+from rpcsvc.errors import InputError, InvalidInput
+from rpcsvc.logs import shorten_addresses
+from rpcsvc.operations import support
+from rpcsvc.operations.admin_transfers import PENDING, is_blocked, next_of, receipt_of
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.operation import Effect, Operation
+from rpcsvc.operations.params import NoParams, Params, SupportParams
+from rpcsvc.operations.service import Call, Flat, Service
+from rpcsvc.orders.ports.operator import BookedTransfer, OperatorBooks, Treasury
+
+log = structlog.get_logger(__name__)
+
+PREFIX: Final = "admin."
+_ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
+MOST_LISTED: Final = 10_000
+# What a list of transfers can be asked for.
+STATES: Final[Mapping[str, tuple[TransferState, ...]]] = {
+    "pending": PENDING,
+    "all": tuple(TransferState),
+    **{state.value: (state,) for state in TransferState},
+}
+
+# --- params and results ------------------------------------------------------------------------
+
+
+class TransfersParams(Params):
+    """Which transfers to list. ``state``: pending, all, or a state of transfers."""
+
+    state: str = "pending"
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 100
+    full: bool = False
+
+
+class TransferParams(Params):
+    """One transfer; ``full`` addresses are not shortened."""
+
+    transfer_id: str
+    full: bool = False
+
+
+class RefundParams(Params):
+    """The address that an order's deposit goes back to."""
+
+    order_id: str
+    address: str
+
+
+class ClaimParams(Params):
+    """A claim on an upstream order, and what was found about it."""
+
+    order_id: str
+    note: str
+
+
+class TicketParams(Params):
+    """One ticket."""
+
+    ticket_id: str
+
+
+class AnnotationParams(Params):
+    """A transaction that was made by hand, and what it was for."""
+
+    network: str
+    txid: str
+    note: str
+    internal_wei: int = 0
+
+
+class TransactionParams(Params):
+    """A transaction."""
+
+    network: str
+    txid: str
+
+
+class AdminResult(BaseModel):
+    """A part of an answer. Names are camelCase on the wire."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+    def flat(self) -> Flat:
+        """The answer."""
+        return Flat(self.model_dump(mode="json", by_alias=True))
+
+
+class AttemptView(AdminResult):
+    """A transaction that was signed for a transfer."""
+
+    txid: str
+    at: str
+    wallet: str
+    block: int | None
+
+
+class TransferView(AdminResult):
+    """A transfer, and what happens to it next."""
+
+    transfer_id: str
+    order_id: str
+    order_status: str
+    kind: str
+    state: str
+    amount: str
+    units: str
+    network: str
+    address: str
+    txid: str | None
+    attempts: list[AttemptView]
+    since: str
+    reason: str | None
+    next: str
+
+
+class TransferDetails(TransferView):
+    """A transfer with its receipt, and why payouts are paused, if they are."""
+
+    receipt: Json | None
+    paused: str | None
+
+
+class TransferList(AdminResult):
+    """Transfers, the newest first."""
+
+    paused: str | None
+    transfers: list[TransferView]
+
+
+class Outcome(AdminResult):
+    """Whether it was done: ``refused`` says why not."""
+
+    refused: str | None = None
+
+
+class RefundView(AdminResult):
+    """What goes back, and where to."""
+
+    order_id: str
+    amount: str
+    address: str
+    refused: str | None = None
+
+
+class DoubtView(AdminResult):
+    """A claim in doubt."""
+
+    order_id: str
+    upstream_id: str | None
+    reason: str | None
+    note: str | None
+    created_at: str
+
+
+class DoubtList(AdminResult):
+    """The claims in doubt, oldest first."""
+
+    in_doubt: list[DoubtView]
+
+
+class ClosedClaim(AdminResult):
+    """A claim that was ended."""
+
+    order_id: str
+    reason: str
+
+
+class ClosedTicket(AdminResult):
+    """A ticket that was deleted."""
+
+    ticket_id: str
+
+
+class Closed(AdminResult):
+    """What was closed."""
+
+    closed: ClosedClaim | ClosedTicket
+
+
+class FeesView(AdminResult):
+    """What an integrator has earned in one asset."""
+
+    integrator: str
+    asset: str
+    amount: str
+    payouts: int
+
+
+class FeesReport(AdminResult):
+    """What integrators have earned."""
+
+    fees: list[FeesView]
+
+
+class TicketHead(AdminResult):
+    """A ticket without its message."""
+
+    ticket_id: str
+    created_at: str
+    category: str
+    order_id: str | None
+    wallet_address: str | None
+
+
+class TicketView(TicketHead):
+    """A ticket."""
+
+    message: str
+
+
+class TicketList(AdminResult):
+    """The tickets, oldest first."""
+
+    tickets: list[TicketHead]
+
+
+class OneTicket(AdminResult):
+    """One ticket."""
+
+    ticket: TicketView
+
+
+class TreasuryView(AdminResult):
+    """What the wallets hold, and what of it is reserved, owed, swept and spent on fees.
+
+    ``problems``: which nodes and wallets could not be asked.
+    """
+
+    as_of: str
+    paused: str | None
+    xmr: Json
+    usdc: list[Json]
+    caps: dict[str, Json]
+    of_no_order: list[Json]
+    problems: list[str]
+
+
+class AnnotationResult(AdminResult):
+    """What a transaction moved, in words, and the payment that it is on record as."""
+
+    txid: str
+    note: str | None = None
+    moved: str | None = None
+    recorded: str | None = None
+    refused: str | None = None
+
+
+# --- the handlers ------------------------------------------------------------------------------
+
+
+class Admin:
+    """The handlers over the records of the running service.
+
+    ``retry``: whether a transfer waited, or its order's refused refund, and goes on now.
+    ``paused``: why payouts are paused, None if they are not.
+    """
+
+    def __init__(
+        self,
+        books: OperatorBooks,
+        retry: Callable[[str], Awaitable[bool]],
+        paused: Callable[[], str | None],
+    ) -> None:
+        self._books = books
+        self._retry = retry
+        self._paused = paused
+
+    # --- payouts and refunds -------------------------------------------------------------------
+
+    async def list_transfers(self, _service: Service, params: TransfersParams, _call: Call) -> Flat:
+        """Payouts and refunds, the newest first. Raises InvalidInput."""
+        states = STATES.get(params.state)
+        if states is None:
+            raise InvalidInput(
+                f"state must be one of {', '.join(STATES)}.", field="state", received=params.state
+            )
+        paused = self._paused()
+        found = await self._books.transfers(states, params.limit)
+        views = [await self._view(item, paused, full=params.full) for item in found]
+        return TransferList(paused=paused, transfers=views).flat()
+
+    async def show_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:
+        """Everything about one payout or refund. Raises InvalidInput."""
+        item = await self._find(service, params.transfer_id)
+        paused = self._paused()
+        view = await self._view(item, paused, full=params.full)
+        details = TransferDetails(**dict(view), receipt=receipt_of(item), paused=paused)
+        return details.flat()
+
+    async def retry_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:
+        """Have a pending one tried now instead of after its pause. Raises InvalidInput."""
+        wanted = params.transfer_id
+        item = await self._find(service, wanted)
+        paused = self._paused()
+        if item.state.is_final and not is_blocked(item):
+            return _refused(
+                f"{wanted} is {item.state.value}, which is final: {next_of(item, [], paused)}."
+            )
+        if paused is not None:
+            return _refused(f"Payouts are paused ({paused}): first rpcsvc payouts resume")
+        waited = await self._retry(wanted)
+        log.info("transfer_retried", transfer_id=wanted[:80], waited=waited)
+        return Outcome().flat()
+
+    async def _find(self, service: Service, wanted: str) -> BookedTransfer:
+        found = await self._books.transfer(wanted)
+        if found is not None:
+            return found
+        order = await service.store.order(wanted)
+        if order is None:
+            raise InvalidInput(
+                f"There is no transfer {wanted[:80]}. They are listed by: rpcsvc payouts list",
+                field="transferId",
+            )
+        names = ", ".join(item.transfer_id for item in order.transfers) or "none"
+        raise InvalidInput(f"{wanted} is an order; its transfers: {names}", field="transferId")
+
+    async def _view(self, item: BookedTransfer, paused: str | None, *, full: bool) -> TransferView:
+        signed = await self._books.signed(item.transfer_id)
+        asset = _ASSETS[item.asset]
+        return TransferView(
+            transfer_id=item.transfer_id,
+            order_id=item.order_id,
+            order_status=item.order_status.value,
+            kind=item.kind,
+            state=item.state.value,
+            amount=f"{format_units(item.units, asset)} {asset.symbol}",
+            units=str(item.units),
+            network=item.network,
+            address=item.address if full else shorten_addresses(item.address),
+            txid=next((each.txid for each in signed if each.block is not None), item.txid),
+            attempts=[
+                AttemptView(
+                    txid=each.txid,
+                    at=iso8601(each.made_at),
+                    wallet=each.wallet_state,
+                    block=each.block,
+                )
+                for each in signed
+            ],
+            since=iso8601(item.since),
+            reason=item.reason,
+            next=next_of(item, signed, paused),
+        )
+
+    # --- refund addresses ----------------------------------------------------------------------
+
+    async def preview_refund(self, service: Service, params: RefundParams, _call: Call) -> Flat:
+        """What would go back, and where to. Raises InvalidInput."""
+        return (await self._refund(service, params))[1].flat()
+
+    async def set_refund(self, service: Service, params: RefundParams, call: Call) -> Flat:
+        """Set the address that an order's deposit goes back to. Raises InvalidInput.
+
+        It is the event that the order's owner causes by a support request.
+        """
+        order, view = await self._refund(service, params)
+        request = SupportParams.model_validate(
+            {
+                "message": "The operator set the refund address.",
+                "category": "operator",
+                "orderId": order.order_id,
+                "sessionId": order.terms.session_id,
+                "walletAddress": view.address,
+            }
+        )
+        answer = await support.create_ticket(service, request, call)
+        given = answer.data.get("refundAddress")
+        if not given or not given["accepted"]:
+            view.refused = "the order does not wait any more"
+        return view.flat()
+
+    async def _refund(self, service: Service, params: RefundParams) -> tuple[Order, RefundView]:
+        order = await _waiting_order(service, params.order_id)
+        address = _address(service, order, params.address)
+        if await self._books.is_own_address(address):
+            raise InvalidInput("--to: that is an address of the service itself.", field="address")
+        asset = order.terms.deposit_asset
+        amount = f"{format_units(waiting_units(order), asset)} {asset.symbol}"
+        return order, RefundView(order_id=order.order_id, amount=amount, address=address)
+
+    # --- integrators, claims, tickets ----------------------------------------------------------
+
+    async def report_fees(self, _service: Service, _params: NoParams, _call: Call) -> Flat:
+        """What integrators have earned by settled payouts."""
+        rows = [
+            FeesView(
+                integrator=each.integrator,
+                asset=each.asset,
+                amount=format_units(each.units, _ASSETS[each.asset]),
+                payouts=each.payouts,
+            )
+            for each in await self._books.integrator_fees()
+        ]
+        return FeesReport(fees=rows).flat()
+
+    async def list_doubts(self, _service: Service, _params: NoParams, _call: Call) -> Flat:
+        """Upstream orders that may have been made."""
+        rows = [
+            DoubtView(**{**each._asdict(), "created_at": iso8601(each.created_at)})
+            for each in await self._books.doubts()
+        ]
+        return DoubtList(in_doubt=rows).flat()
+
+    async def close_claim(self, service: Service, params: ClaimParams, _call: Call) -> Flat:
+        """End a claim that was looked up. Raises InvalidInput when it is not in doubt."""
+        note = _words(params.note, "--note must say what was found: no other record of it is kept.")
+        reason = f"closed by the operator at {iso8601(service.clock.now_ms())}: {note}"
+        if not await self._books.close_claim(params.order_id, reason):
+            raise InvalidInput(
+                f"no upstream order {params.order_id[:60]} is in doubt. rpcsvc relays lists those;"
+                " one whose call is still under way can't be closed.",
+                field="orderId",
+            )
+        return Closed(closed=ClosedClaim(order_id=params.order_id, reason=reason)).flat()
+
+    async def list_tickets(self, _service: Service, _params: NoParams, _call: Call) -> Flat:
+        """All tickets without their messages, oldest first."""
+        rows = [
+            TicketHead(**{k: v for k, v in dict(each).items() if k != "message"})
+            for each in await self._tickets()
+        ]
+        return TicketList(tickets=rows).flat()
+
+    async def show_ticket(self, _service: Service, params: TicketParams, _call: Call) -> Flat:
+        """One ticket with its message. Raises InvalidInput."""
+        for each in await self._tickets():
+            if each.ticket_id == params.ticket_id:
+                return OneTicket(ticket=each).flat()
+        raise _no_ticket(params.ticket_id)
+
+    async def close_ticket(self, _service: Service, params: TicketParams, _call: Call) -> Flat:
+        """Delete a ticket that was dealt with. Raises InvalidInput."""
+        if not await self._books.close_ticket(params.ticket_id):
+            raise _no_ticket(params.ticket_id)
+        return Closed(closed=ClosedTicket(ticket_id=params.ticket_id)).flat()
+
+    async def _tickets(self) -> list[TicketView]:
+        return [
+            TicketView(**{**each._asdict(), "created_at": iso8601(each.created_at)})
+            for each in await self._books.tickets()
+        ]
+
+
+def _refused(reason: str) -> Flat:
+    return Outcome(refused=reason).flat()
+
+
+def _words(text: str, otherwise: str) -> str:
+    """A note on one line. Raises InvalidInput for an empty one."""
+    note = " ".join(text.split())
+    if not note:
+        raise InvalidInput(otherwise, field="note")
+    return note
+
+
+def _no_ticket(ticket_id: str) -> InvalidInput:
+    return InvalidInput(
+        f"there is no ticket {ticket_id[:60]}. rpcsvc tickets list names them all.",
+        field="ticketId",
+    )
+
+
+async def _waiting_order(service: Service, order_id: str) -> Order:
+    """The order. Raises InvalidInput when it does not wait for a refund address."""
+    order = await service.store.order(order_id)
+    if order is None:
+        raise InvalidInput(f"There is no order {order_id[:80]}.", field="orderId")
+    if order.action_required == REFUND_ADDRESS:
+        return order
+    refunds = ", ".join(f"{item.transfer_id} ({item.state.value})" for item in order.refunds)
+    if order.terms.refund_address is not None:
+        raise InvalidInput(
+            f"{order_id} was made with the refund address {order.terms.refund_address}: its"
+            " refunds go there and nowhere else. To try one that failed again: rpcsvc payouts"
+            f" retry TRANSFER. Its refunds: {refunds or 'none'}.",
+            field="orderId",
+        )
+    raise InvalidInput(
+        f"{order_id} is {order.status.value} and does not wait for a refund address."
+        f" Its refunds: {refunds or 'none'}. An address that was given is not changed.",
+        field="orderId",
+    )
+
+
+def _address(service: Service, order: Order, text: str) -> str:
+    """The address, normalised, of the deposit's network. Raises InvalidInput."""
+    try:
+        if order.terms.senders_can_be_refunded:
+            contracts = service.chains.token_contracts
+            return parse_evm_address(text, field="--to", forbidden=contracts)
+        return parse_monero_address(text, field="--to", networks=service.monero_networks).text
+    except InputError as error:
+        raise InvalidInput(f"--to: {error.message}", field="address") from error
+
+
+# --- the table ---------------------------------------------------------------------------------
+
+
+def admin_operations(admin: Admin) -> tuple[Operation, ...]:
+    """The methods that every service has."""
+    return (
+        _row("payouts.list", TransfersParams, TransferList, admin.list_transfers),
+        _row("payouts.show", TransferParams, TransferDetails, admin.show_transfer),
+        _row("payouts.retry", TransferParams, Outcome, admin.retry_transfer, Effect.MOVES_MONEY),
+        _row("refunds.preview", RefundParams, RefundView, admin.preview_refund),
+        _row("refunds.set", RefundParams, RefundView, admin.set_refund, Effect.MOVES_MONEY),
+        _row("integrators.report", NoParams, FeesReport, admin.report_fees),
+        _row("relays.list", NoParams, DoubtList, admin.list_doubts),
+        _row("relays.close", ClaimParams, Closed, admin.close_claim, Effect.WRITE),
+        _row("tickets.list", NoParams, TicketList, admin.list_tickets),
+        _row("tickets.show", TicketParams, OneTicket, admin.show_ticket),
+        _row("tickets.close", TicketParams, Closed, admin.close_ticket, Effect.WRITE),
+    )
+
+
+def treasury_operations(treasury: Treasury) -> tuple[Operation, ...]:
+    """The methods of a service with wallets of its own."""
+
+    async def show(_service: Service, _params: NoParams, _call: Call) -> Flat:
+        """What the wallets hold, what is reserved, owed, swept and spent on fees."""
+        return TreasuryView.model_validate(await treasury.view()).flat()
+
+    async def annotate(_service: Service, params: AnnotationParams, _call: Call) -> Flat:
+        """Note what a transaction was that was made by hand."""
+        given = (params.network, params.txid, params.note, params.internal_wei)
+        return AnnotationResult(**(await treasury.annotate(*given))._asdict()).flat()
+
+    async def remove(_service: Service, params: TransactionParams, _call: Call) -> Flat:
+        """Forget a note."""
+        done = await treasury.remove_annotation(params.network, params.txid)
+        return AnnotationResult(**done._asdict()).flat()
+
+    return (
+        _row("treasury.show", NoParams, TreasuryView, show),
+        _row("treasury.annotate", AnnotationParams, AnnotationResult, annotate, Effect.WRITE),
+        _row("treasury.unannotate", TransactionParams, AnnotationResult, remove, Effect.WRITE),
+    )
+
+
+def _row(
+    name: str,
+    params: type[Params],
+    result: type[AdminResult],
+    handler: Callable[[Service, Any, Call], Awaitable[Flat]],
+    effect: Effect = Effect.READ,
+) -> Operation:
+    summary = (handler.__doc__ or "").partition("\n")[0].partition(" Raises")[0]
+    return Operation(PREFIX + name, summary, params, result, handler, effect)

@@ -1,0 +1,153 @@
+"""What the operator asks of the records: transfers, integrators' fees, claims in doubt, tickets.
+
+Amounts are atomic units, times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from rpcsvc.domain.order import OnDeadline, OrderStatus, TransferState
+
+
+class BookedTransfer(NamedTuple):
+    """A payout or refund with what its order says about it.
+
+    ``since``: when its state was reached. ``reason``: what was recorded with it. ``receipt`` is
+    JSON that proves the payment.
+    """
+
+    transfer_id: str
+    order_id: str
+    kind: str
+    state: TransferState
+    asset: str
+    network: str
+    address: str
+    units: int
+    txid: str | None
+    reason: str | None
+    since: int
+    order_status: OrderStatus
+    deadline_at: int | None
+    on_deadline: OnDeadline | None
+    action_required: str | None
+    receipt: str | None
+
+
+class Signed(NamedTuple):
+    """A transaction that was signed for a transfer. ``block`` is where it was mined."""
+
+    txid: str
+    made_at: int
+    wallet_state: str
+    block: int | None
+
+
+class IntegratorFees(NamedTuple):
+    """What an integrator has earned in one asset, by so many settled payouts."""
+
+    integrator: str
+    asset: str
+    units: int
+    payouts: int
+
+
+class Doubt(NamedTuple):
+    """A call to the upstream whose outcome is not known.
+
+    ``note``: what the operator noted when closing it, of one that came into doubt again.
+    """
+
+    order_id: str
+    upstream_id: str | None
+    reason: str | None
+    note: str | None
+    created_at: int
+
+
+class StoredTicket(NamedTuple):
+    """A support ticket."""
+
+    ticket_id: str
+    created_at: int
+    category: str
+    order_id: str | None
+    wallet_address: str | None
+    message: str
+
+
+class OperatorBooks(Protocol):
+    """The records as the operator sees them. Everything may raise errors.Unavailable."""
+
+    async def transfers(
+        self, states: tuple[TransferState, ...], limit: int
+    ) -> list[BookedTransfer]:
+        """The newest transfers in these states, newest first."""
+        ...
+
+    async def transfer(self, transfer_id: str) -> BookedTransfer | None:
+        """One transfer."""
+        ...
+
+    async def signed(self, transfer_id: str) -> list[Signed]:
+        """Every transaction that was signed for a transfer, oldest first."""
+        ...
+
+    async def is_own_address(self, address: str) -> bool:
+        """Whether an address is a deposit address, or one of the service's wallets."""
+        ...
+
+    async def integrator_fees(self) -> list[IntegratorFees]:
+        """What integrators have earned."""
+        ...
+
+    async def doubts(self) -> list[Doubt]:
+        """The upstream orders in doubt, oldest first."""
+        ...
+
+    async def close_claim(self, order_id: str, reason: str) -> bool:
+        """End a claim in doubt, so that its idempotency key is free; False when it is not in doubt.
+
+        Nobody was given a deposit address, so no money can be on its way. ``reason`` stays as a
+        note, after those of earlier closings, whatever becomes of the claim.
+        """
+        ...
+
+    async def tickets(self) -> list[StoredTicket]:
+        """The tickets, oldest first."""
+        ...
+
+    async def close_ticket(self, ticket_id: str) -> bool:
+        """Delete a ticket that was dealt with; False when there is none."""
+        ...
+
+
+class Noted(NamedTuple):
+    """What became of a note on a transaction.
+
+    ``moved``: what the transaction moved, in words. ``recorded``: the payment that it is on record
+    as. ``refused``: why nothing was changed.
+    """
+
+    txid: str
+    note: str | None = None
+    moved: str | None = None
+    recorded: str | None = None
+    refused: str | None = None
+
+
+class Treasury(Protocol):
+    """The wallets of an engine that has some, as the operator sees them."""
+
+    async def view(self) -> dict[str, Any]:
+        """What they hold, and what of it is reserved, owed, swept and spent on fees."""
+        ...
+
+    async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
+        """Note what a transaction was that was made by hand. Raises InvalidInput, Unavailable."""
+        ...
+
+    async def remove_annotation(self, network: str, txid: str) -> Noted:
+        """Forget a note. Raises InvalidInput."""
+        ...

@@ -1,0 +1,236 @@
+"""What the wallets of the engine onchain hold, and what of it is reserved, owed, swept and spent.
+
+Balances come from the nodes, all else from the database. A node that does not answer leaves a gap
+that is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rpcsvc.chains_file import read_chains
+from rpcsvc.clock import Clock, iso8601
+from rpcsvc.domain.money import USDC, XMR, Asset, format_units
+from rpcsvc.orders.ports.operator import Noted
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import wiring
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
+from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
+from rpcsvc.settlement.onchain.readiness import (
+    MoneroFound,
+    MoneroInspector,
+    NetworkFound,
+    coins,
+    look_at_network,
+)
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot
+from rpcsvc.store.database import Tables
+from rpcsvc.store.onchain_books import OnchainBooks
+from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.operator_books import Owed, SqliteOperatorBooks, Unswept, owed, reserved
+from rpcsvc.treasury.annotations import Annotations
+
+Json = dict[str, Any]
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+# --- a look at all nodes and wallets -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What nodes and wallets answered. ``coins``: what gas is paid in on each of ``networks``."""
+
+    options: MoneroOptions
+    monero: MoneroFound
+    networks: tuple[NetworkFound, ...]
+    coins: tuple[str, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """Which of them could not be asked."""
+        monero = (self.monero.node_problem or self.monero.wallet_problem,)
+        return [text for text in (*monero, *(item.problem for item in self.networks)) if text]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The wallets of the first start; None before it."""
+
+    monero: WalletRecord | None
+    hot_wallet: str | None
+
+
+async def recorded_wallets(database: Tables) -> Recorded:
+    """What the database knows of the wallets. Raises errors.Unavailable."""
+    evm = await SqliteEvmDepositLedger(database).wallet()
+    monero = await SqliteMoneroLedger(database).wallet()
+    return Recorded(monero, evm.hot_address if evm else None)
+
+
+async def look_at_all(
+    settings: Settings, recorded: WalletRecord | None, hot_wallet: str | None, *, alone: bool
+) -> Found:
+    """Ask everything once, all at the same time. Raises SettingsError."""
+    options = wiring.monero_options(settings.onchain)
+    node, wallet = wiring.monero_clients(settings.onchain)
+    chains = read_chains(settings.chains_file)
+    served = wiring.served_chains(settings.onchain, chains)
+    nodes = wiring.evm_nodes(settings.onchain, served)
+    looks = (look_at_network(item.network, item.client, hot_wallet) for item in nodes)
+    # The connection is only asked about its node here, and records nothing.
+    with empty_snapshot() as nowhere:
+        connection = MoneroConnection(node, wallet, SqliteMoneroLedger(nowhere), options)
+        inspector = MoneroInspector(connection, recorded, options, alone=alone)
+        monero, networks = await asyncio.gather(inspector.look(), asyncio.gather(*looks))
+    native = {chain.name: chain.native_token for chain in served.all()}
+    paid_in = tuple(native[item.network.name] for item in networks)
+    return Found(options, monero, tuple(networks), paid_in)
+
+
+# --- the treasury ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """What the database says, by network or asset; atomic units."""
+
+    recorded: Recorded
+    reserved: dict[str, int]
+    owed: dict[str, Owed]
+    unswept: dict[str, Unswept]
+    swept: dict[str, int]
+    monero_fees: dict[str, int]
+    gas_fees: dict[str, dict[str, int]]
+    sent_today: dict[str, int]
+    unattributed: list[UnattributedDeposit]
+
+
+class OnchainTreasury:
+    """The treasury of a running service. ``paused``: why payouts are paused, or None."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Tables,
+        clock: Clock,
+        paused: Callable[[], str | None],
+    ) -> None:
+        self._settings = settings
+        self._db = database
+        self._clock = clock
+        self._paused = paused
+        self._annotations = Annotations(settings, database, clock)
+
+    async def annotate(self, network: str, txid: str, note: str, wei: int) -> Noted:
+        """Note what a transaction was that was made by hand. Raises InvalidInput, Unavailable."""
+        return await self._annotations.add(network, txid, note, wei)
+
+    async def remove_annotation(self, network: str, txid: str) -> Noted:
+        """Forget a note. Raises InvalidInput."""
+        return await self._annotations.remove(network, txid)
+
+    async def view(self) -> Json:
+        """What the wallets hold. The records come first, so that nothing waits for a node."""
+        now = self._clock.now_ms()
+        books = await self._read(now)
+        recorded = books.recorded
+        found = await look_at_all(self._settings, recorded.monero, recorded.hot_wallet, alone=False)
+        limits = wiring.caps(self._settings.onchain)
+        return {
+            "asOf": iso8601(now),
+            "paused": self._paused(),
+            "xmr": _xmr_view(found.monero, books),
+            "usdc": [
+                _usdc_view(item, coin, books)
+                for item, coin in zip(found.networks, found.coins, strict=True)
+            ],
+            "caps": {
+                asset.symbol: {
+                    "sentIn24Hours": format_units(books.sent_today[asset.symbol], asset),
+                    "perDay": format_units(limits[asset].per_day, asset),
+                    "perTransfer": format_units(limits[asset].per_transfer, asset),
+                }
+                for asset in (XMR, USDC)
+            },
+            "ofNoOrder": [_unattributed_view(item) for item in books.unattributed],
+            "problems": found.problems,
+        }
+
+    async def _read(self, now: int) -> _Books:
+        books, sums = SqliteOperatorBooks(self._db), OnchainBooks(self._db)
+        orders = await books.open_orders()
+        return _Books(
+            recorded=await recorded_wallets(self._db),
+            reserved=reserved(orders, now),
+            owed=owed(orders),
+            unswept=await books.unswept(),
+            swept=await books.swept(),
+            monero_fees=await books.monero_fees(),
+            gas_fees=await books.gas_fees(),
+            unattributed=await SqliteUnrecordedLedger(self._db).unattributed_deposits(),
+            sent_today={
+                asset.symbol: await sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)
+            },
+        )
+
+
+# --- one chain each ----------------------------------------------------------------------------
+
+
+def _xmr_view(found: MoneroFound, books: _Books) -> Json:
+    held = found.held
+    return {
+        "address": found.primary_address,
+        "unlocked": format_units(held.unlocked, XMR) if held else None,
+        "locked": format_units(held.locked, XMR) if held else None,
+        "outputs": held.outputs if held else None,
+        **_obligations(MONERO, XMR, books),
+        "feesPaid": {name: format_units(units, XMR) for name, units in books.monero_fees.items()},
+    }
+
+
+def _usdc_view(found: NetworkFound, coin: str, books: _Books) -> Json:
+    name, hot = found.network.name, found.hot
+    left = books.unswept.get(name, Unswept(0, 0, 0))
+    return {
+        "network": name,
+        "address": books.recorded.hot_wallet,
+        "hotWallet": format_units(hot.usdc, USDC) if hot else None,
+        "unswept": format_units(left.units, USDC),
+        "unsweptAddresses": left.addresses,
+        "arriving": format_units(left.arriving, USDC),
+        "swept": format_units(books.swept.get(name, 0), USDC),
+        **_obligations(name, USDC, books),
+        "gas": {"coin": coin, "left": coins(hot.ether) if hot else None},
+        "gasPaid": {kind: coins(wei) for kind, wei in books.gas_fees.get(name, {}).items()},
+    }
+
+
+def _unattributed_view(item: UnattributedDeposit) -> Json:
+    asset = XMR if item.network == MONERO else USDC
+    return {
+        "network": item.network,
+        "txid": item.txid,
+        "amount": f"{format_units(item.units, asset)} {asset.symbol}",
+        "address": item.address,
+        "addressOf": item.order_id,
+    }
+
+
+def _obligations(network: str, asset: Asset, books: _Books) -> Json:
+    due = books.owed.get(network, Owed())
+    return {
+        "reserved": format_units(books.reserved.get(network, 0), asset),
+        "refundsUnderWay": due.refunds,
+        "refundsOwed": format_units(due.units, asset),
+        "waitingForAddress": format_units(due.waiting, asset),
+        "ordersWaitingForAddress": due.waiting_orders,
+    }

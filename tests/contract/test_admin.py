@@ -1,0 +1,140 @@
+"""The admin methods: over the UNIX socket only, and the only way to write a service's database."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rpcsvc.operations.admin import PREFIX
+from tests.contract.serving import Served, serving
+from tests.operator_cli import on_socket
+
+ROOT = Path(__file__).parents[2]
+METHODS = [
+    "payouts.list", "payouts.show", "payouts.retry", "refunds.preview", "refunds.set",
+    "integrators.report", "relays.list", "relays.close", "tickets.list", "tickets.show",
+    "tickets.close",
+]  # fmt: skip
+
+
+class Socket:
+    """Calls over the UNIX socket."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def call(self, method: str, params: Any, **headers: str) -> Any:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        async with self._session.post("http://localhost/rpc", json=message, headers=names) as got:
+            return await got.json()
+
+
+@asynccontextmanager
+async def over_socket(served: Served) -> AsyncIterator[Socket]:
+    async with on_socket(served.up):
+        path = str(served.up.settings.data_dir / "rpcsvc.sock")
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session:
+            yield Socket(session)
+
+
+def test_the_table_is_the_one_that_is_tried(served: Served) -> None:
+    assert [operation.name for operation in served.up.admin] == [PREFIX + m for m in METHODS]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_admin_over_tcp_is_an_unknown_method(served: Served, method: str) -> None:
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": f"admin.{method}"}).encode()
+    error = (await served.raw(body)).body["error"]
+    assert error["code"] == -32601
+    assert "admin." not in json.dumps(error["data"].get("details", {}))
+
+
+async def test_admin_over_tcp_is_unknown_with_a_token_too(tmp_path: Path) -> None:
+    token = "correct-horse-battery-staple"
+    async with serving(tmp_path, {"AGENT_RPC_TOKEN": token}) as served:
+        body = b'{"jsonrpc": "2.0", "id": 1, "method": "admin.payouts.list"}'
+        answer = await served.raw(body, x_agent_rpc_token=token)
+        assert answer.body["error"]["code"] == -32601
+
+
+async def test_no_document_names_an_admin_method(served: Served) -> None:
+    for path in ("/openapi.json", "/openrpc.json", "/llms-full.txt"):
+        async with served.client.get(path) as response:
+            assert response.status == 200, path
+            assert "admin." not in await response.text(), path
+    described = (await served.rpc("schemas", {})).body["result"]["data"]["operations"]
+    assert not [name for name in described if name.startswith("admin")]
+
+
+async def test_admin_over_the_socket_answers_a_plain_object(served: Served) -> None:
+    async with over_socket(served) as at:
+        assert (await at.call("admin.payouts.list", {}))["result"] == {
+            "paused": None, "transfers": [],
+        }  # fmt: skip
+        assert (await at.call("service.swap.plan", {}))["result"]["ok"]
+
+
+@pytest.mark.parametrize("header", ["x_forwarded_for", "forwarded", "x_real_ip"])
+async def test_a_proxy_to_the_socket_reaches_no_admin_method(served: Served, header: str) -> None:
+    async with over_socket(served) as at:
+        answer = await at.call("admin.payouts.list", {}, **{header: "203.0.113.7"})
+        assert answer["error"]["code"] == -32601
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [
+        ("payouts.list", {"state": "lost"}),
+        ("payouts.list", {"limit": 0}),
+        ("payouts.list", {"limits": 5}),
+        ("payouts.show", {}),
+        ("payouts.show", {"transferId": 5}),
+        ("refunds.set", {"orderId": "ord_1", "address": ""}),
+        ("relays.close", {"orderId": "ord_1", "note": " "}),
+        ("tickets.show", {"ticketId": None}),
+    ],
+)
+async def test_wrong_params_of_admin_are_named(served: Served, method: str, params: Any) -> None:
+    async with over_socket(served) as at:
+        error = (await at.call(f"admin.{method}", params))["result"]["error"]
+    assert error["code"] in ("invalid_input", "missing_input")
+    assert error["message"]
+
+
+# --- one writer --------------------------------------------------------------------------------
+
+# Who may open the database file, and to do what.
+OPENING = {
+    "Database.open(": {
+        "rpcsvc/app.py",  # the service
+        "rpcsvc/cli/recovery/owner.py",  # while it is stopped, under its lock
+        "rpcsvc/cli/recovery/restore.py",
+    },
+    "aiosqlite.connect(": {
+        "rpcsvc/store/backends/sqlite/database.py",  # the writer
+        "rpcsvc/store/backends/sqlite/checkpoints.py",  # its log
+    },
+    "sqlite3.connect(": {
+        "rpcsvc/store/backends/sqlite/database.py",  # its migrations, and readers
+        "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
+        "rpcsvc/store/backends/sqlite/snapshot.py",  # in memory
+    },
+}
+
+
+@pytest.mark.parametrize("call", OPENING)
+def test_only_the_owner_of_the_database_opens_it_for_writing(call: str) -> None:
+    found = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "rpcsvc").rglob("*.py")
+        if re.search(rf"\b{re.escape(call)}", file.read_text(encoding="utf-8"))
+    }
+    assert found == OPENING[call]

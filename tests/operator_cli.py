@@ -1,0 +1,95 @@
+"""The operator's command line, and a service that it finds on the socket of its data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from rpcsvc.app import Running, web_app
+from rpcsvc.cli.main import run
+from rpcsvc.http.http_server import EdgeRunner
+from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.operations.operation import Operation
+from rpcsvc.settings import Settings
+from tests.sandbox import Sandbox, sandbox
+
+Local = Callable[[Settings], AbstractAsyncContextManager[LocalService]]
+
+
+class Cli:
+    """The command line on a data directory, of one engine or another."""
+
+    def __init__(
+        self, data_dir: Path, output: pytest.CaptureFixture[str], engine: str = "sandbox"
+    ) -> None:
+        self.data_dir = data_dir
+        self.environ = {"RPCSVC_ENGINE": engine}
+        self.out, self.err = "", ""
+        self._output = output
+
+    def __call__(self, *arguments: str, local: Local | None = None) -> int:
+        environ = {**self.environ, "RPCSVC_DATA_DIR": str(self.data_dir)}
+        self._output.readouterr()
+        try:
+            return run(arguments, environ, serve=_never, local=local or _never)
+        except SystemExit as usage:
+            assert isinstance(usage.code, int)
+            return usage.code
+        finally:
+            self.out, self.err = self._output.readouterr()
+
+    async def ask(self, *arguments: str) -> int:
+        """A command beside a service in this process."""
+        return await asyncio.to_thread(self, *arguments)
+
+    async def json(self, *arguments: str) -> Any:
+        """What a command prints that asks a service in this process."""
+        assert await self.ask(*arguments) == 0, self.err
+        return json.loads(self.out)
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("no service is needed")
+
+
+@contextmanager
+def listening(data_dir: Path) -> Iterator[None]:
+    """What a running service looks like from outside, as long as nobody asks it."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(data_dir / "rpcsvc.sock"))
+        made.listen()
+        yield
+
+
+@asynccontextmanager
+async def on_socket(up: Running) -> AsyncIterator[None]:
+    """Serve on the socket of the data directory."""
+    runner = EdgeRunner(web_app(up), access_log=None)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(up.settings.data_dir / "rpcsvc.sock")).start()
+        with capture_logs():  # a real service has streams of its own
+            yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def served(
+    data_dir: Path, more: Callable[[Running], tuple[Operation, ...]] = lambda _up: ()
+) -> AsyncIterator[Sandbox]:
+    """A sandbox on a socket; ``more`` admin methods than it has."""
+    async with sandbox(data_dir) as box:
+        up = replace(box.up, admin=(*box.up.admin, *more(box.up)))
+        async with on_socket(up):
+            yield box
