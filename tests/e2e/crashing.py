@@ -64,7 +64,7 @@ def seam(name: str) -> Seam:
     return Seam(
         OrderProcessor,
         "_commit",
-        lambda args: any(type(step.event).__name__ == name for step in args[1]),
+        lambda args: any(type(event).__name__ == name for event in args[1].values()),
     )
 
 
