@@ -64,9 +64,9 @@ from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
-from rpcsvc.store.operator_books import SqliteOperatorBooks
-from rpcsvc.store.orders import SqliteOrderStore
-from rpcsvc.store.other_engines import claim_of_another
+from rpcsvc.store.engines import claim_of_another
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.orders import SqlOrderStore
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +103,7 @@ async def running(
     try:
         database = await Database.open(settings.data_dir)
         try:
-            _require_own(settings, database)
+            await _require_own(settings, database)
             base = clock or SystemClock()
             signer = _signer(settings, base, random)
             chains = read_chains(settings.chains_file)
@@ -129,9 +129,9 @@ def _make_data_dir(path: Path) -> None:
         )
 
 
-def _require_own(settings: Settings, database: Database) -> None:
+async def _require_own(settings: Settings, database: Database) -> None:
     """Raises SettingsError when the orders on the data directory are another engine's."""
-    claim = claim_of_another(database, settings.engine)
+    claim = await claim_of_another(database, settings.engine)
     if claim is not None:
         other, why = claim
         raise SettingsError(
@@ -164,7 +164,7 @@ async def _compose(
         issuer = settings.effective_site_url
         attest = attester(signer.attest, chains, network=views.network, issuer=issuer)
         views = replace(views, attest=attest)
-    store = SqliteOrderStore(database, _view_key(views, chains, signer))
+    store = SqlOrderStore(database, _view_key(views, chains, signer))
     processor = OrderProcessor(store, clock, partial(project, views), backend.reservations)
     secret = client_secret(settings.data_dir, random)
     retention = Retention(store, clock, _kept(settings))
@@ -173,7 +173,7 @@ async def _compose(
         Core(store, processor, policy, retention, clock, random, secret)
     )
     retry = partial(retry_transfer, hurry=worker.hurry, processor=processor)
-    admin = admin_operations(Admin(SqliteOperatorBooks(database), retry, backend.paused))
+    admin = admin_operations(Admin(SqlOperatorBooks(database), retry, backend.paused))
     if backend.treasury is not None:
         admin += treasury_operations(backend.treasury)
     support, now = settings.support, clock.now_ms()

@@ -25,16 +25,15 @@ from rpcsvc.settlement.onchain.evm.adapter import Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
+from rpcsvc.store.engines import UnservedOrders
+from rpcsvc.store.evm_payments import SqlOpeningLedger
 from rpcsvc.store.journal_replay import open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
 )
-from rpcsvc.store.onchain_books import OnchainBooks
-from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.unserved_orders import UnservedOrders
+from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.treasury.wallets import OnchainTreasury
 
 
@@ -60,8 +59,8 @@ async def connected(given: EngineParts) -> AsyncIterator[Backend]:
         evm_ledgers=Ledgers(
             JournaledEvmDepositLedger(database, journal),
             JournaledEvmPaymentLedger(database, journal),
-            SqliteUnrecordedLedger(database),
-            SqliteOpeningLedger(database),
+            SqlUnrecordedLedger(database),
+            SqlOpeningLedger(database),
         ),
         signed=OnchainBooks(database),
         unserved=(await UnservedOrders.find(database, networks)).problem,

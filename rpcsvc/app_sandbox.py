@@ -17,14 +17,14 @@ from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import SandboxSettings, Settings
 from rpcsvc.settlement.sandbox.controls import SimulatedChains
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, SandboxOptions
-from rpcsvc.store.sandbox import SqliteSandboxLedger
+from rpcsvc.store.sandbox import SqlSandboxLedger
 
 
 @asynccontextmanager
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The simulated chains, with a clock that can be moved and the controls of a developer."""
     clock = OffsetClock(parts.clock)
-    ledger = SqliteSandboxLedger(parts.database)
+    ledger = SqlSandboxLedger(parts.database)
     options = _options(parts.settings.sandbox)
     engine = SandboxEngine(ledger, parts.chains, clock, parts.random, options)
     profile = VenueProfile(

@@ -39,18 +39,20 @@ from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.journaled import mark_of, put_mark
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.orders import SqlOrderStore
 
 log = structlog.get_logger(__name__)
 
 _MONERO_LIVE: Final = (
     monero.PaymentState.PREPARED, monero.PaymentState.RELAYING, monero.PaymentState.PUBLISHED,
 )  # fmt: skip
-_NOTE: Final = "INSERT INTO journal_adopted (txid, adopted_at) VALUES (?, ?) ON CONFLICT DO NOTHING"
+_NOTE: Final = (
+    "INSERT INTO journal_adopted (txid, adopted_at) VALUES (:txid, :at) ON CONFLICT DO NOTHING"
+)
 
 
 @dataclass(slots=True)
@@ -71,11 +73,11 @@ class JournalReplay:
     def __init__(self, database: Database, clock: Clock) -> None:
         self._db = database
         self._clock = clock
-        self._monero = SqliteMoneroLedger(database)
-        self._evm = SqliteEvmPaymentLedger(database)
-        self._addresses = SqliteEvmDepositLedger(database)
+        self._monero = SqlMoneroLedger(database)
+        self._evm = SqlEvmPaymentLedger(database)
+        self._addresses = SqlEvmDepositLedger(database)
         # A status answer is made when it is asked for next.
-        self._store = SqliteOrderStore(database, lambda: "")
+        self._store = SqlOrderStore(database, lambda: "")
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
         self._done = Adopted()
         self._void: set[tuple[str, str]] = set()
@@ -191,7 +193,7 @@ class JournalReplay:
         self._done.payments.append(payment_id)
         self._done.orders += waiting
         self._done.lost += lost
-        await self._db.write([Statement(_NOTE, (txid, self._clock.now_ms()))])
+        await self._db.write([Statement(_NOTE, {"txid": txid, "at": self._clock.now_ms()})])
 
     # --- sweeps and addresses ------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ async def open_journal(
 
     What the database does not take pauses payouts.
     """
-    before = mark_of(database)
+    before = await mark_of(database)
     lines = await journal.open(before)
     if not journal.health().ok or journal.mark == before:
         return Adopted()

@@ -30,34 +30,35 @@ from rpcsvc.settlement.onchain.journal.files import Position
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.database import Statement, Tables
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 log = structlog.get_logger(__name__)
 
 _PUT_MARK: Final = (
-    "INSERT INTO payment_journal (id, journal, line, sum) VALUES (1, ?, ?, ?)"
+    "INSERT INTO payment_journal (id, journal, line, sum) VALUES (1, :journal, :line, :sum)"
     " ON CONFLICT (id) DO UPDATE SET journal = excluded.journal, line = excluded.line,"
     " sum = excluded.sum"
 )
 _MARK: Final = "SELECT journal, line, sum FROM payment_journal"
 
 
-def mark_of(database: Tables) -> Mark | None:
+async def mark_of(database: Tables) -> Mark | None:
     """Up to which line of which journal the database has everything; None: of none."""
-    row = database.read_one(_MARK)
-    return Mark(row[0], Position(row[1], row[2])) if row else None
+    row = await database.fetch_one(_MARK)
+    return Mark(row["journal"], Position(row["line"], row["sum"])) if row else None
 
 
 def put_mark(mark: Mark) -> Statement:
     """The statement that records a mark."""
-    return Statement(_PUT_MARK, (mark.journal, mark.at.line, mark.at.sum))
+    values = {"journal": mark.journal, "line": mark.at.line, "sum": mark.at.sum}
+    return Statement(_PUT_MARK, values)
 
 
 async def forget_mark(database: Tables) -> None:
     """Have the database belong to no journal: the next one begins anew."""
-    await database.write([Statement("DELETE FROM payment_journal", ())])
+    await database.write([Statement("DELETE FROM payment_journal")])
 
 
 async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None:
@@ -68,7 +69,7 @@ async def _note(database: Tables, journal: PaymentJournal, entry: Entry) -> None
         log.warning("journal_line_missing", entry=type(entry).__name__, reason=reason.message)
 
 
-class JournaledMoneroLedger(SqliteMoneroLedger):
+class JournaledMoneroLedger(SqlMoneroLedger):
     """The MoneroLedger port over a Database and a journal."""
 
     def __init__(self, database: Tables, journal: PaymentJournal) -> None:
@@ -101,7 +102,7 @@ class JournaledMoneroLedger(SqliteMoneroLedger):
         )
 
 
-class JournaledEvmDepositLedger(SqliteEvmDepositLedger):
+class JournaledEvmDepositLedger(SqlEvmDepositLedger):
     """The EvmDepositLedger port over a Database and a journal."""
 
     def __init__(self, database: Tables, journal: PaymentJournal) -> None:
@@ -123,7 +124,7 @@ class JournaledEvmDepositLedger(SqliteEvmDepositLedger):
         )
 
 
-class JournaledEvmPaymentLedger(SqliteEvmPaymentLedger):
+class JournaledEvmPaymentLedger(SqlEvmPaymentLedger):
     """The EvmPaymentLedger port over a Database and a journal."""
 
     def __init__(self, database: Tables, journal: PaymentJournal) -> None:

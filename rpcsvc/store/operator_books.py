@@ -10,6 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, TransferState
 from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.orders.ports.operator import (
@@ -21,8 +23,8 @@ from rpcsvc.orders.ports.operator import (
 )
 from rpcsvc.orders.ports.store import RelayState
 from rpcsvc.orders.reservations import funded_reservations_of, reservations_of
-from rpcsvc.store.database import Statement, Tables
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.database import Row, Statement, Tables
+from rpcsvc.store.orders import SqlOrderStore
 
 
 class Unswept(NamedTuple):
@@ -43,24 +45,25 @@ class Owed:
     waiting_orders: int = 0
 
 
-_FOR = "json_extract(e.details, '$.transfer_id') = t.transfer_id"
-# A planned transfer has no event of its own: the order's status came with it.
-_SELECT: Final = f"""
+_SELECT: Final = """
     SELECT t.transfer_id, t.order_id, t.kind, t.state, t.asset, t.network, t.address, t.units,
-        t.txid,
-        coalesce(t.reason, (SELECT json_extract(e.details, '$.reason') FROM event_log e
-            WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1)),
-        coalesce((SELECT e.at FROM event_log e
-            WHERE e.order_seq = o.seq AND {_FOR} ORDER BY e.version DESC LIMIT 1), o.status_at),
-        o.status, o.deadline_at, o.on_deadline, o.action_required, t.receipt
-    FROM transfers t JOIN orders o USING (order_id)
-"""  # noqa: S608 - constants
-_ATTEMPTS: Final = """
-    SELECT a.txid, a.made_at, p.state, iif(p.mined_txid = a.txid, p.block_number, NULL)
-    FROM evm_attempts a JOIN evm_payments p USING (payment_id)
-    WHERE a.payment_id = ? ORDER BY a.number
+        t.txid, t.reason, t.receipt, o.seq AS order_seq, o.status_at, o.status AS order_status,
+        o.deadline_at, o.on_deadline, o.action_required
+    FROM transfers t JOIN orders o ON o.order_id = t.order_id
 """
-_MONERO: Final = "SELECT txid, prepared_at, state, height FROM monero_payments WHERE payment_id = ?"
+_EVENTS: Final = (
+    "SELECT at, details FROM event_log WHERE order_seq = :order_seq ORDER BY version DESC"
+)
+_ATTEMPTS: Final = """
+    SELECT a.txid, a.made_at, p.state AS wallet_state,
+        CASE WHEN p.mined_txid = a.txid THEN p.block_number END AS block
+    FROM evm_attempts a JOIN evm_payments p ON p.payment_id = a.payment_id
+    WHERE a.payment_id = :payment_id ORDER BY a.number
+"""
+_MONERO: Final = """
+    SELECT txid, prepared_at AS made_at, state AS wallet_state, height AS block
+    FROM monero_payments WHERE payment_id = :payment_id
+"""
 _OPEN_ORDERS: Final = """
     SELECT order_id FROM orders WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL
     UNION SELECT order_id FROM transfers WHERE state NOT IN ('settled', 'failed', 'cancelled')
@@ -69,8 +72,8 @@ _OPEN_ORDERS: Final = """
 
 # No fee without a settled payout, and none is counted twice.
 _INTEGRATOR_FEES: Final = """
-    SELECT o.integrator, t.asset, sum(t.integrator_fee), count(*)
-    FROM orders o JOIN transfers t USING (order_id)
+    SELECT o.integrator, t.asset, sum(t.integrator_fee) AS units, count(*) AS payouts
+    FROM orders o JOIN transfers t ON t.order_id = o.order_id
     WHERE o.integrator IS NOT NULL AND t.kind = 'payout' AND t.state = 'settled'
     GROUP BY o.integrator, t.asset ORDER BY o.integrator, t.asset
 """
@@ -81,8 +84,9 @@ _DOUBTS: Final = (
 # A claim that is being called is "claimed" and not touched. One that is called again at this moment
 # settles itself: as an order, or in doubt once more.
 _CLOSE_CLAIM: Final = (
-    "UPDATE relays SET state = ?, reason = ?, note = coalesce(note || '; ', '') || ?"
-    " WHERE order_id = ? AND state = ?"
+    "UPDATE relays SET state = 'refused', reason = :reason,"
+    " note = coalesce(note || '; ', '') || :reason"
+    " WHERE order_id = :order_id AND state = 'reconciling'"
 )
 _TICKETS: Final = (
     "SELECT ticket_id, created_at, category, order_id, wallet_address, message FROM tickets"
@@ -90,16 +94,16 @@ _TICKETS: Final = (
 )
 _ANNOTATE: Final = (
     "INSERT INTO annotated_transactions (network, txid, note, at, wei)"
-    " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    " VALUES (:network, :txid, :note, :at, :wei) ON CONFLICT DO NOTHING"
 )
 
 
-class SqliteOperatorBooks:
+class SqlOperatorBooks:
     """The port OperatorBooks, and what the treasury sums. All may raise errors.Unavailable."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
-        self._orders = SqliteOrderStore(database, lambda: "")
+        self._orders = SqlOrderStore(database, lambda: "")
 
     # --- transfers -----------------------------------------------------------------------------
 
@@ -107,115 +111,129 @@ class SqliteOperatorBooks:
         self, states: tuple[TransferState, ...], limit: int
     ) -> list[BookedTransfer]:
         """The newest transfers in these states, newest first."""
-        marks = ", ".join("?" * len(states))
-        where = f"WHERE t.state IN ({marks}) ORDER BY t.seq DESC LIMIT ?"
-        return await self._booked(where, *states, limit)
+        where = "WHERE t.state IN :states ORDER BY t.seq DESC LIMIT :limit"
+        return await self._booked(where, states=states, limit=limit)
 
     async def transfer(self, transfer_id: str) -> BookedTransfer | None:
         """One transfer."""
-        return next(iter(await self._booked("WHERE t.transfer_id = ?", transfer_id)), None)
+        where = "WHERE t.transfer_id = :transfer_id"
+        return next(iter(await self._booked(where, transfer_id=transfer_id)), None)
 
     async def signed(self, transfer_id: str) -> list[Signed]:
         """Every transaction that was signed for a transfer, oldest first, as its wallet has it."""
-        rows = self._db.read(_ATTEMPTS, (transfer_id,)) or self._db.read(_MONERO, (transfer_id,))
-        return [Signed(*row) for row in rows]
+        rows = await self._db.fetch(_ATTEMPTS, payment_id=transfer_id)
+        rows = rows or await self._db.fetch(_MONERO, payment_id=transfer_id)
+        return [Signed(**row) for row in rows]
 
-    async def _booked(self, where: str, *values: Any) -> list[BookedTransfer]:
-        return [_booked(row) for row in self._db.read(f"{_SELECT} {where}", values)]
+    async def _booked(self, where: str, **values: Any) -> list[BookedTransfer]:
+        rows = await self._db.fetch(f"{_SELECT} {where}", **values)
+        return [_booked(row, *await self._last_event(row)) for row in rows]
+
+    async def _last_event(self, row: Row) -> tuple[int, str | None]:
+        """When the last event of a transfer was, and what was said of it then.
+
+        A planned transfer has no event of its own: the order's status came with it.
+        """
+        for event in await self._db.fetch(_EVENTS, order_seq=row["order_seq"]):
+            details = orjson.loads(event["details"])
+            if details.get("transfer_id") == row["transfer_id"]:
+                return event["at"], details.get("reason")
+        return row["status_at"], None
 
     # --- annotations ---------------------------------------------------------------------------
 
     async def annotation(self, network: str, txid: str) -> str | None:
         """What the operator noted on a transaction that was made by hand."""
-        sql = "SELECT note FROM annotated_transactions WHERE network = ? AND txid = ?"
-        row = self._db.read_one(sql, (network, txid))
-        return None if row is None else str(row[0])
+        sql = f"SELECT note FROM annotated_transactions WHERE {_IS_TRANSACTION}"
+        row = await self._db.fetch_one(sql, network=network, txid=txid)
+        return None if row is None else str(row["note"])
 
     async def payment_with(self, txid: str) -> str | None:
         """The payment on record that has a transaction, by the id that it is known by."""
-        row = self._db.read_one(_PAYMENT_WITH, (txid, txid))
-        return None if row is None else str(row[0])
+        row = await self._db.fetch_one(_PAYMENT_WITH, txid=txid)
+        return None if row is None else str(row["payment_id"])
 
     async def annotate(self, network: str, txid: str, note: str, at: int, wei: int = 0) -> None:
         """Note what a transaction was that was made by hand; one that has a note keeps it.
 
         ``wei``: what contracts sent to the hot wallet in it.
         """
-        row = (network, txid, note, at, str(wei) if wei else None)
-        await self._db.write([Statement(_ANNOTATE, row)])
+        values = {
+            "network": network, "txid": txid, "note": note, "at": at,
+            "wei": str(wei) if wei else None,
+        }  # fmt: skip
+        await self._db.write([Statement(_ANNOTATE, values)])
 
     async def remove_annotation(self, network: str, txid: str) -> None:
         """Forget a note."""
-        sql = "DELETE FROM annotated_transactions WHERE network = ? AND txid = ?"
-        await self._db.write([Statement(sql, (network, txid))])
+        sql = f"DELETE FROM annotated_transactions WHERE {_IS_TRANSACTION}"
+        await self._db.write([Statement(sql, {"network": network, "txid": txid})])
 
     # --- integrators, claims, tickets ----------------------------------------------------------
 
     async def integrator_fees(self) -> list[IntegratorFees]:
         """What integrators have earned."""
-        return [IntegratorFees(*row) for row in self._db.read(_INTEGRATOR_FEES)]
+        return [
+            IntegratorFees(row["integrator"], row["asset"], int(row["units"]), row["payouts"])
+            for row in await self._db.fetch(_INTEGRATOR_FEES)
+        ]
 
     async def doubts(self) -> list[Doubt]:
         """The upstream orders in doubt, oldest first."""
-        return [Doubt(*row) for row in self._db.read(_DOUBTS)]
+        return [Doubt(**row) for row in await self._db.fetch(_DOUBTS)]
 
     async def close_claim(self, order_id: str, reason: str) -> bool:
         """End a claim in doubt; False when it is not in doubt."""
-        before, after = RelayState.RECONCILING.value, RelayState.REFUSED.value
-        of_claim = "SELECT state, note FROM relays WHERE order_id = ?"
-        found = self._db.read_one(of_claim, (order_id,))
-        if found is None or found[0] != before:
+        of_claim = "SELECT state, note FROM relays WHERE order_id = :order_id"
+        found = await self._db.fetch_one(of_claim, order_id=order_id)
+        if found is None or found["state"] != RelayState.RECONCILING.value:
             return False
-        row = (after, reason, reason, order_id, before)
-        await self._db.write([Statement(_CLOSE_CLAIM, row)])
+        values = {"order_id": order_id, "reason": reason}
+        await self._db.write([Statement(_CLOSE_CLAIM, values)])
         # A call that was under way may have settled it first, and then nothing was noted.
-        return str(self._db.read_one(of_claim, (order_id,))[1]).endswith(reason)
+        after = await self._db.fetch_one(of_claim, order_id=order_id)
+        return after is not None and str(after["note"]).endswith(reason)
 
     async def tickets(self) -> list[StoredTicket]:
         """The tickets, oldest first."""
-        return [StoredTicket(*row) for row in self._db.read(_TICKETS)]
+        return [StoredTicket(**row) for row in await self._db.fetch(_TICKETS)]
 
     async def close_ticket(self, ticket_id: str) -> bool:
         """Delete a ticket that was dealt with; False when there is none."""
-        known = self._db.read_one("SELECT 1 FROM tickets WHERE ticket_id = ?", (ticket_id,))
-        if known is None:
+        sql = "SELECT 1 FROM tickets WHERE ticket_id = :ticket_id"
+        if await self._db.fetch_one(sql, ticket_id=ticket_id) is None:
             return False
-        await self._db.write([Statement("DELETE FROM tickets WHERE ticket_id = ?", (ticket_id,))])
+        sql = "DELETE FROM tickets WHERE ticket_id = :ticket_id"
+        await self._db.write([Statement(sql, {"ticket_id": ticket_id})])
         return True
 
     # --- own addresses -------------------------------------------------------------------------
 
     async def is_hot_wallet(self, address: str) -> bool:
         """Whether an address is the hot wallet of the EVM networks."""
-        return self._db.read_one(_HOT_WALLET, (address,)) is not None
+        return await self._db.fetch_one(_HOT_WALLET, address=address.lower()) is not None
 
     async def is_own_address(self, address: str) -> bool:
         """Whether an address is a deposit address, or one of the service's wallets."""
-        return await self._orders.is_deposit_address(address) or any(
-            self._db.read_one(sql, (address,)) is not None for sql in _OWN_ADDRESSES
-        )
+        if await self._orders.is_deposit_address(address) or await self.is_hot_wallet(address):
+            return True
+        row = await self._db.fetch_one(_OWN_ADDRESS, address=address, lower=address.lower())
+        return row is not None
 
     # --- sums ----------------------------------------------------------------------------------
 
     async def open_orders(self) -> list[Order]:
         """Orders that are not over, and those that are and still have money to send."""
-        found = [await self._orders.order(row[0]) for row in self._db.read(_OPEN_ORDERS)]
+        rows = await self._db.fetch(_OPEN_ORDERS)
+        found = [await self._orders.order(row["order_id"]) for row in rows]
         return [order for order in found if order is not None]
 
     async def unswept(self) -> dict[str, Unswept]:
         """By network."""
-        arriving = dict(
-            self._db.read(
-                "SELECT network, sum(units) FROM evm_deposits WHERE watched = 1"
-                " AND block_number IS NOT NULL AND acknowledged IS NOT 'confirmed' GROUP BY network"
-            )
-        )
+        arriving = {row["network"]: int(row["units"]) for row in await self._db.fetch(_ARRIVING)}
         held = {
-            network: (units, count)
-            for network, units, count in self._db.read(
-                "SELECT network, sum(unswept), count(*) FROM evm_holdings"
-                " WHERE unswept > 0 GROUP BY network"
-            )
+            row["network"]: (int(row["units"]), row["addresses"])
+            for row in await self._db.fetch(_HELD)
         }
         return {
             name: Unswept(*held.get(name, (0, 0)), arriving.get(name, 0))
@@ -224,40 +242,51 @@ class SqliteOperatorBooks:
 
     async def swept(self) -> dict[str, int]:
         """USDC brought from deposit addresses to the hot wallet so far, by network."""
-        sql = "SELECT network, sum(taken) FROM evm_sweeps GROUP BY network ORDER BY network"
-        return {network: units for network, units in self._db.read(sql) if units}
+        sql = (
+            "SELECT network, sum(taken) AS units FROM evm_sweeps WHERE taken > 0"
+            " GROUP BY network ORDER BY network"
+        )
+        return {row["network"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
     async def monero_fees(self) -> dict[str, int]:
         """Piconero that the Monero network took so far, by purpose of the payment."""
         sql = (
-            "SELECT purpose, sum(fee) FROM monero_payments"
+            "SELECT purpose, sum(fee) AS units FROM monero_payments"
             " WHERE state IN ('published', 'settled') GROUP BY purpose ORDER BY purpose"
         )
-        return dict(self._db.read(sql))
+        return {row["purpose"]: int(row["units"]) for row in await self._db.fetch(sql)}
 
     async def gas_fees(self) -> dict[str, dict[str, int]]:
         """Wei that gas took so far, by network and purpose of the payment."""
         found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         # The products need not fit an integer of SQLite once they are added up.
-        rows = self._db.read(
+        rows = await self._db.fetch(
             "SELECT network, purpose, gas_used, gas_price FROM evm_payments"
             " WHERE mined_txid IS NOT NULL"
         )
-        for network, purpose, used, price in rows:
-            found[network][purpose] += used * price
+        for row in rows:
+            found[row["network"]][row["purpose"]] += row["gas_used"] * row["gas_price"]
         return {network: dict(sorted(found[network].items())) for network in sorted(found)}
 
 
+_IS_TRANSACTION: Final = "network = :network AND txid = :txid"
 _PAYMENT_WITH: Final = (
-    "SELECT payment_id FROM monero_payments WHERE txid = ?"
-    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = ?"
+    "SELECT payment_id FROM monero_payments WHERE txid = :txid"
+    " UNION ALL SELECT payment_id FROM evm_attempts WHERE txid = :txid"
 )
-_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = lower(?)"
-_OWN_ADDRESSES: Final = (
-    "SELECT 1 FROM monero_addresses WHERE address = ?",
-    "SELECT 1 FROM monero_wallet WHERE primary_address = ?",
-    "SELECT 1 FROM evm_addresses WHERE address_lower = lower(?)",
-    _HOT_WALLET,
+_HOT_WALLET: Final = "SELECT 1 FROM evm_wallet WHERE lower(hot_address) = :address"
+_OWN_ADDRESS: Final = (
+    "SELECT 1 FROM monero_addresses WHERE address = :address"
+    " UNION ALL SELECT 1 FROM monero_wallet WHERE primary_address = :address"
+    " UNION ALL SELECT 1 FROM evm_addresses WHERE address_lower = :lower"
+)
+_ARRIVING: Final = (
+    "SELECT network, sum(units) AS units FROM evm_deposits WHERE watched = 1"
+    " AND block_number IS NOT NULL AND acknowledged IS DISTINCT FROM 'confirmed' GROUP BY network"
+)
+_HELD: Final = (
+    "SELECT network, sum(unswept) AS units, count(*) AS addresses FROM evm_holdings"
+    " WHERE unswept > 0 GROUP BY network"
 )
 
 
@@ -299,11 +328,14 @@ def _owed(order: Order) -> Owed:
     return Owed(len(refunds), sum(item.units for item in refunds), units, int(waits))
 
 
-def _booked(row: tuple[Any, ...]) -> BookedTransfer:
-    as_stored = BookedTransfer(*row)
-    on_deadline = as_stored.on_deadline
-    return as_stored._replace(
-        state=TransferState(as_stored.state),
-        order_status=OrderStatus(as_stored.order_status),
+def _booked(row: Row, since: int, reason: str | None) -> BookedTransfer:
+    on_deadline = row["on_deadline"]
+    return BookedTransfer(
+        transfer_id=row["transfer_id"], order_id=row["order_id"], kind=row["kind"],
+        state=TransferState(row["state"]), asset=row["asset"], network=row["network"],
+        address=row["address"], units=row["units"], txid=row["txid"],
+        reason=row["reason"] if row["reason"] is not None else reason, since=since,
+        order_status=OrderStatus(row["order_status"]), deadline_at=row["deadline_at"],
         on_deadline=None if on_deadline is None else OnDeadline(on_deadline),
-    )
+        action_required=row["action_required"], receipt=row["receipt"],
+    )  # fmt: skip

@@ -1,18 +1,14 @@
 """Orders and what belongs to them as rows: which columns there are, a row from a value, and back.
 
 Values find their columns by name in both directions: by position, two amounts could change places
-unseen. What does not live here: reading and writing the rows (orders.py, order_writes.py), claims
-on upstream orders (relays.py).
+unseen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from operator import itemgetter
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any, Final
-
-import orjson
 
 from rpcsvc.domain.events import AdvanceTransfer, Effect, FillChunk, PriceLateDeposit
 from rpcsvc.domain.money import USDC, XMR
@@ -32,10 +28,7 @@ from rpcsvc.domain.order import (
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Direction, Price
-from rpcsvc.orders.ports.store import StoredResponse, Ticket
-from rpcsvc.store.database import Insert
-
-Row = tuple[Any, ...]
+from rpcsvc.store.database import Row, Values, fields_of
 
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
@@ -65,108 +58,72 @@ TRANSFER: Final = (
 )  # fmt: skip
 FILLED: Final = tuple(f.name for f in fields(Fill))
 FILL: Final = ("order_id", "chunk", *FILLED)
-RESPONSE: Final = ("namespace", "idempotency_key", "operation", "params", "body", "created_at")
-TICKET: Final = tuple(f.name for f in fields(Ticket))
-
-_InOrder = Callable[[Mapping[str, Any]], Row]
-_terms_in_order: _InOrder = itemgetter(*TERMS)
-_changing_in_order: _InOrder = itemgetter(*CHANGING)
-_deposit_in_order: _InOrder = itemgetter(*DEPOSIT)
-_transfer_in_order: _InOrder = itemgetter(*TRANSFER)
-_response_in_order: _InOrder = itemgetter(*RESPONSE)
-
-
-def insert(table: str, columns: tuple[str, ...]) -> Insert:
-    """The text that inserts rows of these columns."""
-    marks = ", ".join("?" for _ in columns)
-    return Insert(f"INSERT INTO {table} ({', '.join(columns)}) VALUES {{rows}}", f"({marks})")  # noqa: S608 - constants
-
-
-def upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Insert:
-    """Insert, or update all but the key; triggers refuse to change what must stay."""
-    updates = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in key)
-    plain = insert(table, columns)
-    return plain._replace(sql=f"{plain.sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {updates}")
-
-
-def named(columns: tuple[str, ...], row: Row) -> dict[str, Any]:
-    """The values of a row by column. Raises ValueError when there are more or fewer of them."""
-    return dict(zip(columns, row, strict=True))
-
-
-def in_order(columns: tuple[str, ...], value: object) -> Row:
-    """The attributes of a value that are columns of the same name, in the order of these."""
-    return tuple(getattr(value, column) for column in columns)
 
 
 # --- orders ------------------------------------------------------------------------------------
 
 
-def terms_row(terms: Terms) -> Row:
+def terms_values(terms: Terms) -> Values:
     """The values of TERMS."""
     price, timeouts, twap = terms.price, terms.timeouts, terms.twap
-    return _terms_in_order(
-        {
-            "order_id": terms.order_id,
-            "session_id": terms.session_id,
-            "direction": terms.direction.value,
-            "chain": terms.chain,
-            "chain_id": terms.chain_id,
-            "deposit_network": terms.deposit_network,
-            "payout_network": terms.payout_network,
-            "deposit_address": terms.deposit_address,
-            "to_address": terms.to_address,
-            "deposit_amount": terms.deposit_amount,
-            "expected_output": terms.expected_output,
-            "min_received": terms.min_received,
-            "min_deposit": terms.min_deposit,
-            "max_deposit": terms.max_deposit,
-            "rate": price.rate,
-            "spread_bps": price.spread_bps,
-            "payout_fee": price.payout_fee,
-            "min_received_bps": price.min_received_bps,
-            "integrator_bps": price.integrator_bps,
-            "refund_fee": terms.refund_fee,
-            "created_at": terms.created_at,
-            "expires_at": terms.expires_at,
-            "late_window": timeouts.late_window,
-            "confirm_timeout": timeouts.confirm,
-            "prepare_timeout": timeouts.prepare,
-            "payout_check": timeouts.payout_check,
-            "refund_reminder": timeouts.refund_reminder,
-            "integrator": terms.integrator,
-            "twap_chunk_units": twap and twap.chunk_units,
-            "twap_interval_ms": twap and twap.interval_ms,
-            "upstream_id": terms.upstream_id,
-            "agreed_refund_address": terms.refund_address,
-            "price_locked_until": terms.price_locked_until,
-        }
-    )
+    return {
+        "order_id": terms.order_id,
+        "session_id": terms.session_id,
+        "direction": terms.direction.value,
+        "chain": terms.chain,
+        "chain_id": terms.chain_id,
+        "deposit_network": terms.deposit_network,
+        "payout_network": terms.payout_network,
+        "deposit_address": terms.deposit_address,
+        "to_address": terms.to_address,
+        "deposit_amount": terms.deposit_amount,
+        "expected_output": terms.expected_output,
+        "min_received": terms.min_received,
+        "min_deposit": terms.min_deposit,
+        "max_deposit": terms.max_deposit,
+        "rate": price.rate,
+        "spread_bps": price.spread_bps,
+        "payout_fee": price.payout_fee,
+        "min_received_bps": price.min_received_bps,
+        "integrator_bps": price.integrator_bps,
+        "refund_fee": terms.refund_fee,
+        "created_at": terms.created_at,
+        "expires_at": terms.expires_at,
+        "late_window": timeouts.late_window,
+        "confirm_timeout": timeouts.confirm,
+        "prepare_timeout": timeouts.prepare,
+        "payout_check": timeouts.payout_check,
+        "refund_reminder": timeouts.refund_reminder,
+        "integrator": terms.integrator,
+        "twap_chunk_units": twap and twap.chunk_units,
+        "twap_interval_ms": twap and twap.interval_ms,
+        "upstream_id": terms.upstream_id,
+        "agreed_refund_address": terms.refund_address,
+        "price_locked_until": terms.price_locked_until,
+    }
 
 
-def changing_row(order: Order) -> Row:
+def changing_values(order: Order) -> Values:
     """The values of CHANGING."""
-    return _changing_in_order(
-        {
-            "status": order.status.value,
-            "status_at": order.status_at,
-            "version": order.version,
-            "deadline_at": order.deadline_at,
-            "on_deadline": order.on_deadline and order.on_deadline.value,
-            "refund_address": order.refund_address,
-            "action_required": order.action_required,
-            "error_message": order.error_message,
-            "completed_at": order.completed_at,
-            "leftover": order.leftover,
-            "lock_broken_at": order.lock_broken_at,
-            "unpaid_since": order.completed_at if order.ended_unpaid else None,
-        }
-    )
+    return {
+        "status": order.status.value,
+        "status_at": order.status_at,
+        "version": order.version,
+        "deadline_at": order.deadline_at,
+        "on_deadline": order.on_deadline and order.on_deadline.value,
+        "refund_address": order.refund_address,
+        "action_required": order.action_required,
+        "error_message": order.error_message,
+        "completed_at": order.completed_at,
+        "leftover": order.leftover,
+        "lock_broken_at": order.lock_broken_at,
+        "unpaid_since": order.completed_at if order.ended_unpaid else None,
+    }
 
 
 def order_from(row: Row) -> Order:
     """The order of a row of ORDER, without its deposits, transfers, chunks and report."""
-    values = named(ORDER, row)
+    values = fields_of(row)
     on_deadline = values["on_deadline"]
     return Order(
         terms=_terms_from(values),
@@ -242,29 +199,27 @@ def _twap_from(values: Mapping[str, Any]) -> TwapPlan | None:
 # --- deposits, transfers, chunks ---------------------------------------------------------------
 
 
-def deposit_row(order_id: str, deposit: Deposit) -> Row:
+def deposit_values(order_id: str, deposit: Deposit) -> Values:
     """The values of DEPOSIT."""
     key = deposit.key
-    return _deposit_in_order(
-        {
-            "network": key.network,
-            "txid": key.txid,
-            "output_index": key.output_index,
-            "order_id": order_id,
-            "units": deposit.units,
-            "sender": deposit.sender,
-            "first_seen_at": deposit.first_seen_at,
-            "state": deposit.state.value,
-            "transfer_id": deposit.transfer_id,
-            "is_dust": int(deposit.is_dust),
-            "rate": deposit.rate,
-        }
-    )
+    return {
+        "network": key.network,
+        "txid": key.txid,
+        "output_index": key.output_index,
+        "order_id": order_id,
+        "units": deposit.units,
+        "sender": deposit.sender,
+        "first_seen_at": deposit.first_seen_at,
+        "state": deposit.state.value,
+        "transfer_id": deposit.transfer_id,
+        "is_dust": int(deposit.is_dust),
+        "rate": deposit.rate,
+    }
 
 
 def deposit_from(row: Row) -> Deposit:
     """The deposit of a row of DEPOSIT."""
-    values = named(DEPOSIT, row)
+    values = row
     return Deposit(
         key=DepositKey(
             network=values["network"], txid=values["txid"], output_index=values["output_index"]
@@ -279,31 +234,29 @@ def deposit_from(row: Row) -> Deposit:
     )
 
 
-def transfer_row(order_id: str, transfer: Transfer) -> Row:
+def transfer_values(order_id: str, transfer: Transfer) -> Values:
     """The values of TRANSFER."""
-    return _transfer_in_order(
-        {
-            "transfer_id": transfer.transfer_id,
-            "order_id": order_id,
-            "kind": transfer.kind.value,
-            "network": transfer.network,
-            "asset": transfer.asset.symbol,
-            "address": transfer.address,
-            "units": transfer.units,
-            "fee": transfer.fee,
-            "state": transfer.state.value,
-            "txid": transfer.txid,
-            "raw": transfer.raw,
-            "reason": transfer.reason,
-            "integrator_fee": transfer.integrator_fee,
-            "receipt": transfer.receipt,
-        }
-    )
+    return {
+        "transfer_id": transfer.transfer_id,
+        "order_id": order_id,
+        "kind": transfer.kind.value,
+        "network": transfer.network,
+        "asset": transfer.asset.symbol,
+        "address": transfer.address,
+        "units": transfer.units,
+        "fee": transfer.fee,
+        "state": transfer.state.value,
+        "txid": transfer.txid,
+        "raw": transfer.raw,
+        "reason": transfer.reason,
+        "integrator_fee": transfer.integrator_fee,
+        "receipt": transfer.receipt,
+    }
 
 
 def transfer_from(row: Row) -> Transfer:
     """The transfer of a row of TRANSFER."""
-    values = named(TRANSFER, row)
+    values = row
     return Transfer(
         transfer_id=values["transfer_id"],
         kind=TransferKind(values["kind"]),
@@ -321,26 +274,26 @@ def transfer_from(row: Row) -> Transfer:
     )
 
 
-def fill_row(order_id: str, chunk: int, fill: Fill) -> Row:
+def fill_values(order_id: str, chunk: int, fill: Fill) -> Values:
     """The values of FILL."""
-    return order_id, chunk, *in_order(FILLED, fill)
+    return {"order_id": order_id, "chunk": chunk, **asdict(fill)}
 
 
 def fill_from(row: Row) -> Fill:
     """The chunk of a row of FILLED."""
-    return Fill(**named(FILLED, row))
+    return Fill(**row)
 
 
-# --- effects, answers --------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------
 
 
-def effect_row(order_id: str, effect: Effect) -> tuple[str, str, str]:
+def effect_values(order_id: str, effect: Effect) -> Values:
     """The key of ``effects``: order, kind, and the transfer or chunk that the effect is about."""
     if isinstance(effect, AdvanceTransfer):
-        return order_id, "advance_transfer", effect.transfer_id
+        return {"order_id": order_id, "kind": "advance_transfer", "subject": effect.transfer_id}
     if isinstance(effect, FillChunk):
-        return order_id, "fill_chunk", str(effect.index)
-    return order_id, "price_late_deposit", ""
+        return {"order_id": order_id, "kind": "fill_chunk", "subject": str(effect.index)}
+    return {"order_id": order_id, "kind": "price_late_deposit", "subject": ""}
 
 
 def effect_from(kind: str, subject: str) -> Effect:
@@ -352,30 +305,3 @@ def effect_from(kind: str, subject: str) -> Effect:
     if kind == "price_late_deposit":
         return PriceLateDeposit()
     raise ValueError(f"unknown effect {kind!r} in the store")
-
-
-def response_row(response: StoredResponse) -> Row:
-    """The values of RESPONSE."""
-    return _response_in_order(
-        {
-            "namespace": response.namespace,
-            "idempotency_key": response.key,
-            "operation": response.operation,
-            "params": orjson.dumps(response.params).decode(),
-            "body": response.body,
-            "created_at": response.created_at,
-        }
-    )
-
-
-def response_from(row: Row) -> StoredResponse:
-    """The answer of a row of RESPONSE."""
-    values = named(RESPONSE, row)
-    return StoredResponse(
-        namespace=values["namespace"],
-        key=values["idempotency_key"],
-        operation=values["operation"],
-        params=orjson.loads(values["params"]),
-        body=values["body"],
-        created_at=values["created_at"],
-    )

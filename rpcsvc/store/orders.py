@@ -1,8 +1,6 @@
-"""Orders in SQLite: the OrderStore port over the tables of a database.
+"""The OrderStore port over a database: reading orders, and what a change writes.
 
-What does not live here: transactions and connections (sqlite.py), rows (order_rows.py), what a
-change writes (order_writes.py), claims on upstream orders (relays.py), deleting (retention.py),
-what the values mean (domain/).
+An order is written only over the version that it was read at.
 """
 
 from __future__ import annotations
@@ -14,57 +12,79 @@ from typing import Final
 
 import orjson
 
+from rpcsvc.clock import day_of
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import Fill, OnDeadline, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.store import Change, PendingEffect, StoredResponse
-from rpcsvc.store.database import Statement, Tables
-from rpcsvc.store.order_addresses import order_given
+from rpcsvc.orders.ports.store import Change, HistoryEntry, PendingEffect
+from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+from rpcsvc.store.idempotency import SqlIdempotencyKeys, response_statement
 from rpcsvc.store.order_rows import (
+    CHANGING,
     DEPOSIT,
+    FILL,
     FILLED,
     ORDER,
-    RESPONSE,
+    TERMS,
     TRANSFER,
+    changing_values,
     deposit_from,
+    deposit_values,
     effect_from,
+    effect_values,
     fill_from,
+    fill_values,
     order_from,
-    response_from,
+    terms_values,
     transfer_from,
+    transfer_values,
 )
-from rpcsvc.store.order_writes import statements
-from rpcsvc.store.relays import SqliteRelays
-from rpcsvc.store.retention import SqliteRetention
+from rpcsvc.store.relays import SqlRelays, relay_statement, report_statement
+from rpcsvc.store.tickets import SqlTickets, charge_statements, ticket_statement
 
-# How much of a session id its index holds (orders.session_start).
+# How much of a session id orders.session_start holds, and of each end of an address
+# orders.deposit_address_ends.
 _SESSION_START: Final = 8
+_ADDRESS_END: Final = 9
+
 _SELECT_VIEW: Final = (
     "SELECT o.to_address, v.view FROM orders o JOIN status_views v ON v.order_seq = o.seq"
-    " WHERE o.order_id = ? AND v.key = ? AND (v.valid_until IS NULL OR v.valid_until > ?)"
+    " WHERE o.order_id = :order_id AND v.key = :key"
+    " AND (v.valid_until IS NULL OR v.valid_until > :now)"
 )
-_SELECT_ORDER: Final = f"SELECT {', '.join(ORDER)} FROM orders WHERE order_id = ?"  # noqa: S608
+_SELECT_ORDER: Final = f"SELECT {', '.join(ORDER)} FROM orders WHERE order_id = :order_id"
 _SELECT_DEPOSITS: Final = (
-    f"SELECT {', '.join(DEPOSIT)} FROM deposits WHERE order_id = ? ORDER BY seq"  # noqa: S608
+    f"SELECT {', '.join(DEPOSIT)} FROM deposits WHERE order_id = :order_id ORDER BY seq"
 )
 _SELECT_TRANSFERS: Final = (
-    f"SELECT {', '.join(TRANSFER)} FROM transfers WHERE order_id = ? ORDER BY seq"  # noqa: S608
+    f"SELECT {', '.join(TRANSFER)} FROM transfers WHERE order_id = :order_id ORDER BY seq"
 )
-_SELECT_FILLS: Final = f"SELECT {', '.join(FILLED)} FROM fills WHERE order_id = ? ORDER BY chunk"  # noqa: S608
+_SELECT_FILLS: Final = (
+    f"SELECT {', '.join(FILLED)} FROM fills WHERE order_id = :order_id ORDER BY chunk"
+)
+# The address is compared in Python: in the query, SQLite would put it into what the column is
+# computed from as well, and pass the index by.
+_SELECT_GIVEN: Final = (
+    "SELECT order_id, deposit_network, deposit_address FROM orders"
+    " WHERE deposit_address_ends = :ends"
+)
+_SELECT_SESSION: Final = (
+    "SELECT order_id FROM orders WHERE session_start = :start AND session_id = :session_id"
+    " ORDER BY seq DESC LIMIT :limit"
+)
 _DECIDED_BY_DEPOSITS: Final = ", ".join(f"'{each.value}'" for each in sorted(DECIDED_BY_DEPOSITS))
-# On a network of which nothing is told, nobody looks for deposits: there is nothing to wait for.
 _SELECT_OVERDUE: Final = f"""
-    SELECT order_id FROM orders WHERE deadline_at <= ? AND on_deadline IS NOT ?
-        AND (on_deadline NOT IN ({_DECIDED_BY_DEPOSITS}) OR deadline_at <= coalesce(
-            (SELECT value FROM json_each(?) WHERE key = deposit_network), deadline_at))
-    ORDER BY deadline_at LIMIT ?
-"""  # noqa: S608 - constants
+    SELECT order_id FROM orders
+    WHERE deadline_at <= :now AND on_deadline IS DISTINCT FROM :but
+        AND (on_deadline NOT IN ({_DECIDED_BY_DEPOSITS}) OR deadline_at <= {{scanned}})
+    ORDER BY deadline_at LIMIT :limit
+"""
 # Of an x2u order a locked rate above the limit, of a u2x order one below it.
 _LOCKED_BEYOND: Final = """
-    SELECT order_id FROM orders WHERE direction = ? AND rate {beyond} ?
-        AND price_locked_until > ? AND price_locked_until IS NOT NULL AND lock_broken_at IS NULL
-        AND status IN ('awaiting_deposit', 'deposit_detected') LIMIT ?
+    SELECT order_id FROM orders WHERE direction = :direction AND rate {beyond} :rate
+        AND price_locked_until > :now AND price_locked_until IS NOT NULL AND lock_broken_at IS NULL
+        AND status IN ('awaiting_deposit', 'deposit_detected') LIMIT :limit
 """
 _SELECT_LOCKED_BEYOND: Final = {
     Direction.XMR_TO_USDC: _LOCKED_BEYOND.format(beyond=">"),
@@ -80,74 +100,130 @@ _SELECT_PLANNED: Final = """
     SELECT t.order_id, t.transfer_id FROM transfers t JOIN effects e
         ON e.order_id = t.order_id AND e.kind = 'advance_transfer'
         AND e.subject = t.transfer_id
-    WHERE t.network = ? AND t.state = 'planned' ORDER BY t.seq LIMIT ?
+    WHERE t.network = :network AND t.state = 'planned' ORDER BY t.seq LIMIT :limit
 """
-_SELECT_RESPONSE: Final = (
-    f"SELECT {', '.join(RESPONSE)} FROM idempotency_keys"  # noqa: S608
-    " WHERE namespace = ? AND idempotency_key = ?"
+_NEWEST_TOO_MANY: Final = (
+    "SELECT unpaid_since FROM orders WHERE unpaid_since IS NOT NULL"
+    " ORDER BY unpaid_since DESC LIMIT 1 OFFSET :most"
+)
+_SELECT_UNPAID: Final = (
+    "SELECT seq FROM orders WHERE unpaid_since IS NOT NULL AND unpaid_since < :before"
+    " ORDER BY unpaid_since LIMIT :limit"
+)
+
+_INSERT_ORDER: Final = insert("orders", (*TERMS, *CHANGING))
+_UPDATE_ORDER: Final = update("orders", CHANGING, "order_id = :order_id AND version = :based_on")
+_UPSERT_DEPOSIT: Final = upsert("deposits", DEPOSIT, ("network", "txid", "output_index"))
+_UPSERT_TRANSFER: Final = upsert("transfers", TRANSFER, ("transfer_id",))
+_DELETE_FILLS: Final = "DELETE FROM fills WHERE order_id = :order_id AND chunk >= :chunk"
+_INSERT_FILL: Final = insert("fills", FILL)
+_SEQ: Final = "(SELECT seq FROM orders WHERE order_id = :order_id)"
+_INSERT_EVENT: Final = (
+    "INSERT INTO event_log (order_seq, version, at, event, status, details)"
+    f" VALUES ({_SEQ}, :version, :at, :event, :status, :details)"
+)
+_UPSERT_VIEW: Final = (
+    "INSERT INTO status_views (order_seq, view, valid_until, key)"
+    f" VALUES ({_SEQ}, :view, :valid_until, :key)"
+    " ON CONFLICT (order_seq) DO UPDATE SET view = excluded.view,"
+    " valid_until = excluded.valid_until, key = excluded.key"
+)
+_DELETE_VIEW: Final = f"DELETE FROM status_views WHERE order_seq = {_SEQ}"
+_INSERT_EFFECT: Final = (
+    f"{insert('effects', ('order_id', 'kind', 'subject'))} ON CONFLICT DO NOTHING"
+)
+_DELETE_EFFECT: Final = (
+    "DELETE FROM effects WHERE order_id = :order_id AND kind = :kind AND subject = :subject"
+)
+_INSERT_CLIENT: Final = insert("order_clients", ("order_id", "client"))
+_DELETE_CLIENT: Final = "DELETE FROM order_clients WHERE order_id = :order_id"
+_COUNT_ORDER: Final = (
+    "INSERT INTO order_counts (day, client, orders) VALUES (:day, :client, 1)"
+    " ON CONFLICT (day, client) DO UPDATE SET orders = order_counts.orders + 1"
+)
+_DELETE_ORDER_COUNTS: Final = "DELETE FROM order_counts WHERE day < :day"
+# A deposit may come between the query and these: they change nothing of its order then. The order
+# goes last, since it says so. Its status answer is rendered for whoever asks.
+_IS_UNPAID: Final = "seq = :seq AND unpaid_since IS NOT NULL"
+_PRUNE: Final = (
+    f"DELETE FROM idempotency_keys WHERE order_seq = (SELECT seq FROM orders WHERE {_IS_UNPAID})",
+    f"DELETE FROM status_views WHERE order_seq = (SELECT seq FROM orders WHERE {_IS_UNPAID})",
+    "UPDATE relays SET raw = :nothing"
+    f" WHERE order_id = (SELECT order_id FROM orders WHERE {_IS_UNPAID})",
+    f"UPDATE orders SET unpaid_since = NULL WHERE {_IS_UNPAID}",
 )
 
 
-class SqliteOrderStore(SqliteRelays, SqliteRetention):
-    """The OrderStore port (orders/ports/) over a Database."""
+class SqlOrderStore(SqlRelays, SqlIdempotencyKeys, SqlTickets):
+    """The OrderStore port (orders/ports/store.py)."""
 
     def __init__(self, database: Tables, view_key: Callable[[], str]) -> None:
         super().__init__(database)
         self._view_key = view_key
 
+    # --- reading -------------------------------------------------------------------------------
+
     async def order(self, order_id: str) -> Order | None:
         """The order as last committed."""
-        row = self._db.read_one(_SELECT_ORDER, (order_id,))
+        row = await self._db.fetch_one(_SELECT_ORDER, order_id=order_id)
         if row is None:
             return None
         order = order_from(row)
         if order.version == 1:
             return order  # only created so far: it has no deposits or transfers to look up
+        deposits = await self._db.fetch(_SELECT_DEPOSITS, order_id=order_id)
+        transfers = await self._db.fetch(_SELECT_TRANSFERS, order_id=order_id)
         return replace(
             order,
-            deposits=tuple(map(deposit_from, self._db.read(_SELECT_DEPOSITS, (order_id,)))),
-            transfers=tuple(map(transfer_from, self._db.read(_SELECT_TRANSFERS, (order_id,)))),
-            fills=self._fills(order),
-            report=None if order.terms.upstream_id is None else self._report(order_id),
+            deposits=tuple(map(deposit_from, deposits)),
+            transfers=tuple(map(transfer_from, transfers)),
+            fills=await self._fills(order),
+            report=None if order.terms.upstream_id is None else await self._report(order_id),
         )
 
-    def _fills(self, order: Order) -> tuple[Fill, ...]:
+    async def _fills(self, order: Order) -> tuple[Fill, ...]:
         if order.terms.twap is None:
             return ()
-        return tuple(map(fill_from, self._db.read(_SELECT_FILLS, (order.order_id,))))
-
-    async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
-        """Which order an address was given to."""
-        found = order_given(self._db, address)
-        return found[0] if found is not None and found[1] == network else None
+        return tuple(map(fill_from, await self._db.fetch(_SELECT_FILLS, order_id=order.order_id)))
 
     async def status_view(self, order_id: str, now: int) -> tuple[str, bytes] | None:
         """The destination and the status answer of an order, if it holds now."""
-        row = self._db.read_one(_SELECT_VIEW, (order_id, self._view_key(), now))
-        return (row[0], row[1]) if row else None
+        row = await self._db.fetch_one(
+            _SELECT_VIEW, order_id=order_id, key=self._view_key(), now=now
+        )
+        return (row["to_address"], row["view"]) if row else None
+
+    async def order_id_of_deposit_address(self, network: str, address: str) -> str | None:
+        """Which order an address was given to."""
+        row = await self._given(address)
+        return row["order_id"] if row is not None and row["deposit_network"] == network else None
 
     async def is_deposit_address(self, address: str) -> bool:
         """Whether the address was given to an order to pay to, on whatever network."""
-        return order_given(self._db, address) is not None
+        return await self._given(address) is not None
+
+    async def _given(self, address: str) -> Row | None:
+        ends = address[:_ADDRESS_END] + address[-_ADDRESS_END:]
+        row = await self._db.fetch_one(_SELECT_GIVEN, ends=ends)
+        return row if row is not None and row["deposit_address"] == address else None
 
     async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
         """The session's orders, newest first."""
-        rows = self._db.read(
-            "SELECT order_id FROM orders WHERE session_start = ?"
-            " AND session_id = ? ORDER BY seq DESC LIMIT ?",
-            (session_id[:_SESSION_START], session_id, limit),
+        start = session_id[:_SESSION_START]
+        rows = await self._db.fetch(
+            _SELECT_SESSION, start=start, session_id=session_id, limit=limit
         )
-        found = [await self.order(order_id) for (order_id,) in rows]
+        found = [await self.order(row["order_id"]) for row in rows]
         return [order for order in found if order is not None]
 
     async def open_orders(self) -> list[str]:
         """Ids of all orders that are not over, and of those that wait for a refund address."""
         # Reads every order; it is asked once, at the start.
-        rows = self._db.read(
+        rows = await self._db.fetch(
             "SELECT order_id FROM orders"
             " WHERE deadline_at IS NOT NULL OR action_required IS NOT NULL"
         )
-        return [order_id for (order_id,) in rows]
+        return [row["order_id"] for row in rows]
 
     async def overdue(
         self, now: int, limit: int, known: Mapping[str, int], *, but: OnDeadline | None = None
@@ -157,60 +233,177 @@ class SqliteOrderStore(SqliteRelays, SqliteRetention):
         Left out are those with ``but`` to be done at their deadline, and those that are decided by
         deposits on a network where all are ``known`` only until before their deadline.
         """
-        found = self._db.read(
-            _SELECT_OVERDUE, (now, but and but.value, orjson.dumps(dict(known)).decode(), limit)
+        scans = list(enumerate(known.items()))
+        # On a network of which nothing is told, nobody looks for deposits: nothing to wait for.
+        whens = "".join(f" WHEN :network{n} THEN :until{n}" for n, _ in scans)
+        scanned = f"CASE deposit_network{whens} ELSE deadline_at END" if whens else "deadline_at"
+        rows = await self._db.fetch(
+            _SELECT_OVERDUE.format(scanned=scanned),
+            now=now,
+            but=but and but.value,
+            limit=limit,
+            **{f"network{n}": network for n, (network, _) in scans},
+            **{f"until{n}": until for n, (_, until) in scans},
         )
-        return [order_id for (order_id,) in found]
+        return [row["order_id"] for row in rows]
 
     async def locked_beyond(
         self, direction: Direction, rate: int, now: int, limit: int
     ) -> list[str]:
         """Ids of unpaid orders whose price lock the rate breaks (domain/deposit_rules.py)."""
-        found = self._db.read(_SELECT_LOCKED_BEYOND[direction], (direction.value, rate, now, limit))
-        return [order_id for (order_id,) in found]
+        rows = await self._db.fetch(
+            _SELECT_LOCKED_BEYOND[direction],
+            direction=direction.value,
+            rate=rate,
+            now=now,
+            limit=limit,
+        )
+        return [row["order_id"] for row in rows]
 
     async def unfunded_clients(self) -> dict[str, str]:
         """Who asked for each order that awaits its deposit, by order id."""
-        return dict(self._db.read("SELECT order_id, client FROM order_clients"))
+        rows = await self._db.fetch("SELECT order_id, client FROM order_clients")
+        return {row["order_id"]: row["client"] for row in rows}
 
     async def orders_made(self, day: int) -> dict[str, int]:
         """How many orders each client made on a day of UTC."""
-        return dict(self._db.read("SELECT client, orders FROM order_counts WHERE day = ?", (day,)))
-
-    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
-        """Tickets and bytes that each client was charged on a day of UTC."""
-        sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = ?"
-        return {client: (tickets, size) for client, tickets, size in self._db.read(sql, (day,))}
+        sql = "SELECT client, orders FROM order_counts WHERE day = :day"
+        return {row["client"]: row["orders"] for row in await self._db.fetch(sql, day=day)}
 
     async def pending_effects(self) -> list[PendingEffect]:
         """Every effect that is committed and not done; prepared transfers first."""
         return [
-            PendingEffect(order_id, effect_from(kind, transfer_id))
-            for order_id, kind, transfer_id in self._db.read(_SELECT_EFFECTS)
+            PendingEffect(row["order_id"], effect_from(row["kind"], row["subject"]))
+            for row in await self._db.fetch(_SELECT_EFFECTS)
         ]
 
     async def planned_transfers(self, network: str, limit: int) -> list[tuple[str, str]]:
         """Order and transfer ids of what is due on a network and not signed, oldest first."""
-        return [tuple(row) for row in self._db.read(_SELECT_PLANNED, (network, limit))]
+        rows = await self._db.fetch(_SELECT_PLANNED, network=network, limit=limit)
+        return [(row["order_id"], row["transfer_id"]) for row in rows]
 
-    async def response(self, namespace: str, key: str) -> StoredResponse | None:
-        """The stored answer under an idempotency key."""
-        row = self._db.read_one(_SELECT_RESPONSE, (namespace, key))
-        return response_from(row) if row else None
+    # --- writing -------------------------------------------------------------------------------
 
     async def commit(self, *changes: Change) -> None:
         """Make the changes durable, all of them whole or nothing at all.
 
-        Raises errors.Unavailable, and sqlite.StoreConflict when a constraint is broken.
+        Raises errors.Unavailable, StaleWrite when an order is not at the version before that of its
+        change, and StoreConflict when a constraint is broken.
         """
         await self._db.write(self.rows(*changes))
 
     def rows(self, *changes: Change) -> list[Statement]:
         """What ``commit`` writes for these changes."""
         key = self._view_key()
-        return [row for change in changes for row in statements(change, key)]
+        return [row for change in changes for row in _statements(change, key)]
 
     async def settle(self) -> None:
         """Wait until every commit begun so far is on disk or refused."""
         with suppress(Unavailable):  # closing: the writes that wait are finished all the same
             await self._db.write(())
+
+    async def prune_unpaid(self, before: int, most: int, limit: int) -> int:
+        """Delete the stored answers of orders that ended unpaid: of those that ended before that
+        time, and of the oldest of those beyond ``most``. ``limit`` at once; returns how many.
+
+        An order itself is never deleted. It keeps its terms, deposit address and history; a deposit
+        that comes later finds all that a refund needs.
+        """
+        excess = await self._db.fetch_one(_NEWEST_TOO_MANY, most=most)
+        if excess is not None:
+            before = max(before, excess["unpaid_since"] + 1)
+        found = await self._db.fetch(_SELECT_UNPAID, before=before, limit=limit)
+        if found:
+            values = [{"seq": row["seq"], "nothing": b""} for row in found]
+            await self._db.write([Statement(sql, each) for sql in _PRUNE for each in values])
+        return len(found)
+
+
+def _statements(change: Change, view_key: str) -> list[Statement]:
+    """What has to be written for a change; ``view_key`` is that of its status view."""
+    found = [Statement(_DELETE_EFFECT, effect_values(*pending)) for pending in change.done]
+    order = change.order
+    if order is not None:
+        order_id = order.order_id
+        found += _order_statements(order, is_new=change.is_new)
+        found += _view_statements(change, order_id, view_key)
+        found += [
+            Statement(_INSERT_EFFECT, effect_values(order_id, effect)) for effect in change.effects
+        ]
+        if change.history is not None:
+            found.append(_history_statement(order_id, change.history))
+        if order.report is not None and change.evidence:
+            found.append(report_statement(order_id, order.report, change.evidence))
+        found += _client_statements(order, change)
+    if change.relay is not None:
+        found.append(relay_statement(change.relay))
+    if change.response is not None:
+        found.append(response_statement(change.response, order.order_id if order else None))
+    if change.ticket is not None:
+        found.append(ticket_statement(change.ticket))
+    if change.charge is not None:
+        found += charge_statements(change.charge)
+    return found
+
+
+def _order_statements(order: Order, *, is_new: bool) -> list[Statement]:
+    changing = changing_values(order)
+    if is_new:
+        return [Statement(_INSERT_ORDER, {**terms_values(order.terms), **changing}, first=True)]
+    order_id = order.order_id
+    based_on = {**changing, "order_id": order_id, "based_on": order.version - 1}
+    return [
+        Statement(_UPDATE_ORDER, based_on, finds=True),
+        *(Statement(_UPSERT_DEPOSIT, deposit_values(order_id, item)) for item in order.deposits),
+        *(Statement(_UPSERT_TRANSFER, transfer_values(order_id, item)) for item in order.transfers),
+        *_fill_statements(order),
+    ]
+
+
+def _view_statements(change: Change, order_id: str, key: str) -> list[Statement]:
+    """Replace the view, or delete the one of before, which is not true any more."""
+    view = change.view
+    if view is not None:
+        values = {
+            "order_id": order_id, "view": view.body, "valid_until": view.valid_until, "key": key,
+        }  # fmt: skip
+        return [Statement(_UPSERT_VIEW, values)]
+    return [] if change.is_new else [Statement(_DELETE_VIEW, {"order_id": order_id})]
+
+
+def _fill_statements(order: Order) -> list[Statement]:
+    """The chunks as they are now. They only grow, or are all taken back: the last one is new."""
+    if order.terms.twap is None:
+        return []
+    order_id, count = order.order_id, len(order.fills)
+    last = [fill_values(order_id, count - 1, fill) for fill in order.fills[-1:]]
+    return [
+        Statement(_DELETE_FILLS, {"order_id": order_id, "chunk": max(0, count - 1)}),
+        *(Statement(_INSERT_FILL, values) for values in last),
+    ]
+
+
+def _history_statement(order_id: str, entry: HistoryEntry) -> Statement:
+    return Statement(
+        _INSERT_EVENT,
+        {
+            "order_id": order_id, "version": entry.version, "at": entry.at, "event": entry.event,
+            "status": entry.status, "details": orjson.dumps(entry.details).decode(),
+        },
+    )  # fmt: skip
+
+
+def _client_statements(order: Order, change: Change) -> list[Statement]:
+    if change.client is not None:
+        values = {
+            "order_id": order.order_id, "client": change.client,
+            "day": day_of(order.terms.created_at),
+        }  # fmt: skip
+        return [
+            Statement(_INSERT_CLIENT, values),
+            Statement(_DELETE_ORDER_COUNTS, values),
+            Statement(_COUNT_ORDER, values),
+        ]
+    if change.forgets_client:
+        return [Statement(_DELETE_CLIENT, {"order_id": order.order_id})]
+    return []

@@ -1,67 +1,77 @@
-"""The sandbox's chains as rows: the SandboxLedger port over SQLite."""
+"""The sandbox's chains as rows: the SandboxLedger port over a database."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from rpcsvc.settlement.sandbox.chain import Chain, Fault, Mined, Setting, Tx, TxKind, TxState
-from rpcsvc.store.database import Statement, Tables
+from rpcsvc.store.database import Row, Statement, Tables, insert, update
 
-_TX = (
-    "network, txid, kind, recipient, sender, units, fee, broadcast_at, block_height, state, watched"
+_CHAIN: Final = (
+    "network", "base_height", "base_at", "block_ms", "paused", "inventory", "balance",
+)  # fmt: skip
+_TX: Final = (
+    "network", "txid", "kind", "recipient", "sender", "units", "fee", "broadcast_at",
+    "block_height", "state", "watched",
+)  # fmt: skip
+_SELECT_TX: Final = f"SELECT {', '.join(_TX)} FROM sandbox_transactions"
+_INSERT_TX: Final = f"{insert('sandbox_transactions', _TX)} ON CONFLICT (network, txid) DO NOTHING"
+_ADD_CHAIN: Final = f"{insert('sandbox_chains', _CHAIN)} ON CONFLICT (network) DO NOTHING"
+_PUT_CHAIN: Final = update(
+    "sandbox_chains", ("base_height", "base_at", "paused"), "network = :network"
 )
-_SELECT_TX = f"SELECT {_TX} FROM sandbox_transactions"  # noqa: S608 - constants
-_INSERT_TX = (
-    f"INSERT INTO sandbox_transactions ({_TX}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
-    " ON CONFLICT (network, txid) DO NOTHING"
+_MOVE_BALANCE: Final = (
+    "UPDATE sandbox_chains SET balance = balance + :units WHERE network = :network"
 )
-_ADD_CHAIN = (
-    "INSERT INTO sandbox_chains"
-    " (network, base_height, base_at, block_ms, paused, inventory, balance)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-)
-_PUT_CHAIN = "UPDATE sandbox_chains SET base_height = ?, base_at = ?, paused = ? WHERE network = ?"
-_MOVE_BALANCE = "UPDATE sandbox_chains SET balance = balance + ? WHERE network = ?"
-_ADD_BLOCK = (
+_ADD_BLOCK: Final = (
     "INSERT INTO sandbox_blocks (network, height, hash, mined_at, orphaned)"
-    " VALUES (?, ?, ?, ?, 0) ON CONFLICT DO NOTHING"
+    " VALUES (:network, :height, :hash, :mined_at, 0) ON CONFLICT DO NOTHING"
 )
-_ORPHAN_BLOCK = "UPDATE sandbox_blocks SET orphaned = 1 WHERE network = ? AND height = ?"
-_MINE_TX = (
-    "UPDATE sandbox_transactions SET state = 'mined', block_height = ?, watched = ?"
-    " WHERE network = ? AND txid = ?"
+_ORPHAN_BLOCK: Final = (
+    "UPDATE sandbox_blocks SET orphaned = 1 WHERE network = :network AND height = :height"
 )
-_POOL_TX = (
-    "UPDATE sandbox_transactions SET state = ?, block_height = NULL, broadcast_at = ?, watched = 1"
-    " WHERE network = ? AND txid = ?"
+_IS_TX: Final = "network = :network AND txid = :txid"
+_MINE_TX: Final = (
+    "UPDATE sandbox_transactions SET state = 'mined', block_height = :height, watched = :watched"
+    f" WHERE {_IS_TX}"
 )
-_UNWATCH_TX = (
-    "UPDATE sandbox_transactions SET watched = 0"
-    " WHERE network = ? AND txid = ? AND state = ? AND block_height IS NOT DISTINCT FROM ?"
+_POOL_TX: Final = (
+    "UPDATE sandbox_transactions SET state = :state, block_height = NULL, broadcast_at = :now,"
+    f" watched = 1 WHERE {_IS_TX}"
+)
+_UNWATCH_TX: Final = (
+    f"UPDATE sandbox_transactions SET watched = 0 WHERE {_IS_TX} AND state = :state"
+    " AND block_height IS NOT DISTINCT FROM :height"
+)
+_ADD_FAULT: Final = f"{insert('sandbox_faults', ('order_id', 'fault'))} ON CONFLICT DO NOTHING"
+_IS_FAULT: Final = "order_id = :order_id AND fault = :fault"
+_PUT_SETTING: Final = (
+    f"{insert('sandbox_settings', ('name', 'value'))}"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 )
 
 
-class SqliteSandboxLedger:
-    """The SandboxLedger port (settlement/sandbox/ledger.py) over a Database."""
+class SqlSandboxLedger:
+    """The SandboxLedger port (settlement/sandbox/chain.py)."""
 
     def __init__(self, database: Tables) -> None:
         self._db = database
 
     async def chains(self) -> list[Chain]:
         """All chains."""
-        rows = self._db.read(
-            "SELECT network, base_height, base_at, block_ms, paused, inventory, balance"
-            " FROM sandbox_chains"
-        )
+        rows = await self._db.fetch(f"SELECT {', '.join(_CHAIN)} FROM sandbox_chains")
         return [
-            Chain(network, base_height, base_at, block_ms, bool(paused), inventory, balance)
-            for network, base_height, base_at, block_ms, paused, inventory, balance in rows
-        ]
+            Chain(
+                row["network"], row["base_height"], row["base_at"], row["block_ms"],
+                bool(row["paused"]), row["inventory"], row["balance"],
+            )
+            for row in rows
+        ]  # fmt: skip
 
     async def transaction(self, network: str, txid: str) -> Tx | None:
         """One transaction."""
-        row = self._db.read_one(f"{_SELECT_TX} WHERE network = ? AND txid = ?", (network, txid))
+        row = await self._db.fetch_one(f"{_SELECT_TX} WHERE {_IS_TX}", network=network, txid=txid)
         return _tx_from(row) if row else None
 
     async def watched(self) -> list[Tx]:
@@ -70,62 +80,64 @@ class SqliteSandboxLedger:
 
     async def transactions_to(self, network: str, recipient: str) -> list[Tx]:
         """All transactions to an address, oldest first."""
-        return await self._txs(
-            "WHERE network = ? AND recipient = ? ORDER BY seq", network, recipient
-        )
+        where = "WHERE network = :network AND recipient = :recipient ORDER BY seq"
+        return await self._txs(where, network=network, recipient=recipient)
 
     async def mined_above(self, network: str, height: int) -> list[Tx]:
         """All transactions in blocks above ``height``."""
-        where = "WHERE network = ? AND state = 'mined' AND block_height > ? ORDER BY seq"
-        return await self._txs(where, network, height)
+        where = (
+            "WHERE network = :network AND state = 'mined' AND block_height > :height ORDER BY seq"
+        )
+        return await self._txs(where, network=network, height=height)
 
     async def orphaned_count(self, network: str) -> int:
         """How many blocks the chain has lost to reorganisations."""
-        sql = "SELECT count(*) FROM sandbox_blocks WHERE network = ? AND orphaned = 1"
-        return int(self._db.read_one(sql, (network,))[0])
+        row = await self._db.fetch_one(
+            "SELECT count(*) AS blocks FROM sandbox_blocks"
+            " WHERE network = :network AND orphaned = 1",
+            network=network,
+        )
+        return int(row["blocks"]) if row else 0
 
     async def has_fault(self, order_id: str, fault: Fault) -> bool:
         """Whether a fault waits for the order."""
-        sql = "SELECT 1 FROM sandbox_faults WHERE order_id = ? AND fault = ?"
-        return self._db.read_one(sql, (order_id, fault.value)) is not None
+        sql = f"SELECT 1 FROM sandbox_faults WHERE {_IS_FAULT}"
+        return await self._db.fetch_one(sql, order_id=order_id, fault=fault.value) is not None
 
     async def settings(self) -> dict[Setting, int]:
         """All settings that were changed."""
-        rows = self._db.read("SELECT name, value FROM sandbox_settings")
-        return {Setting(name): value for name, value in rows}
+        rows = await self._db.fetch("SELECT name, value FROM sandbox_settings")
+        return {Setting(row["name"]): row["value"] for row in rows}
 
     async def add_chains(self, chains: Sequence[Chain]) -> None:
         """Add the chains that are not there yet."""
-        await self._db.write(
-            [
-                Statement(
-                    _ADD_CHAIN,
-                    (c.network, c.base_height, c.base_at, c.block_ms, int(c.paused), c.inventory,
-                     c.balance),
-                )
-                for c in chains
-            ]
-        )  # fmt: skip
+        await self._db.write([Statement(_ADD_CHAIN, _chain_values(chain)) for chain in chains])
 
     async def put_chain(self, chain: Chain) -> None:
         """Change a chain's timing (not its balance)."""
-        values = (chain.base_height, chain.base_at, int(chain.paused), chain.network)
-        await self._db.write([Statement(_PUT_CHAIN, values)])
+        await self._db.write([Statement(_PUT_CHAIN, _chain_values(chain))])
 
     async def broadcast(self, tx: Tx) -> None:
         """Put a transaction into the pool (or, REVERTED, on the chain); known ones stay as is."""
-        await self._db.write([Statement(_INSERT_TX, _tx_row(tx))])
+        await self._db.write([Statement(_INSERT_TX, _tx_values(tx))])
 
     async def mine(self, mined: Sequence[Mined]) -> None:
         """Take transactions into blocks and their amounts into the balance."""
         statements = []
-        for m in mined:
-            tx = m.tx
-            watched = int(tx.kind is TxKind.DEPOSIT)
+        for block in mined:
+            tx = block.tx
+            added = {
+                "network": tx.network, "height": block.height, "hash": block.hash,
+                "mined_at": block.mined_at,
+            }  # fmt: skip
+            taken = {
+                "network": tx.network, "txid": tx.txid, "height": block.height,
+                "watched": int(tx.kind is TxKind.DEPOSIT),
+            }  # fmt: skip
             statements += [
-                Statement(_ADD_BLOCK, (tx.network, m.height, m.hash, m.mined_at)),
-                Statement(_MINE_TX, (m.height, watched, tx.network, tx.txid)),
-                Statement(_MOVE_BALANCE, (tx.balance_effect, tx.network)),
+                Statement(_ADD_BLOCK, added),
+                Statement(_MINE_TX, taken),
+                _move(tx.network, tx.balance_effect),
             ]
         await self._db.write(statements)
 
@@ -133,58 +145,82 @@ class SqliteSandboxLedger:
         """Orphan the blocks of mined transactions and put these back into the pool at ``now``."""
         statements = []
         for tx in txs:
+            block = {"network": tx.network, "height": tx.block_height}
             statements += [
-                Statement(_ORPHAN_BLOCK, (tx.network, tx.block_height)),
-                Statement(_POOL_TX, (TxState.MEMPOOL.value, now, tx.network, tx.txid)),
-                Statement(_MOVE_BALANCE, (-tx.balance_effect, tx.network)),
+                Statement(_ORPHAN_BLOCK, block),
+                _pool(tx, TxState.MEMPOOL, now),
+                _move(tx.network, -tx.balance_effect),
             ]
         await self._db.write(statements)
 
     async def set_state(self, tx: Tx, state: TxState, now: int) -> None:
         """Drop a pooled transaction, or bring a dropped one back into the pool."""
-        await self._db.write([Statement(_POOL_TX, (state.value, now, tx.network, tx.txid))])
+        await self._db.write([_pool(tx, state, now)])
 
     async def unwatch(self, txs: Sequence[Tx]) -> None:
         """The service is done with these, unless they have changed since they were read."""
         await self._db.write(
             [
-                Statement(_UNWATCH_TX, (t.network, t.txid, t.state.value, t.block_height))
-                for t in txs
+                Statement(
+                    _UNWATCH_TX,
+                    {
+                        "network": tx.network, "txid": tx.txid, "state": tx.state.value,
+                        "height": tx.block_height,
+                    },
+                )
+                for tx in txs
             ]
-        )
+        )  # fmt: skip
 
     async def add_fault(self, order_id: str, fault: Fault) -> None:
         """Have a fault wait for the order's next transfer."""
-        sql = "INSERT INTO sandbox_faults (order_id, fault) VALUES (?, ?) ON CONFLICT DO NOTHING"
-        await self._db.write([Statement(sql, (order_id, fault.value))])
+        values = {"order_id": order_id, "fault": fault.value}
+        await self._db.write([Statement(_ADD_FAULT, values)])
 
     async def clear_fault(self, order_id: str, fault: Fault) -> None:
         """The fault has happened."""
-        sql = "DELETE FROM sandbox_faults WHERE order_id = ? AND fault = ?"
-        await self._db.write([Statement(sql, (order_id, fault.value))])
+        sql = f"DELETE FROM sandbox_faults WHERE {_IS_FAULT}"
+        await self._db.write([Statement(sql, {"order_id": order_id, "fault": fault.value})])
 
     async def put_setting(self, setting: Setting, value: int) -> None:
         """Change a setting for good."""
-        sql = (
-            "INSERT INTO sandbox_settings (name, value) VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
-        )
-        await self._db.write([Statement(sql, (setting.value, value))])
+        values = {"name": setting.value, "value": value}
+        await self._db.write([Statement(_PUT_SETTING, values)])
 
-    async def _txs(self, where: str, *values: Any) -> list[Tx]:
-        return [_tx_from(row) for row in self._db.read(f"{_SELECT_TX} {where}", values)]
+    async def _txs(self, where: str, **values: Any) -> list[Tx]:
+        rows = await self._db.fetch(f"{_SELECT_TX} {where}", **values)
+        return [_tx_from(row) for row in rows]
 
 
-def _tx_row(tx: Tx) -> tuple[Any, ...]:
-    return (
-        tx.network, tx.txid, tx.kind.value, tx.recipient, tx.sender, tx.units, tx.fee,
-        tx.broadcast_at, tx.block_height, tx.state.value, int(tx.watched),
-    )  # fmt: skip
+def _move(network: str, units: int) -> Statement:
+    return Statement(_MOVE_BALANCE, {"network": network, "units": units})
 
 
-def _tx_from(row: tuple[Any, ...]) -> Tx:
-    network, txid, kind, recipient, sender, units, fee, at, height, state, watched = row
+def _pool(tx: Tx, state: TxState, now: int) -> Statement:
+    values = {"network": tx.network, "txid": tx.txid, "state": state.value, "now": now}
+    return Statement(_POOL_TX, values)
+
+
+def _chain_values(chain: Chain) -> dict[str, Any]:
+    return {
+        "network": chain.network, "base_height": chain.base_height, "base_at": chain.base_at,
+        "block_ms": chain.block_ms, "paused": int(chain.paused), "inventory": chain.inventory,
+        "balance": chain.balance,
+    }  # fmt: skip
+
+
+def _tx_values(tx: Tx) -> dict[str, Any]:
+    return {
+        "network": tx.network, "txid": tx.txid, "kind": tx.kind.value, "recipient": tx.recipient,
+        "sender": tx.sender, "units": tx.units, "fee": tx.fee, "broadcast_at": tx.broadcast_at,
+        "block_height": tx.block_height, "state": tx.state.value, "watched": int(tx.watched),
+    }  # fmt: skip
+
+
+def _tx_from(row: Row) -> Tx:
     return Tx(
-        network, txid, TxKind(kind), recipient, sender, units, fee, at, height, TxState(state),
-        bool(watched),
+        network=row["network"], txid=row["txid"], kind=TxKind(row["kind"]),
+        recipient=row["recipient"], sender=row["sender"], units=row["units"], fee=row["fee"],
+        broadcast_at=row["broadcast_at"], block_height=row["block_height"],
+        state=TxState(row["state"]), watched=bool(row["watched"]),
     )  # fmt: skip

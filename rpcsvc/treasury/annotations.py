@@ -30,8 +30,8 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, bare_txid
 from rpcsvc.store.database import Tables
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.operator_books import SqlOperatorBooks
 
 _SIGNED: Final = LIVE_TRANSFERS | {TransferState.SETTLED}
 # More than there is of any coin.
@@ -44,7 +44,7 @@ class Annotations:
     def __init__(self, settings: Settings, database: Tables, clock: Clock) -> None:
         self._settings = settings
         self._db = database
-        self._books = SqliteOperatorBooks(database)
+        self._books = SqlOperatorBooks(database)
         self._clock = clock
         self._lock = asyncio.Lock()
 
@@ -143,7 +143,7 @@ class Annotations:
             raise _not_asked(network, error) from error
 
     async def _look_at_monero(self, txid: str) -> str | None:
-        known = await SqliteMoneroLedger(self._db).wallet()
+        known = await SqlMoneroLedger(self._db).wallet()
         _, wallet = wiring.monero_clients(self._settings.onchain)
         async with wallet:
             if known is not None:

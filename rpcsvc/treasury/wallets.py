@@ -30,11 +30,10 @@ from rpcsvc.settlement.onchain.readiness import (
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot
 from rpcsvc.store.database import Tables
-from rpcsvc.store.onchain_books import OnchainBooks
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.operator_books import Owed, SqliteOperatorBooks, Unswept, owed, reserved
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
+from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.treasury.annotations import Annotations
 
 Json = dict[str, Any]
@@ -70,8 +69,8 @@ class Recorded:
 
 async def recorded_wallets(database: Tables) -> Recorded:
     """What the database knows of the wallets. Raises errors.Unavailable."""
-    evm = await SqliteEvmDepositLedger(database).wallet()
-    monero = await SqliteMoneroLedger(database).wallet()
+    evm = await SqlEvmDepositLedger(database).wallet()
+    monero = await SqlMoneroLedger(database).wallet()
     return Recorded(monero, evm.hot_address if evm else None)
 
 
@@ -87,7 +86,7 @@ async def look_at_all(
     looks = (look_at_network(item.network, item.client, hot_wallet) for item in nodes)
     # The connection is only asked about its node here, and records nothing.
     with empty_snapshot() as nowhere:
-        connection = MoneroConnection(node, wallet, SqliteMoneroLedger(nowhere), options)
+        connection = MoneroConnection(node, wallet, SqlMoneroLedger(nowhere), options)
         inspector = MoneroInspector(connection, recorded, options, alone=alone)
         monero, networks = await asyncio.gather(inspector.look(), asyncio.gather(*looks))
     native = {chain.name: chain.native_token for chain in served.all()}
@@ -165,7 +164,7 @@ class OnchainTreasury:
         }
 
     async def _read(self, now: int) -> _Books:
-        books, sums = SqliteOperatorBooks(self._db), OnchainBooks(self._db)
+        books, sums = SqlOperatorBooks(self._db), OnchainBooks(self._db)
         orders = await books.open_orders()
         return _Books(
             recorded=await recorded_wallets(self._db),
@@ -175,7 +174,7 @@ class OnchainTreasury:
             swept=await books.swept(),
             monero_fees=await books.monero_fees(),
             gas_fees=await books.gas_fees(),
-            unattributed=await SqliteUnrecordedLedger(self._db).unattributed_deposits(),
+            unattributed=await SqlUnrecordedLedger(self._db).unattributed_deposits(),
             sent_today={
                 asset.symbol: await sums.sent_since(asset, now - _DAY_MS) for asset in (XMR, USDC)
             },

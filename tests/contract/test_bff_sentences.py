@@ -18,7 +18,7 @@ from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import bff_models, models
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
-from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.store.operator_books import SqlOperatorBooks
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.serving import EVM, Served, serving
 
@@ -168,7 +168,7 @@ async def test_the_fee_of_an_order_in_chunks_is_taken_of_each_and_booked_once(
         fees = [price.at(f.rate).integrator_fee(direction, f.units) for f in order.fills]
         assert [fill.integrator_fee for fill in order.fills] == fees
         assert min(fees) > 0
-        booked = await SqliteOperatorBooks(served.up.database).integrator_fees()
+        booked = await SqlOperatorBooks(served.up.database).integrator_fees()
         assert booked == [("acme", asset, sum(fees), 1)]
         assert done["actualOutput"] == str(sum(fill.output for fill in order.fills))
 
@@ -183,7 +183,7 @@ async def test_the_fee_of_usdc_into_xmr_is_quoted_taken_and_booked_in_xmr(tmp_pa
         await fund(served, order_id)
         done = (await watched(served, order_id))[-1]
         assert done["actualOutput"] == keyed["toAmount"]
-        books = SqliteOperatorBooks(served.up.database)
+        books = SqlOperatorBooks(served.up.database)
         assert await books.integrator_fees() == [("acme", "XMR", fee, 1)]
 
 

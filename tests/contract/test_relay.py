@@ -295,7 +295,7 @@ async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_se
 
 
 async def is_closed(served: Served) -> bool:
-    return not served.up.database.read("SELECT 1 FROM relays WHERE state = 'reconciling'")
+    return not await served.up.database.fetch("SELECT 1 FROM relays WHERE state = 'reconciling'")
 
 
 def no_service(*_: Any) -> Any:

@@ -16,7 +16,7 @@ from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.settlement.sandbox.engine import price_at
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.audit import audit, count, deposits_on_chain, orders_of
 from tests.e2e.processes import Crash, Gone, Server, call_for_data, server, until, until_over
 
@@ -104,7 +104,7 @@ async def stored(data_dir: Path, order_id: str) -> Order:
     """The order as its books have it, once the server is gone."""
     database = await Database.open(data_dir)
     try:
-        order = await SqliteOrderStore(database, str).order(order_id)
+        order = await SqlOrderStore(database, str).order(order_id)
     finally:
         await database.close()
     assert order is not None

@@ -168,16 +168,16 @@ async def test_a_deposit_right_before_the_deletion_keeps_the_answers(
 ) -> None:
     order = await make(box, "x2u", key=KEY)
     await cancel(box, order)
-    read = box.up.database.read
+    read = box.up.database.fetch
 
-    def read_and_be_late(sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        found = read(sql, values)
+    async def read_and_be_late(sql: str, **values: Any) -> list[Any]:
+        found = await read(sql, **values)
         if found and "unpaid_since <" in sql:
             with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as other, other:
                 other.execute("UPDATE orders SET unpaid_since = NULL")
         return found
 
-    monkeypatch.setattr(box.up.database, "read", read_and_be_late)
+    monkeypatch.setattr(box.up.database, "fetch", read_and_be_late)
     assert await box.up.service.store.prune_unpaid(box.clock.now + 1, 0, 10) == 1
     assert holds(box, order)
     assert (await make(box, "x2u", key=KEY)).order_id == order.order_id

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, SignedTransaction, Transa
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
 
@@ -60,7 +60,7 @@ class Desk:
     data_dir: Path
     clock: Hands
     database: Database
-    ledger: SqliteEvmDepositLedger
+    ledger: SqlEvmDepositLedger
     pool: EvmAddressPool
     connection: EvmConnection
     scanner: EvmDepositScanner
@@ -102,7 +102,7 @@ async def desk_on(
 ) -> AsyncIterator[Desk]:
     await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
     database = await Database.open(data_dir)
-    ledger = SqliteEvmDepositLedger(database)
+    ledger = SqlEvmDepositLedger(database)
     pool = EvmAddressPool(KEYS, ledger, OPTIONS)
     await pool.load()
     await pool.refill()

@@ -27,10 +27,9 @@ from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
@@ -80,7 +79,7 @@ class Till:
     network: EvmNetwork
     clock: Hands
     database: Database
-    ledger: SqliteEvmPaymentLedger
+    ledger: SqlEvmPaymentLedger
     client: EvmClient
     payments: EvmPayments
     sweeps: EvmSweeps
@@ -194,11 +193,11 @@ async def till(
 ) -> AsyncIterator[Till]:
     chosen, hands = network or network_of(token), clock or Hands()
     database = await Database.open(data_dir)
-    ledger, client = SqliteEvmPaymentLedger(database), EvmClient(anvil.endpoint)
+    ledger, client = SqlEvmPaymentLedger(database), EvmClient(anvil.endpoint)
     client.rpc.open()
     connection = EvmConnection(client, chosen)
     signer = KEYS.signer(HOT_WALLET_INDEX)
-    unrecorded, switch = SqliteUnrecordedLedger(database), PauseSwitch(data_dir)
+    unrecorded, switch = SqlUnrecordedLedger(database), PauseSwitch(data_dir)
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
@@ -213,8 +212,8 @@ async def till(
 async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The whole USDC side, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
-    unrecorded = SqliteUnrecordedLedger(own.database)
-    deposits, openings = SqliteEvmDepositLedger(own.database), SqliteOpeningLedger(own.database)
+    unrecorded = SqlUnrecordedLedger(own.database)
+    deposits, openings = SqlEvmDepositLedger(own.database), SqlOpeningLedger(own.database)
     ledgers = Ledgers(deposits, own.ledger, unrecorded, openings)
     options = EvmOptions(pool_target=8, pool_low=4)
     chains = load_chains(chains_toml(None))

@@ -19,10 +19,10 @@ from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState, Purpose
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.journaled import JournaledEvmPaymentLedger, JournaledMoneroLedger
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 Counts = Callable[[tuple[Any, ...]], bool]
 
@@ -78,15 +78,15 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "engine prepare": (OnchainEngine, "prepare", _something),
     "engine publish": (OnchainEngine, "publish", _something),
     "engine acknowledge": (OnchainEngine, "acknowledge", _something),
-    "evm deposit": (SqliteEvmDepositLedger, "put_deposits", _something),
-    "evm acknowledge": (SqliteEvmDepositLedger, "acknowledge", _something),
+    "evm deposit": (SqlEvmDepositLedger, "put_deposits", _something),
+    "evm acknowledge": (SqlEvmDepositLedger, "acknowledge", _something),
     # Before: signed, not in the journal. After: committed, not published.
     "evm record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.TRANSFER)),
     # After: in the journal, not committed.
     "evm journal": (PaymentJournal, "_append", _journaled(EvmPurpose.TRANSFER)),
     # After: published, and nothing noted of it.
     "evm publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.TRANSFER)),
-    "evm note": (SqliteEvmPaymentLedger, "put_payment", _mined),
+    "evm note": (SqlEvmPaymentLedger, "put_payment", _mined),
     # A payment is signed anew at a higher fee: ``hasten`` first.
     "raise record": (JournaledEvmPaymentLedger, "add_attempt", _something),
     "raise journal": (PaymentJournal, "_append", _journaled_raise),
@@ -94,19 +94,19 @@ SEAMS: Final[dict[str, tuple[type, str, Counts]]] = {
     "sweep record": (JournaledEvmPaymentLedger, "add_payment", _evm(EvmPurpose.SWEEP)),
     "sweep journal": (PaymentJournal, "_append", _journaled(EvmPurpose.SWEEP)),
     "sweep publish": (EvmPublisher, "hand_over", _evm(EvmPurpose.SWEEP)),
-    "monero deposit": (SqliteMoneroLedger, "put_deposits", _something),
-    "monero acknowledge": (SqliteMoneroLedger, "acknowledge", _something),
+    "monero deposit": (SqlMoneroLedger, "put_deposits", _something),
+    "monero acknowledge": (SqlMoneroLedger, "acknowledge", _something),
     "monero record": (JournaledMoneroLedger, "add_payment", _monero),
     "monero journal": (PaymentJournal, "_append", _journaled_monero),
     # After: the wallet may have been told, and was not.
-    "monero mark": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
+    "monero mark": (SqlMoneroLedger, "put_payment", _monero_in(PaymentState.RELAYING)),
     # After: on the network, and the wallet has not stored that.
     "monero relay": (WalletClient, "relay", _something),
     "monero relayed": (MoneroPayments, "_relay", _monero),
     "upkeep record": (JournaledMoneroLedger, "add_payment", _upkeep),
     "upkeep journal": (PaymentJournal, "_append", _journaled_upkeep),
     "upkeep relayed": (MoneroPayments, "_relay", _upkeep),
-    "monero note": (SqliteMoneroLedger, "put_payment", _monero_in(PaymentState.PUBLISHED)),
+    "monero note": (SqlMoneroLedger, "put_payment", _monero_in(PaymentState.PUBLISHED)),
 }
 
 

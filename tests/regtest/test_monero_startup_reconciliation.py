@@ -14,8 +14,8 @@ from rpcsvc.settlement.onchain.monero.startup_reconciliation import MoneroOutgoi
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.regtest.daemons import Miner
 from tests.regtest.treasury import XMR
 
@@ -37,7 +37,7 @@ async def loss(
     own_wallet: WalletClient, node: MonerodClient, miner: Miner, tmp_path: Path
 ) -> AsyncIterator[Loss]:
     database = await Database.open(tmp_path)
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     own, top = await own_wallet.primary_address(), await node.info()
     await ledger.adopt_wallet(WalletRecord("fakechain", own, 0))
     await ledger.acknowledge([], Cursor(top.height - 1, top.top_hash), -1)
@@ -48,7 +48,7 @@ async def loss(
         payee = await bank.primary_address()
     paid = await own_wallet.prepare([Destination(payee, XMR // 10)])
     await own_wallet.relay(paid.metadata)
-    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqliteUnrecordedLedger(database))
+    outgoing = MoneroOutgoing(node, own_wallet, ledger, SqlUnrecordedLedger(database))
     yield Loss(outgoing, own_wallet, seed, paid.txid)
     await database.close()
 

@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination, PreparedPayment, WalletCode
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
 
@@ -63,7 +63,7 @@ class Treasury:
     options: MoneroOptions
     clock: Hands
     adapter: MoneroAdapter
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     database: Database
     node: MonerodClient
     adapter_wallet: WalletClient
@@ -155,7 +155,7 @@ async def treasury(
     account: int = 0,
 ) -> AsyncIterator[Treasury]:
     database = await Database.open(data_dir)
-    ledger, hands = SqliteMoneroLedger(database), clock or Hands()
+    ledger, hands = SqlMoneroLedger(database), clock or Hands()
     node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)
     tests_own.rpc.open()

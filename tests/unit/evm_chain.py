@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 )
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
 TOKEN, HOT, USER, STRANGER, NOBODY = (
@@ -159,7 +159,7 @@ class Hands:
 class Reader:
     """A scanner on a made-up chain, and what the order layer would have on record."""
 
-    def __init__(self, ledger: SqliteEvmDepositLedger, **options: Any) -> None:
+    def __init__(self, ledger: SqlEvmDepositLedger, **options: Any) -> None:
         self.ledger = ledger
         self.network = replace(NETWORK, **options)
         self.chain = Chain()

@@ -7,7 +7,7 @@ from typing import Any
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import HOT, OURS, SEEN, TOKEN, Reader, key, pays, txid_of
 
 NODE = ("node", "eth_getBlockByNumber")
@@ -16,7 +16,7 @@ MINUTE, HOUR, DAY = 60_000, 3_600_000, 24 * 3_600_000
 
 async def reading(database: Database) -> Reader:
     """A scanner that has looked once, when no order waited; it is the time of the newest block."""
-    ledger = SqliteEvmDepositLedger(database)
+    ledger = SqlEvmDepositLedger(database)
     await ledger.adopt_wallet(HOT)
     await ledger.add_addresses(OURS)
     made = Reader(ledger)

@@ -25,7 +25,7 @@ from rpcsvc.store.journaled import (
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
 )
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 
@@ -42,7 +42,7 @@ class Books:
         self.monero = JournaledMoneroLedger(database, journal)
         self.evm = JournaledEvmPaymentLedger(database, journal)
         self.addresses = JournaledEvmDepositLedger(database, journal)
-        self.store = SqliteOrderStore(database, lambda: "")
+        self.store = SqlOrderStore(database, lambda: "")
         self.clock = ManualClock()
         self.clock.now = NOW
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)

@@ -11,7 +11,7 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex, WalletCode
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 OPTIONS = MoneroOptions(pool_target=100, pool_low=60, reserve=8)
 
@@ -60,7 +60,7 @@ class Wallet:
         return Subaddress(SubaddressIndex(0, minor), f"{self.spelling}{minor}")
 
 
-async def pool_of(wallet: Any, ledger: SqliteMoneroLedger) -> AddressPool:
+async def pool_of(wallet: Any, ledger: SqlMoneroLedger) -> AddressPool:
     pool = AddressPool(cast("WalletClient", wallet), ledger, OPTIONS)
     await pool.reconcile()
     await pool.refill()

@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 XMR = 10**12
 OPTIONS = MoneroOptions(nettype="fakechain", tracked_blocks=8, failed_after=5)
@@ -102,7 +102,7 @@ class Wallet:
 class Desk:
     node: Node
     wallet: Wallet
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     recovery: MoneroReorgRecovery
 
     async def look(self, blocks: int = 0) -> None:

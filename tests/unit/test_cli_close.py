@@ -35,7 +35,7 @@ from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.backends.sqlite.snapshot import snapshot
-from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url
 from tests.operator_cli import Cli
@@ -86,7 +86,7 @@ def test_close_settles_the_transfer_and_keeps_the_signed_word(cli: Cli, order: O
 def booked(cli: Cli, transfer_id: str) -> BookedTransfer:
     """A transfer as it is on record."""
     with snapshot(cli.data_dir) as taken:
-        found = asyncio.run(SqliteOperatorBooks(taken).transfer(transfer_id))
+        found = asyncio.run(SqlOperatorBooks(taken).transfer(transfer_id))
     assert found is not None
     return found
 

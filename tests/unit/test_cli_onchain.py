@@ -19,8 +19,8 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mne
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.wiring import KEY_FILE
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.treasury.wallets import OnchainTreasury
 from tests.operator_cli import Cli, listening, served
@@ -57,7 +57,7 @@ def adopted(data_dir: Path, hot_wallet: str, *more: str) -> None:
 
     async def write() -> None:
         database = await Database.open(data_dir)
-        await SqliteEvmDepositLedger(database).adopt_wallet(hot_wallet)
+        await SqlEvmDepositLedger(database).adopt_wallet(hot_wallet)
         for sql in more:
             await database.write([statement(sql, ())])
         await database.close()
@@ -177,7 +177,7 @@ def test_the_treasury_needs_a_service(cli: Setup) -> None:
 async def test_a_treasury_without_nodes_names_the_gaps_and_tells_the_rest(cli: Setup) -> None:
     async with served(cli.data_dir, treasury_of(cli)) as box:
         database = box.up.database
-        await SqliteEvmDepositLedger(database).adopt_wallet("0xFirst")
+        await SqlEvmDepositLedger(database).adopt_wallet("0xFirst")
         for sql in (
             "INSERT INTO evm_addresses VALUES (1, '0x1')",
             "INSERT INTO evm_deposits VALUES"
@@ -222,7 +222,7 @@ async def test_annotate_asks_the_running_service(
         say = ("treasury", "explain", "monero", txid.upper())
         assert await cli.ask(*say, "--note", " to  cold ") == 0, cli.err
         assert cli.out == f"{txid} on monero, sent 2.5 XMR: to cold\n"
-        books = SqliteOperatorBooks(box.up.database)
+        books = SqlOperatorBooks(box.up.database)
         assert await books.annotation("monero", txid) == "to cold"
         assert await cli.ask(*say, "--note", "again") == 2
         assert "explained already: to cold" in cli.err

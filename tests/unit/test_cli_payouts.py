@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Purpose,
 )
 from rpcsvc.settlement.onchain.guard import PauseSwitch
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.operator_cli import Cli, listening, served
 from tests.sandbox import EVM, MONERO, Placed, Sandbox, sandbox
 
@@ -62,7 +62,7 @@ async def test_a_settled_payout_off_its_chain_says_what_to_do(tmp_path: Path, cl
     """A deep reorganisation took it: the wallet's record has it in no block."""
     async with served(tmp_path) as box:
         name = f"{(await settled(box)).order_id}/payout/1"
-        ledger = SqliteEvmPaymentLedger(box.up.database)
+        ledger = SqlEvmPaymentLedger(box.up.database)
         order = PaymentOrder(name, Purpose.TRANSFER, EVM, 7, "0xToken", b"", 65_000)
         attempt = Attempt("0xaa", "02", 5, 1, 1000)
         signed = EvmPayment("arbitrum", "0xHot", 0, order, (attempt,), 1000)

@@ -22,8 +22,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, OwnerLock
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.operator_books import SqliteOperatorBooks
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury import annotations as annotating
 from rpcsvc.treasury.annotations import Annotations
 from tests.operator_cli import Cli, listening
@@ -172,7 +172,7 @@ def test_what_another_wallet_did_is_not_explained(
 
     async def meet(address: str) -> None:
         database = await Database.open(cli.data_dir)
-        await SqliteMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
+        await SqlMoneroLedger(database).adopt_wallet(WalletRecord("mainnet", address, 0))
         await database.close()
 
     if recorded is None:
@@ -261,7 +261,7 @@ def test_an_explanation_without_a_database_makes_none(cli: Cli) -> None:
 async def test_an_explanation_is_not_changed_behind_the_operator_s_back(
     tmp_path: Path, database: Database
 ) -> None:
-    books = SqliteOperatorBooks(database)
+    books = SqlOperatorBooks(database)
     for note in ("x", "y"):
         await books.annotate("monero", TXID, note, 1)
     assert await books.annotation("monero", TXID) == "x"

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.wallets import DepositSighting, Observation
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.sandbox import HOUR_MS, Placed, Sandbox, sandbox
 from tests.unit.evm_chain import HOT, TOKEN, USER, Reader, txid_of
 
@@ -86,7 +86,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         placed = await box.order("u2x")
         order = await box.up.service.store.order(placed.order_id)
         assert order is not None
-        ledger = SqliteEvmDepositLedger(box.up.database)
+        ledger = SqlEvmDepositLedger(box.up.database)
         await ledger.adopt_wallet(HOT)
         await ledger.add_addresses([EvmAddress(1, order.terms.deposit_address)])
         reader = Reader(ledger, name=order.terms.deposit_network)

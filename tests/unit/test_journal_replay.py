@@ -22,7 +22,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted
-from rpcsvc.store.onchain_books import OnchainBooks
+from rpcsvc.store.wallets import OnchainBooks
 from tests.rows import statement
 from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_back, xmr_payment
 from tests.unit.orders import NOW

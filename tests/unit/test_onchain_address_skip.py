@@ -17,8 +17,8 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of, take
 
 WORDS = "test test test test test test test test test test test junk"
@@ -50,15 +50,13 @@ class Link:
         self.checks += 1
 
 
-async def skip(
-    wallet: Wallet, ledger: SqliteMoneroLedger, count: int, *, rescan: bool = False
-) -> int:
+async def skip(wallet: Wallet, ledger: SqlMoneroLedger, count: int, *, rescan: bool = False) -> int:
     connection = cast("MoneroConnection", Link(wallet))
     return await skip_monero(connection, ledger, OPTIONS, count, rescan=rescan)
 
 
 async def ledgers(databases: tuple[Database, Database]) -> tuple[Any, Any]:
-    made = [SqliteMoneroLedger(database) for database in databases]
+    made = [SqlMoneroLedger(database) for database in databases]
     for ledger in made:
         await ledger.adopt_wallet(WalletRecord("mainnet", "4x", 0))
     return made[0], made[1]
@@ -139,7 +137,7 @@ async def test_a_scan_that_ends_half_way_is_made_up_for_by_the_service(
 # --- USDC --------------------------------------------------------------------------------------
 
 
-async def opened(keys: HdKeys, ledger: SqliteEvmDepositLedger) -> EvmAddressPool:
+async def opened(keys: HdKeys, ledger: SqlEvmDepositLedger) -> EvmAddressPool:
     pool = EvmAddressPool(keys, ledger, EvmOptions(pool_target=8, pool_low=4))
     await pool.load()
     await pool.refill()
@@ -160,7 +158,7 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
 ) -> None:
     """``in_order``: the copy is of a stopped service, else of one that runs."""
     keys = HdKeys(WORDS)
-    lost, copy = (SqliteEvmDepositLedger(database) for database in databases)
+    lost, copy = (SqlEvmDepositLedger(database) for database in databases)
     for ledger in (lost, copy):
         pool = await opened(keys, ledger)
         if in_order:
@@ -182,7 +180,7 @@ async def test_usdc_addresses_of_lost_orders_are_skipped(
 
 
 async def test_another_mnemonic_skips_nothing(databases: tuple[Database, Database]) -> None:
-    ledger = SqliteEvmDepositLedger(databases[0])
+    ledger = SqlEvmDepositLedger(databases[0])
     with pytest.raises(ChainUnusable, match="none is on record"):
         await skip_evm(HdKeys(WORDS), ledger, 5)
     await opened(HdKeys(WORDS), ledger)

@@ -38,8 +38,8 @@ from rpcsvc.settlement.onchain.unrecorded import (
     require_open,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import Recorder
 from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
 from tests.unit.evm_raw import HOT, STRANGER, signed
@@ -151,7 +151,7 @@ class Xmr:
 async def adopt_xmr(
     at: Xmr, database: Database, wanted: Open, *others: Open, key: str | None = None
 ) -> Adopted:
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     return await adoption.adopt(wanted, others, TXID, key, Recorder())
 
@@ -163,7 +163,7 @@ async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
     database: Database,
 ) -> None:
     done = await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
-    known = await SqliteMoneroLedger(database).payment("ord_1/payout/1")
+    known = await SqlMoneroLedger(database).payment("ord_1/payout/1")
     assert known == Payment(
         "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
@@ -184,7 +184,7 @@ async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
     at = Xmr({"4user": 50}, broken=method)
     with pytest.raises(NodeError, match="No wallet file"):
         await adopt_xmr(at, database, WANTED)
-    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ async def test_a_wallet_that_does_not_answer_says_nothing_of_the_payment(
 async def test_what_is_not_proven_is_not_adopted(database: Database, at: Xmr, why: str) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_xmr(at, database, WANTED)
-    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is None
+    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is None
 
 
 async def test_a_key_that_is_given_goes_before_the_wallet_s(database: Database) -> None:
     await adopt_xmr(Xmr({"4user": 50}, own_key=None), database, WANTED, key=KEY)
-    assert await SqliteMoneroLedger(database).payment("ord_1/payout/1") is not None
+    assert await SqlMoneroLedger(database).payment("ord_1/payout/1") is not None
 
 
 async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Database) -> None:
@@ -222,7 +222,7 @@ async def test_a_transaction_is_the_payment_of_one_transfer_only(database: Datab
 
 async def test_a_transfer_that_is_signed_takes_no_second_payment(database: Database) -> None:
     await adopt_xmr(Xmr({"4user": 50}), database, WANTED)
-    at, ledger = Xmr({"4user": 50}, images=("other",)), SqliteMoneroLedger(database)
+    at, ledger = Xmr({"4user": 50}, images=("other",)), SqlMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
     with pytest.raises(NotAdopted, match="already"):
         await adoption.adopt(WANTED, (), "ef" * 32, None, Recorder())
@@ -256,7 +256,7 @@ async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
     done = await adopt_xmr(at, database, WANTED, less, twin, second)
     assert done.transfers == (WANTED, second)
     assert done.unexplained == 20
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     known = await ledger.payment("ord_2/payout/1")
     assert known == await ledger.payment("ord_1/payout/1")
     assert known is not None
@@ -281,7 +281,7 @@ async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
 ) -> None:
     second = transfer("ord_2", "monero", "4second", 30)
     third = transfer("ord_3", "monero", "4third", 20)
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     own = MoneroAdoption(cast("MoneroConnection", Xmr({"4second": 30}, images=("other",))), ledger)
     await own.adopt(second, (), "ef" * 32, None, Recorder())
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
@@ -343,7 +343,7 @@ PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 
 
 async def adopt_usdc(at: Evm, database: Database, wanted: Open = PAYOUT) -> Adopted:
-    ledger = SqliteEvmPaymentLedger(database)
+    ledger = SqlEvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, Hands())
     return await adoption.adopt(wanted, (at.told or signed())["hash"], Recorder())
 
@@ -353,7 +353,7 @@ async def test_a_mined_payment_is_on_record_with_its_own_bytes_and_nonce(
 ) -> None:
     told = signed()
     done = await adopt_usdc(Evm(told), database)
-    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (known.nonce, known.sender, known.state) == (4, HOT.address, PaymentState.PUBLISHED)
     assert (known.order.recipient, known.order.units) == (USER, 50)
@@ -393,7 +393,7 @@ async def test_what_the_chain_does_not_show_is_not_adopted(
 ) -> None:
     with pytest.raises(NotAdopted, match=why):
         await adopt_usdc(at, database)
-    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 @pytest.mark.parametrize("state", [TransferState.SETTLED, TransferState.FAILED])
@@ -403,7 +403,7 @@ async def test_for_what_is_over_nothing_is_put_on_record(
     over = transfer("ord_9", "arbitrum", USER, 50, state=state)
     with pytest.raises(NotAdopted, match="ord_9/payout/1 is"):
         await adopt_usdc(Evm(signed()), database, over)
-    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_node_that_is_not_right_proves_nothing(
@@ -415,12 +415,12 @@ async def test_a_node_that_is_not_right_proves_nothing(
     monkeypatch.setattr(Evm, "check", wrong)
     with pytest.raises(ChainUnusable):
         await adopt_usdc(Evm(signed()), database)
-    assert await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1") is None
+    assert await SqlEvmPaymentLedger(database).payment("ord_9/payout/1") is None
 
 
 async def test_a_payment_that_has_failed_gets_no_more_attempts(database: Database) -> None:
     await adopt_usdc(Evm(signed(fee=5)), database)
-    ledger = SqliteEvmPaymentLedger(database)
+    ledger = SqlEvmPaymentLedger(database)
     known = await ledger.payment("ord_9/payout/1")
     assert known is not None
     await ledger.put_payment(replace(known, state=PaymentState.FAILED))
@@ -441,7 +441,7 @@ async def test_a_raised_fee_that_the_copy_does_not_know_is_one_more_attempt(
     first = await adopt_usdc(Evm(signed(fee=5)), database)
     raised = signed(fee=9)
     done = await adopt_usdc(Evm(raised), database)
-    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert [item.txid for item in known.attempts] == [first.txid, raised["hash"]]
     # The order goes on under the id that it was told first.
@@ -458,7 +458,7 @@ async def test_one_that_was_mined_for_less_than_is_offered_by_now_is_adopted_as_
         await adopt_usdc(Evm(signed(fee=fee)), database)
     mined = signed(fee=7)
     await adopt_usdc(Evm(mined), database)
-    known = await SqliteEvmPaymentLedger(database).payment("ord_9/payout/1")
+    known = await SqlEvmPaymentLedger(database).payment("ord_9/payout/1")
     assert known is not None
     assert (len(known.attempts), known.latest.txid) == (3, mined["hash"])
     # What would have to be outbid if it left the chain again.

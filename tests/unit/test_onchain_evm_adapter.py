@@ -17,10 +17,9 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger, SqlOpeningLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.sandbox import ManualClock
 from tests.unit.evm_chain import NETWORK, Chain
 
@@ -31,10 +30,10 @@ KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner th
 async def adapter(tmp_path: Path) -> AsyncIterator[EvmAdapter]:
     database = await Database.open(tmp_path)
     ledgers = Ledgers(
-        SqliteEvmDepositLedger(database),
-        SqliteEvmPaymentLedger(database),
-        SqliteUnrecordedLedger(database),
-        SqliteOpeningLedger(database),
+        SqlEvmDepositLedger(database),
+        SqlEvmPaymentLedger(database),
+        SqlUnrecordedLedger(database),
+        SqlOpeningLedger(database),
     )
     nodes = [
         EvmNode(replace(NETWORK, name=name), Chain(), 2_000_000_000)

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmWallet,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 OTHERS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
@@ -26,14 +26,14 @@ OPTIONS = EvmOptions(pool_target=12, pool_low=6)
 
 
 @pytest.fixture
-async def empty(tmp_path: Path) -> AsyncIterator[SqliteEvmDepositLedger]:
+async def empty(tmp_path: Path) -> AsyncIterator[SqlEvmDepositLedger]:
     """A database that has met no mnemonic."""
     database = await Database.open(tmp_path)
-    yield SqliteEvmDepositLedger(database)
+    yield SqlEvmDepositLedger(database)
     await database.close()
 
 
-async def pool_of(ledger: SqliteEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
+async def pool_of(ledger: SqlEvmDepositLedger, keys: HdKeys = KEYS) -> EvmAddressPool:
     pool = EvmAddressPool(keys, ledger, OPTIONS)
     await pool.load()
     await pool.refill()
@@ -53,7 +53,7 @@ async def take(pool: EvmAddressPool, count: int) -> list[str]:
 
 
 async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wallet(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
     assert (pool.left, pool.ready) == (12, 12)
@@ -63,7 +63,7 @@ async def test_addresses_are_those_of_the_mnemonic_in_order_without_the_hot_wall
 
 
 async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_taken(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     pool = await pool_of(empty)
     for _ in range(40):
@@ -76,7 +76,7 @@ async def test_an_address_is_recorded_and_reserved_on_disk_before_it_can_be_take
 
 
 async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     given: list[str] = []
     for round_ in range(9):
@@ -93,7 +93,7 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
 
 
 async def test_after_a_crash_unused_addresses_are_skipped_and_after_a_stop_they_are_used(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     await take(await pool_of(empty), 2)
     later = await pool_of(empty)
@@ -105,7 +105,7 @@ async def test_after_a_crash_unused_addresses_are_skipped_and_after_a_stop_they_
     assert (await pool_of(empty)).take() == KEYS.address(25)
 
 
-async def test_a_stopped_pool_hands_out_nothing(empty: SqliteEvmDepositLedger) -> None:
+async def test_a_stopped_pool_hands_out_nothing(empty: SqlEvmDepositLedger) -> None:
     pool = await pool_of(empty)
     await pool.close()
     await pool.refill()
@@ -116,7 +116,7 @@ async def test_a_stopped_pool_hands_out_nothing(empty: SqliteEvmDepositLedger) -
 
 
 async def test_a_pool_that_was_not_loaded_hands_out_nothing(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     pool = EvmAddressPool(KEYS, empty, OPTIONS)
     await pool.refill()
@@ -126,7 +126,7 @@ async def test_a_pool_that_was_not_loaded_hands_out_nothing(
 
 
 async def test_another_mnemonic_is_refused_and_changes_nothing(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     await (await pool_of(empty)).close()
     before = await empty.wallet(), await empty.addresses_above(0)
@@ -136,7 +136,7 @@ async def test_another_mnemonic_is_refused_and_changes_nothing(
 
 
 async def test_a_recorded_address_of_another_mnemonic_is_refused(
-    empty: SqliteEvmDepositLedger,
+    empty: SqlEvmDepositLedger,
 ) -> None:
     await empty.adopt_wallet(KEYS.address(0))
     await empty.add_addresses([EvmAddress(1, OTHERS.address(1))])
@@ -144,7 +144,7 @@ async def test_a_recorded_address_of_another_mnemonic_is_refused(
         await pool_of(empty)
 
 
-async def test_a_pool_in_use_fills_itself(empty: SqliteEvmDepositLedger) -> None:
+async def test_a_pool_in_use_fills_itself(empty: SqlEvmDepositLedger) -> None:
     pool = await pool_of(empty)
     for _ in range(7):
         pool.take()
@@ -153,7 +153,7 @@ async def test_a_pool_in_use_fills_itself(empty: SqliteEvmDepositLedger) -> None
 
 
 async def test_a_commit_that_fails_hands_out_nothing_and_skips_nothing(
-    empty: SqliteEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+    empty: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = await pool_of(empty)
 

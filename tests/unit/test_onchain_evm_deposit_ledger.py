@@ -15,15 +15,16 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmWallet,
 )
 from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.sql import compiled
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_evm_deposits import _TO_WATCH, SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import _TO_WATCH, SqlEvmDepositLedger
 from tests.rows import all_rows, statement
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
 
 @pytest.fixture
-async def ledger(database: Database) -> SqliteEvmDepositLedger:
-    made = SqliteEvmDepositLedger(database)
+async def ledger(database: Database) -> SqlEvmDepositLedger:
+    made = SqlEvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
     return made
@@ -36,7 +37,7 @@ def deposit(name: str = "a", **changes: Any) -> EvmDeposit:
     return replace(made, **changes)
 
 
-async def test_the_first_mnemonic_stays(ledger: SqliteEvmDepositLedger, database: Database) -> None:
+async def test_the_first_mnemonic_stays(ledger: SqlEvmDepositLedger, database: Database) -> None:
     with pytest.raises(StoreConflict):
         await ledger.adopt_wallet(USER)
     for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
@@ -46,7 +47,7 @@ async def test_the_first_mnemonic_stays(ledger: SqliteEvmDepositLedger, database
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     await ledger.add_addresses(OURS[5:])
     for wrong in (EvmAddress(2, USER), EvmAddress(99, OURS[3].address), EvmAddress(0, USER)):
@@ -56,15 +57,13 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
     assert await ledger.highest_address() == OURS[-1]
 
 
-async def test_an_address_is_ours_in_any_case(ledger: SqliteEvmDepositLedger) -> None:
+async def test_an_address_is_ours_in_any_case(ledger: SqlEvmDepositLedger) -> None:
     asked = [OURS[0].address.lower(), "0x" + OURS[1].address[2:].upper(), STRANGER, "", "'"]
     assert await ledger.ours(asked) == OURS[:2]
     assert await ledger.ours([]) == []
 
 
-async def test_a_deposit_keeps_what_it_is(
-    ledger: SqliteEvmDepositLedger, database: Database
-) -> None:
+async def test_a_deposit_keeps_what_it_is(ledger: SqlEvmDepositLedger, database: Database) -> None:
     await ledger.put_deposits([deposit()])
     for other in (deposit(units=6), deposit(sender=STRANGER), deposit(address_index=2)):
         with pytest.raises(StoreConflict):
@@ -92,7 +91,7 @@ async def test_a_deposit_keeps_what_it_is(
 
 
 async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     for wrong in (deposit(address_index=999), deposit(units=0)):
         with pytest.raises(StoreConflict):
@@ -100,7 +99,7 @@ async def test_a_deposit_to_nobody_or_of_nothing_is_not_recorded(
 
 
 async def test_deposits_are_found_by_network_transaction_and_watch(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     rows = [
         deposit("a"), deposit("b", watched=False), deposit("c", watched=False, block_number=9),
@@ -115,7 +114,7 @@ async def test_deposits_are_found_by_network_transaction_and_watch(
 
 
 async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     numbers = (3, 5, 8, 10)
     await ledger.begin("arbitrum", [EvmCursor(number, f"old{number}") for number in numbers])
@@ -127,7 +126,7 @@ async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
 
 
 async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
-    ledger: SqliteEvmDepositLedger, database: Database
+    ledger: SqlEvmDepositLedger, database: Database
 ) -> None:
     sql = (
         "EXPLAIN QUERY PLAN SELECT address_index, address FROM evm_addresses"
@@ -139,7 +138,9 @@ async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
 
 
 async def test_old_deposits_are_not_read_to_find_those_to_watch(database: Database) -> None:
-    rows = all_rows(database, f"EXPLAIN QUERY PLAN {_TO_WATCH}", ("arbitrum", "arbitrum", 7))
+    rows = all_rows(
+        database, f"EXPLAIN QUERY PLAN {compiled(_TO_WATCH).text}", ("arbitrum", "arbitrum", 7)
+    )
     plan = " ".join(str(row) for row in rows)
     assert "evm_deposits_watched" in plan
     assert "(network=? AND block_number>?)" in plan

@@ -13,7 +13,7 @@ from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import (
     CONFIRMED,
     GENESIS_SECONDS,
@@ -32,15 +32,15 @@ from tests.unit.evm_chain import (
 
 
 @pytest.fixture
-async def ledger(database: Database) -> SqliteEvmDepositLedger:
-    made = SqliteEvmDepositLedger(database)
+async def ledger(database: Database) -> SqlEvmDepositLedger:
+    made = SqlEvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
     return made
 
 
 @pytest.fixture
-async def reader(ledger: SqliteEvmDepositLedger) -> Reader:
+async def reader(ledger: SqlEvmDepositLedger) -> Reader:
     made = Reader(ledger)
     made.chain.mine(count=50)
     assert await made.look() == {}
@@ -113,7 +113,7 @@ async def test_minted_tokens_have_no_sender_to_send_them_back_to(reader: Reader)
 
 
 async def test_without_a_number_of_confirmations_the_finalized_block_decides(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     reader.chain.mine(count=5)
@@ -165,7 +165,7 @@ async def test_a_deposit_that_is_gone_is_shown_once_and_again_when_it_comes_back
 
 
 async def test_after_a_restart_no_deposit_is_deep_before_what_is_gone_is_on_record(
-    reader: Reader, ledger: SqliteEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, ledger: SqlEvmDepositLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = reader.chain.mine(("a", pays(5)))
     reader.chain.mine(count=5)
@@ -343,7 +343,7 @@ async def test_a_late_node_after_a_restart_takes_no_confirmation_back(reader: Re
 
 
 async def test_a_node_that_names_no_finalized_block_is_reported(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=None)
     await reader.look()
@@ -402,7 +402,7 @@ async def test_an_event_without_a_receipt_holds_the_cursor_back(
 
 
 async def test_a_deposit_recorded_in_a_wrong_block_is_put_right_when_it_is_due(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     reader = Reader(ledger, confirmations=12)
     await reader.look()
@@ -628,7 +628,7 @@ async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader
 
 
 async def test_nothing_is_read_again_before_anything_was_read(
-    ledger: SqliteEvmDepositLedger,
+    ledger: SqlEvmDepositLedger,
 ) -> None:
     with pytest.raises(NotReread, match="No deposits were read"):
         await reread(Reader(ledger).connection, ledger, 5)

@@ -9,7 +9,7 @@ import pytest
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.scan import ForkFinder
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.unit.evm_chain import NETWORK, Chain
 
 
@@ -20,5 +20,5 @@ async def test_half_a_minute_of_blocks_is_read_again_within_bounds(
     database: Database, block_seconds: float, blocks: int
 ) -> None:
     network = replace(NETWORK, block_seconds=block_seconds)
-    forks = ForkFinder(EvmConnection(Chain(), network), SqliteEvmDepositLedger(database))
+    forks = ForkFinder(EvmConnection(Chain(), network), SqlEvmDepositLedger(database))
     assert forks.overlap == blocks

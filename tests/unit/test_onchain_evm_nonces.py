@@ -20,8 +20,8 @@ from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.unit.evm_payments import HOT, NET, payment
 
@@ -53,10 +53,10 @@ class Desk:
     node: Node = field(default_factory=Node)
 
     def __post_init__(self) -> None:
-        self.payments = SqliteEvmPaymentLedger(self.database)
+        self.payments = SqlEvmPaymentLedger(self.database)
         connection, unrecorded = (
             EvmConnection(self.node, NETWORK),
-            SqliteUnrecordedLedger(self.database),
+            SqlUnrecordedLedger(self.database),
         )
         self.nonces = EvmNonces(connection, HOT, self.payments, unrecorded, self.switch)
 

@@ -14,7 +14,7 @@ from rpcsvc.audit.records import Opening as Booked
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
 from rpcsvc.settlement.onchain.evm.node_types import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.onchain_evm_openings import SqliteOpeningLedger
+from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement
 from tests.unit.evm_chain import HOT, NETWORK, Chain, Link
 
@@ -39,8 +39,8 @@ class Node(Chain):
 
 
 @pytest.fixture
-def ledger(database: Database) -> SqliteOpeningLedger:
-    return SqliteOpeningLedger(database)
+def ledger(database: Database) -> SqlOpeningLedger:
+    return SqlOpeningLedger(database)
 
 
 async def look(opening: EvmOpening, node: Node) -> None:
@@ -49,16 +49,16 @@ async def look(opening: EvmOpening, node: Node) -> None:
     await opening.look(block)
 
 
-def opening_of(node: Node, ledger: SqliteOpeningLedger) -> EvmOpening:
+def opening_of(node: Node, ledger: SqlOpeningLedger) -> EvmOpening:
     return EvmOpening(Link(node, NETWORK), HOT, ledger)
 
 
-async def known(ledger: SqliteOpeningLedger) -> Opening | None:
+async def known(ledger: SqlOpeningLedger) -> Opening | None:
     return await ledger.opening(NETWORK.name, HOT)
 
 
 async def test_the_first_look_is_kept_and_the_auditor_reads_it(
-    ledger: SqliteOpeningLedger, database: Database, tmp_path: Path
+    ledger: SqlOpeningLedger, database: Database, tmp_path: Path
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -80,7 +80,7 @@ async def test_the_first_look_is_kept_and_the_auditor_reads_it(
 
 
 async def test_a_block_that_is_replaced_takes_its_balance_with_it(
-    ledger: SqliteOpeningLedger,
+    ledger: SqlOpeningLedger,
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -93,7 +93,7 @@ async def test_a_block_that_is_replaced_takes_its_balance_with_it(
     assert await known(ledger) == Opening(7, node.hash_of(7), 1, WEI - 1)
 
 
-async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqliteOpeningLedger) -> None:
+async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqlOpeningLedger) -> None:
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
@@ -105,7 +105,7 @@ async def test_a_block_that_the_node_lacks_is_waited_for(ledger: SqliteOpeningLe
 
 
 async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
-    ledger: SqliteOpeningLedger,
+    ledger: SqlOpeningLedger,
 ) -> None:
     node = Node()
     node.mine(count=5)
@@ -118,7 +118,7 @@ async def test_a_block_that_is_replaced_while_it_is_looked_at_is_not_taken(
     assert await known(ledger) is not None
 
 
-async def test_once_it_is_deep_nothing_is_asked(ledger: SqliteOpeningLedger) -> None:
+async def test_once_it_is_deep_nothing_is_asked(ledger: SqlOpeningLedger) -> None:
     node = Node()
     node.mine(count=5)
     opening = opening_of(node, ledger)
@@ -143,7 +143,7 @@ async def test_once_it_is_deep_nothing_is_asked(ledger: SqliteOpeningLedger) -> 
     ],
 )
 async def test_the_database_refuses_what_can_not_be(
-    ledger: SqliteOpeningLedger, database: Database, tmp_path: Path, statement: str
+    ledger: SqlOpeningLedger, database: Database, tmp_path: Path, statement: str
 ) -> None:
     await ledger.record("arbitrum", HOT, Opening(1, "h", 0, 5))
     with (

@@ -34,17 +34,17 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 from rpcsvc.settlement.onchain.evm.node_types import FeeData
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from tests.rows import statement
 from tests.unit.evm_payments import GWEI, HOT, NET, attempt, payment
 
 
 @pytest.fixture
-def ledger(database: Database) -> SqliteEvmPaymentLedger:
-    return SqliteEvmPaymentLedger(database)
+def ledger(database: Database) -> SqlEvmPaymentLedger:
+    return SqlEvmPaymentLedger(database)
 
 
-def port(made: SqliteEvmPaymentLedger) -> EvmPaymentLedger:
+def port(made: SqlEvmPaymentLedger) -> EvmPaymentLedger:
     """For the type checker: the port is implemented."""
     return made
 
@@ -161,7 +161,7 @@ def test_the_l1_part_may_double_as_the_base_fee_may_and_has_a_quarter_to_spare()
 # --- payments in the database -------------------------------------------------------------------
 
 
-async def test_a_payment_is_read_as_it_was_written(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_a_payment_is_read_as_it_was_written(ledger: SqlEvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     assert await ledger.payment("tr_1") == first
@@ -174,7 +174,7 @@ async def test_a_payment_is_read_as_it_was_written(ledger: SqliteEvmPaymentLedge
     assert await ledger.payment("tr_2") is None
 
 
-async def test_a_nonce_is_given_once_for_each_network(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_a_nonce_is_given_once_for_each_network(ledger: SqlEvmPaymentLedger) -> None:
     await ledger.add_payment(payment("tr_1", 0))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(payment("tr_2", 0))
@@ -186,7 +186,7 @@ async def test_a_nonce_is_given_once_for_each_network(ledger: SqliteEvmPaymentLe
     assert await ledger.payment("tr_2") is None
 
 
-async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_a_failed_payment_keeps_its_nonce(ledger: SqlEvmPaymentLedger) -> None:
     failed = replace(published(payment("tr_1", 0)), state=PaymentState.FAILED)
     await ledger.add_payment(payment("tr_1", 0))
     await ledger.put_payment(failed)
@@ -195,7 +195,7 @@ async def test_a_failed_payment_keeps_its_nonce(ledger: SqliteEvmPaymentLedger) 
     assert await ledger.next_nonce(NET, HOT) == 1
 
 
-async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_attempts_go_up_and_stay(ledger: SqlEvmPaymentLedger) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     with pytest.raises(StoreConflict):
@@ -213,7 +213,7 @@ async def test_attempts_go_up_and_stay(ledger: SqliteEvmPaymentLedger) -> None:
 
 
 @pytest.mark.parametrize("over", [PaymentState.FAILED, PaymentState.SETTLED])
-async def test_an_end_is_final(ledger: SqliteEvmPaymentLedger, over: PaymentState) -> None:
+async def test_an_end_is_final(ledger: SqlEvmPaymentLedger, over: PaymentState) -> None:
     first = payment("tr_1", 0)
     await ledger.add_payment(first)
     await ledger.put_payment(replace(published(first), state=over))
@@ -232,7 +232,7 @@ async def test_an_end_is_final(ledger: SqliteEvmPaymentLedger, over: PaymentStat
     ],
 )  # fmt: skip
 async def test_what_is_signed_never_changes(
-    ledger: SqliteEvmPaymentLedger, tmp_path: Path, change: str
+    ledger: SqlEvmPaymentLedger, tmp_path: Path, change: str
 ) -> None:
     await ledger.add_payment(payment("tr_1", 0))
     _refused(tmp_path, f"UPDATE evm_payments SET {change}", "keeps what it is")
@@ -249,7 +249,7 @@ async def test_what_is_signed_never_changes(
     ],
 )
 async def test_nothing_is_deleted_or_signed_over(
-    ledger: SqliteEvmPaymentLedger, tmp_path: Path, sql: str, said: str
+    ledger: SqlEvmPaymentLedger, tmp_path: Path, sql: str, said: str
 ) -> None:
     await ledger.add_payment(payment("s", 0, purpose=Purpose.SWEEP), sweep(2, 1, "s"))
     _refused(tmp_path, sql, said)
@@ -263,7 +263,7 @@ def _refused(directory: Path, sql: str, said: str) -> None:
 
 
 async def test_settled_payments_are_found_by_block_or_while_they_have_none(
-    ledger: SqliteEvmPaymentLedger,
+    ledger: SqlEvmPaymentLedger,
 ) -> None:
     for nonce, number in enumerate((5, 9, None)):
         made = payment(f"tr_{nonce}", nonce)
@@ -276,7 +276,7 @@ async def test_settled_payments_are_found_by_block_or_while_they_have_none(
     assert await ledger.settled_above("base", 0) == []
 
 
-async def test_payments_are_listed_by_nonce(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_payments_are_listed_by_nonce(ledger: SqlEvmPaymentLedger) -> None:
     for nonce in (2, 0, 1):
         await ledger.add_payment(payment(f"tr_{nonce}", nonce))
     found = await ledger.payments_in(NET, PaymentState.PREPARED, PaymentState.PUBLISHED)
@@ -287,7 +287,7 @@ async def test_payments_are_listed_by_nonce(ledger: SqliteEvmPaymentLedger) -> N
 
 
 async def test_unswept_is_what_was_confirmed_less_what_was_taken(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await deposit(database, 2, 12)
@@ -308,7 +308,7 @@ async def test_unswept_is_what_was_confirmed_less_what_was_taken(
 
 
 async def test_unswept_follows_what_becomes_of_a_deposit(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30, None)
     for state, units in (
@@ -322,7 +322,7 @@ async def test_unswept_follows_what_becomes_of_a_deposit(
 
 
 async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 30)
     await ledger.add_sweep(replace(sweep(2, 1), state=SweepState.DONE, taken=30))
@@ -334,7 +334,7 @@ async def test_what_was_swept_and_reorganised_away_is_not_swept_again(
 
 
 async def test_an_address_has_one_sweep_under_way(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     await ledger.add_payment(payment("a", 0, purpose=Purpose.SWEEP), sweep(2, 1, "a"))
@@ -348,14 +348,14 @@ async def test_an_address_has_one_sweep_under_way(
     assert [item.serial for item in await ledger.sweeps_under_way(NET)] == [2]
 
 
-async def settled(ledger: SqliteEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
+async def settled(ledger: SqlEvmPaymentLedger, made: EvmPayment) -> EvmPayment:
     done = replace(made, state=PaymentState.SETTLED, published_at=1)
     await ledger.put_payment(done)
     return done
 
 
 async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     made = payment("a", 0, purpose=Purpose.SWEEP)
@@ -373,7 +373,7 @@ async def test_a_sweep_is_void_once_its_settled_payment_has_failed(
     assert (await ledger.unswept(NET, 1), await ledger.void_sweeps(NET, 2)) == ([], [])
 
 
-async def test_a_settled_payment_of_an_order_never_fails(ledger: SqliteEvmPaymentLedger) -> None:
+async def test_a_settled_payment_of_an_order_never_fails(ledger: SqlEvmPaymentLedger) -> None:
     await ledger.add_payment(payment("a", 0))
     paid = await settled(ledger, payment("a", 0))
     for state in (PaymentState.FAILED, PaymentState.PUBLISHED):
@@ -382,7 +382,7 @@ async def test_a_settled_payment_of_an_order_never_fails(ledger: SqliteEvmPaymen
 
 
 async def test_a_sweep_found_done_has_no_payment(
-    database: Database, ledger: SqliteEvmPaymentLedger
+    database: Database, ledger: SqlEvmPaymentLedger
 ) -> None:
     await deposit(database, 2, 9)
     with pytest.raises(StoreConflict):

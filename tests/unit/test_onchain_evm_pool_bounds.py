@@ -12,8 +12,9 @@ from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments
 from rpcsvc.store.backends.sqlite.database import Database
+from rpcsvc.store.backends.sqlite.sql import compiled
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_evm_pool import _AWAITING, _IS_AWAITING
+from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING
 from tests.rows import all_rows, statement
 from tests.unit.evm_chain import OURS, TOKEN, Reader, txid_of
 from tests.unit.evm_pending import DAY, HOUR, MINUTE, NODE, held, mined, paying, reading, sighting
@@ -117,7 +118,8 @@ async def test_the_hint_of_a_deposit_that_is_watched_no_more_is_forgotten(
 
 def plan_of(database: Database, sql: str, values: Sequence[object]) -> str:
     return " ".join(
-        str(row) for row in all_rows(database, f"EXPLAIN QUERY PLAN {sql}", tuple(values))
+        str(row)
+        for row in all_rows(database, f"EXPLAIN QUERY PLAN {compiled(sql).text}", tuple(values))
     )
 
 

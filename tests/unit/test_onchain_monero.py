@@ -27,15 +27,15 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 XMR = 10**12
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[SqliteMoneroLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
     database = await Database.open(tmp_path)
-    yield SqliteMoneroLedger(database)
+    yield SqlMoneroLedger(database)
     await database.close()
 
 
@@ -106,7 +106,7 @@ def test_a_lock_is_a_height_or_a_time(
 # --- the database ----------------------------------------------------------------------------
 
 
-async def test_the_first_wallet_stays(ledger: SqliteMoneroLedger) -> None:
+async def test_the_first_wallet_stays(ledger: SqlMoneroLedger) -> None:
     first = WalletRecord("mainnet", "4first", 0)
     await ledger.adopt_wallet(first)
     with pytest.raises(StoreConflict):
@@ -116,7 +116,7 @@ async def test_the_first_wallet_stays(ledger: SqliteMoneroLedger) -> None:
 
 
 async def test_an_index_keeps_its_address_and_an_address_its_index(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1), address(2)])
     await ledger.add_addresses([address(2), address(3)])
@@ -129,7 +129,7 @@ async def test_an_index_keeps_its_address_and_an_address_its_index(
 
 
 async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     await ledger.put_deposits([deposit("a")])
@@ -137,13 +137,13 @@ async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
     assert await ledger.deposit("a", 1) == deposit("a", 1, 8)
 
 
-async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqliteMoneroLedger) -> None:
+async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqlMoneroLedger) -> None:
     with pytest.raises(StoreConflict):
         await ledger.put_deposits([deposit("a", 77)])
 
 
 async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     over = [
@@ -155,7 +155,7 @@ async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
 
 
 async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_blocks(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     await ledger.add_addresses([address(1)])
     await ledger.put_deposits([deposit("a", 1, 5)])
@@ -170,7 +170,7 @@ async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_b
     assert found.acknowledged is DepositState.REMOVED
 
 
-async def test_one_payment_is_unpublished_at_a_time(ledger: SqliteMoneroLedger) -> None:
+async def test_one_payment_is_unpublished_at_a_time(ledger: SqlMoneroLedger) -> None:
     first, second = payment("a", "i1"), payment("b", "i2")
     await ledger.add_payment(first)
     relaying = replace(first, state=PaymentState.RELAYING, relayed_at=5)
@@ -183,7 +183,7 @@ async def test_one_payment_is_unpublished_at_a_time(ledger: SqliteMoneroLedger) 
     assert [item.payment_id for item in await ledger.payments_in(PaymentState.PREPARED)] == ["b"]
 
 
-async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedger) -> None:
+async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) -> None:
     first = payment("a", "i1", "i2")
     await ledger.add_payment(first)
     await ledger.put_payment(replace(first, state=PaymentState.PUBLISHED, relayed_at=5))
@@ -196,7 +196,7 @@ async def test_a_key_image_belongs_to_one_live_payment(ledger: SqliteMoneroLedge
     await ledger.add_payment(payment("b", "i2"))
 
 
-async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqliteMoneroLedger) -> None:
+async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqlMoneroLedger) -> None:
     first = payment("a", "i1")
     await ledger.add_payment(first)
     marked = replace(first, state=PaymentState.RELAYING, relayed_at=5)
@@ -217,7 +217,7 @@ def batch(name: str, *payees: str) -> Payment:
 
 
 async def test_a_payment_of_several_transfers_is_found_by_each(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     made = batch("batch_1", "a", "b")
     await ledger.add_payment(made)
@@ -238,9 +238,7 @@ async def test_a_payment_of_several_transfers_is_found_by_each(
 @pytest.mark.parametrize(
     "second", [payment("a", "i9"), batch("batch_2", "b", "c")], ids=["alone", "with another"]
 )
-async def test_a_transfer_is_paid_by_one_payment(
-    ledger: SqliteMoneroLedger, second: Payment
-) -> None:
+async def test_a_transfer_is_paid_by_one_payment(ledger: SqlMoneroLedger, second: Payment) -> None:
     first = batch("batch_1", "a", "b")
     await ledger.add_payment(first)
     published = replace(first, state=PaymentState.PUBLISHED, relayed_at=5)
@@ -252,7 +250,7 @@ async def test_a_transfer_is_paid_by_one_payment(
         await ledger.add_payment(second)
 
 
-async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqliteMoneroLedger) -> None:
+async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqlMoneroLedger) -> None:
     alone = payment("a", "i1")
     await ledger.add_payment(alone)
     await ledger.put_payment(replace(alone, state=PaymentState.PUBLISHED, relayed_at=5))
@@ -260,13 +258,13 @@ async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqliteMoner
         await ledger.add_payment(batch("batch_1", "a", "b"))
 
 
-async def test_an_address_is_paid_once_in_a_payment(ledger: SqliteMoneroLedger) -> None:
+async def test_an_address_is_paid_once_in_a_payment(ledger: SqlMoneroLedger) -> None:
     shares = (Payee("a", "4x", XMR), Payee("b", "4x", XMR))
     with pytest.raises(StoreConflict):
         await ledger.add_payment(replace(payment("batch_1", "i1"), batch=shares))
 
 
-async def test_a_published_payment_of_no_order_is_found(ledger: SqliteMoneroLedger) -> None:
+async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger) -> None:
     for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
         await ledger.add_payment(made)
         assert made not in await ledger.without_order()
@@ -276,7 +274,7 @@ async def test_a_published_payment_of_no_order_is_found(ledger: SqliteMoneroLedg
 
 
 async def test_settled_payments_are_found_by_height_or_while_they_have_none(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     for name, height in (("a", 5), ("b", 9)):
         item = payment(name, f"image-{name}")

@@ -17,21 +17,21 @@ from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, WalletCode
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.unit.monero_addresses import OPTIONS, Wallet, pool_of, take
 
 
 @pytest.fixture
-async def ledger(tmp_path: Path) -> AsyncIterator[SqliteMoneroLedger]:
+async def ledger(tmp_path: Path) -> AsyncIterator[SqlMoneroLedger]:
     database = await Database.open(tmp_path)
-    made = SqliteMoneroLedger(database)
+    made = SqlMoneroLedger(database)
     await made.adopt_wallet(WalletRecord("mainnet", "4x", 0))
     yield made
     await database.close()
 
 
 async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     wallet, given = Wallet(), list[str]()
     for round_ in range(12):
@@ -46,7 +46,7 @@ async def test_nothing_is_handed_out_twice_over_starts_stops_and_crashes(
 
 
 async def test_nothing_is_handed_out_twice_when_the_wallet_is_looked_at_anew(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     """As after each failure of node or wallet, while the service runs."""
     pool, given = await pool_of(Wallet(), ledger), list[str]()
@@ -58,7 +58,7 @@ async def test_nothing_is_handed_out_twice_when_the_wallet_is_looked_at_anew(
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 async def test_nothing_is_handed_out_twice_when_the_wallet_is_an_older_one(
-    ledger: SqliteMoneroLedger, is_stopped: bool
+    ledger: SqlMoneroLedger, is_stopped: bool
 ) -> None:
     """It makes again what it lacks; most of that has been handed out."""
     pool = await pool_of(Wallet(), ledger)
@@ -70,7 +70,7 @@ async def test_nothing_is_handed_out_twice_when_the_wallet_is_an_older_one(
     assert len(set(given)) == len(given)
 
 
-async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqliteMoneroLedger) -> None:
+async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqlMoneroLedger) -> None:
     wallet = Wallet()
     for first in (1, 14, 27):
         pool = await pool_of(wallet, ledger)
@@ -85,7 +85,7 @@ async def test_a_stop_gives_back_just_what_was_not_handed_out(ledger: SqliteMone
 
 
 async def test_a_pool_that_runs_low_reserves_more_by_itself(
-    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool, reserve, more = await pool_of(Wallet(), ledger), ledger.reserve_addresses, asyncio.Event()
 
@@ -106,7 +106,7 @@ async def test_a_pool_that_runs_low_reserves_more_by_itself(
 
 @pytest.mark.parametrize("more", [1, 30])
 async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
-    ledger: SqliteMoneroLedger, more: int
+    ledger: SqlMoneroLedger, more: int
 ) -> None:
     """The database is an older copy: who got what it does not know of is not known here."""
     wallet = Wallet()
@@ -123,7 +123,7 @@ async def test_what_a_newer_wallet_knows_of_is_not_handed_out(
 
 
 async def test_a_wallet_that_becomes_an_older_one_unnoticed_hands_nothing_out_twice(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     """Such as a machine that is set back to a snapshot between two calls: none of them failed."""
     wallet = Wallet()
@@ -135,7 +135,7 @@ async def test_a_wallet_that_becomes_an_older_one_unnoticed_hands_nothing_out_tw
 
 
 async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
-    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = Wallet()
     await pool_of(wallet, ledger)
@@ -151,7 +151,7 @@ async def test_a_wallet_that_does_not_say_what_it_has_is_given_nothing(
 
 
 async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     pool = await pool_of(Wallet(), ledger)
     for _ in range(30):
@@ -163,7 +163,7 @@ async def test_an_address_is_reserved_on_disk_before_it_can_be_taken(
 
 
 async def test_two_reservations_at_the_same_time_keep_their_order(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     pool = await pool_of(Wallet(), ledger)
     given = [pool.take() for _ in range(5)]
@@ -178,7 +178,7 @@ async def test_two_reservations_at_the_same_time_keep_their_order(
 
 
 async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
-    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = Wallet()
 
@@ -192,7 +192,7 @@ async def test_no_address_is_recorded_before_the_wallet_has_stored_it(
 
 
 async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     wallet = Wallet()
     for _ in range(4):
@@ -206,7 +206,7 @@ async def test_a_restored_wallet_makes_what_it_lacks_and_looks_for_missed_money(
     assert older.rescans == 1
 
 
-async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedger) -> None:
+async def test_a_wallet_with_other_addresses_is_refused(ledger: SqlMoneroLedger) -> None:
     wallet = Wallet()
     await pool_of(wallet, ledger)
     wallet.spelling = "8z"
@@ -217,7 +217,7 @@ async def test_a_wallet_with_other_addresses_is_refused(ledger: SqliteMoneroLedg
 # --- a scan of the chain -------------------------------------------------------------------------
 
 
-async def restored(ledger: SqliteMoneroLedger, made: int = 0) -> Wallet:
+async def restored(ledger: SqlMoneroLedger, made: int = 0) -> Wallet:
     """A wallet that knows ``made`` addresses of the 300 and more that are on record."""
     wallet = Wallet()
     for _ in range(4):
@@ -227,12 +227,12 @@ async def restored(ledger: SqliteMoneroLedger, made: int = 0) -> Wallet:
     return other
 
 
-def unhurried(wallet: Wallet, ledger: SqliteMoneroLedger, patience: float = 5.0) -> AddressPool:
+def unhurried(wallet: Wallet, ledger: SqlMoneroLedger, patience: float = 5.0) -> AddressPool:
     return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, patience=patience)
 
 
 async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     wallet = await restored(ledger, 1000)
     await ledger.note_rescan_due()
@@ -249,7 +249,7 @@ async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
 @pytest.mark.parametrize("made", [0, 150], ids=["while addresses are made", "while it scans"])
 @pytest.mark.parametrize("killed", [True, False])
 async def test_a_rescan_that_was_cut_short_is_made_up_for(
-    ledger: SqliteMoneroLedger, made: int, killed: bool
+    ledger: SqlMoneroLedger, made: int, killed: bool
 ) -> None:
     wallet = await restored(ledger, made)
     wallet.failures = 1
@@ -264,7 +264,7 @@ async def test_a_rescan_that_was_cut_short_is_made_up_for(
 
 
 async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
-    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet, due = await restored(ledger), list[bool]()
     make = wallet.create_addresses
@@ -280,7 +280,7 @@ async def test_that_a_rescan_is_due_is_on_disk_before_an_address_is_made(
 
 
 async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
-    ledger: SqliteMoneroLedger, monkeypatch: pytest.MonkeyPatch
+    ledger: SqlMoneroLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wallet = await restored(ledger)
     store = wallet.store
@@ -296,7 +296,7 @@ async def test_a_rescan_is_due_until_the_wallet_has_stored_what_it_found(
     assert await ledger.rescan_due()
 
 
-async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoneroLedger) -> None:
+async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqlMoneroLedger) -> None:
     wallet = await restored(ledger)
     wallet.may_end.clear()
     pool = unhurried(wallet, ledger)
@@ -315,7 +315,7 @@ async def test_a_caller_who_gives_up_does_not_end_the_rescan(ledger: SqliteMoner
 
 
 async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
-    ledger: SqliteMoneroLedger,
+    ledger: SqlMoneroLedger,
 ) -> None:
     wallet = await restored(ledger)
     wallet.may_end.clear()
@@ -332,7 +332,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
 
 @pytest.mark.parametrize(("lacks", "rescans"), [(199, 0), (200, 1)])
 async def test_a_wallet_rescans_for_what_it_did_not_look_ahead_to(
-    ledger: SqliteMoneroLedger, lacks: int, rescans: int
+    ledger: SqlMoneroLedger, lacks: int, rescans: int
 ) -> None:
     wallet = await restored(ledger)
     highest = await ledger.highest_address()
@@ -342,7 +342,7 @@ async def test_a_wallet_rescans_for_what_it_did_not_look_ahead_to(
     assert wallet.rescans == rescans
 
 
-async def test_another_wallet_is_refused_before_it_scans(ledger: SqliteMoneroLedger) -> None:
+async def test_another_wallet_is_refused_before_it_scans(ledger: SqlMoneroLedger) -> None:
     wallet = await restored(ledger, 150)
     await ledger.note_rescan_due()
     wallet.spelling, wallet.made = "8z", 1000

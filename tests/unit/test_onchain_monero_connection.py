@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.wallet_types import AddressCheck, WalletCode
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 GAP_MS = 40 * 60_000
 OPTIONS = MoneroOptions(nettype="stagenet", wallet_file="w", wallet_password="p")
@@ -111,7 +111,7 @@ class Pair:
     """Both, a ledger and the settings of one service."""
 
     daemons: Daemons
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     options: MoneroOptions = OPTIONS
 
     def connection(self) -> MoneroConnection:
@@ -122,7 +122,7 @@ class Pair:
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     database = await Database.open(tmp_path)
-    yield Pair(Daemons(), SqliteMoneroLedger(database))
+    yield Pair(Daemons(), SqlMoneroLedger(database))
     await database.close()
 
 

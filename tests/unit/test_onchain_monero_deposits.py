@@ -32,7 +32,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 
 XMR = 10**12
@@ -194,7 +194,7 @@ class Desk:
     chain: Chain
     node: Node
     wallet: Wallet
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     scanner: DepositScanner
     told: dict[str, DepositState] = field(default_factory=dict)
     units: dict[str, int] = field(default_factory=dict)
@@ -222,7 +222,7 @@ class Desk:
         self.scanner = scanner(self.node, self.wallet, self.ledger)
 
 
-def scanner(node: Any, wallet: Any, ledger: SqliteMoneroLedger) -> DepositScanner:
+def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
     connection = MoneroConnection(node, wallet, ledger, OPTIONS)
     return DepositScanner(connection, ledger, Clock(), OPTIONS)
 
@@ -230,7 +230,7 @@ def scanner(node: Any, wallet: Any, ledger: SqliteMoneroLedger) -> DepositScanne
 @pytest.fixture
 async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     await ledger.add_addresses([Subaddress(SubaddressIndex(0, n), f"8x{n}") for n in (1, 2)])
     chain = Chain()

@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
 from tests.unit.monero_reorgs import OPTIONS, Desk, Node, Wallet
 
@@ -96,7 +96,7 @@ class Ending:
 async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     """A settled payout that is nowhere, and whose bytes the node refuses."""
     database = await Database.open(tmp_path)
-    ledger, node, wallet = SqliteMoneroLedger(database), RefusingNode(), OwnWallet()
+    ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     desk = Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.monero.monerod import NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet_types import Balance, Output, SubaddressIndex
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.sandbox import ManualClock
 
@@ -73,7 +73,7 @@ class Node:
 @dataclass
 class Desk:
     wallet: Wallet
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     inventory: MoneroInventory
     node: Node
     clock: ManualClock
@@ -98,7 +98,7 @@ def info(top: str, height: int) -> NodeInfo:
 @pytest.fixture
 async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     wallet, clock, node = Wallet([output(1, XMR), output(2, 2 * XMR)]), ManualClock(), Node()
     any_node: Any = node

@@ -47,7 +47,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletCode,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.sandbox import ManualClock
 
@@ -112,7 +112,7 @@ class Wallet:
     """Signs with the first of its outputs that is not frozen."""
 
     node: Node
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     primary: str = OWN
     outputs: list[str] = field(default_factory=lambda: ["a", "b", "c", "d"])
     keeps_frozen: bool = True
@@ -190,7 +190,7 @@ class Wallet:
 class Desk:
     """Payments of one run of the service."""
 
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     node: Node
     wallet: Wallet
     clock: ManualClock
@@ -221,7 +221,7 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger, clock, node = SqliteMoneroLedger(database), ManualClock(), Node()
+    ledger, clock, node = SqlMoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)

@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
 )
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, Desk, Node, Wallet
 
@@ -32,7 +32,7 @@ MODULE = "rpcsvc.settlement.onchain.monero.reorg_recovery"
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger, node, wallet = SqliteMoneroLedger(database), Node(), Wallet()
+    ledger, node, wallet = SqlMoneroLedger(database), Node(), Wallet()
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
     yield Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
     await database.close()

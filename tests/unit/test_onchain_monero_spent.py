@@ -40,7 +40,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 NOW = 1_700_000_000_000
 OPTIONS = MoneroOptions(nettype="fakechain", settled_after=3, failed_after=5)
@@ -135,7 +135,7 @@ class Desk:
     node: Node
     wallet: Wallet
     clock: Clock
-    ledger: SqliteMoneroLedger
+    ledger: SqlMoneroLedger
     presence: MoneroPresence
 
     async def look(self, blocks: int = 0) -> Verdict:
@@ -160,14 +160,14 @@ class Desk:
         self.presence = presence(self.node, self.wallet, self.ledger, self.clock)
 
 
-def presence(node: Any, wallet: Any, ledger: SqliteMoneroLedger, clock: Clock) -> MoneroPresence:
+def presence(node: Any, wallet: Any, ledger: SqlMoneroLedger, clock: Clock) -> MoneroPresence:
     return MoneroPresence(MoneroConnection(node, wallet, ledger, OPTIONS), ledger, clock, OPTIONS)
 
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     database = await Database.open(tmp_path)
-    ledger = SqliteMoneroLedger(database)
+    ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
     images = BODIES[OURS].key_images
     signed = Payment(

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
 )
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.recording import Recorder
 from tests.rows import statement
 from tests.sandbox import ManualClock
@@ -72,7 +72,7 @@ class Stand:
 
     def __init__(self, database: Database, data_dir: Path) -> None:
         self.database = database
-        self.ledger: UnrecordedLedger = SqliteUnrecordedLedger(database)
+        self.ledger: UnrecordedLedger = SqlUnrecordedLedger(database)
         self.wallet, self.switch, self.clock = (
             Wallet(self.ledger), PauseSwitch(data_dir), ManualClock(),
         )  # fmt: skip

@@ -49,11 +49,11 @@ async def test_record_of_a_cancelled_transfer_writes_nothing(
     """Not even a line of the journal: a crash then would bring the payment back."""
     async with due(tmp_path, direction) as (books, order):
         await books.processor.apply(order.order_id, ev.DepositRemoved(key(1)))
-        before = mark_of(books.db)
+        before = await mark_of(books.db)
         with pytest.raises(ImpossibleTransition):
             await record(books, order)
         assert await on_record(books, order) == (TransferState.CANCELLED, False)
-        assert (mark_of(books.db), await books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
+        assert (await mark_of(books.db), await books.evm.next_nonce("arbitrum", HOT)) == (before, 0)
     async with opened(tmp_path) as books:
         assert books.adopted.payments == []
 

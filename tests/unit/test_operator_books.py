@@ -14,7 +14,7 @@ from rpcsvc.orders.ports.operator import Signed
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
 from rpcsvc.store.database import BooksUnreadable
-from rpcsvc.store.operator_books import Owed, SqliteOperatorBooks, Unswept, owed, reserved
+from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
 from tests.rows import statement
 from tests.sandbox import sandbox
 
@@ -66,7 +66,7 @@ async def test_deposit_addresses_are_summed_with_what_arrives(
         ),
     )
     with snapshot(tmp_path) as taken:
-        books = SqliteOperatorBooks(taken)
+        books = SqlOperatorBooks(taken)
         assert await books.unswept() == {"arbitrum": Unswept(7, 1, 24)}
         assert await books.swept() == {"arbitrum": 5}
 
@@ -88,7 +88,7 @@ async def test_fees_are_summed_by_purpose_beyond_what_the_database_can_add(
         (_MONERO, ("m3", "upkeep", 5, "m3", "published", 1, None)),
     )
     with snapshot(tmp_path) as taken:
-        books = SqliteOperatorBooks(taken)
+        books = SqlOperatorBooks(taken)
         assert await books.gas_fees() == {"arbitrum": {"sweep": 4, "transfer": 8 * price}}
         assert await books.monero_fees() == {"transfer": 3, "upkeep": 5}
 
@@ -103,7 +103,7 @@ async def test_all_transactions_signed_for_a_transfer_are_known_and_which_was_mi
         (_MONERO, ("m1", "transfer", 3, "mm", "settled", 1, 12)),
     )
     with snapshot(tmp_path) as taken:
-        books = SqliteOperatorBooks(taken)
+        books = SqlOperatorBooks(taken)
         assert await books.signed("t1") == [Signed("x1", 10, "settled", 9)]
         assert await books.signed("m1") == [Signed("mm", 1000, "settled", 12)]
         assert await books.signed("t2") == []
@@ -118,7 +118,7 @@ async def test_own_addresses_are_known_on_both_sides(tmp_path: Path, database: D
         ("INSERT INTO monero_addresses VALUES (1, '8Sub')", ()),
     )
     with snapshot(tmp_path) as taken:
-        books = SqliteOperatorBooks(taken)
+        books = SqlOperatorBooks(taken)
         for ours in ("0x2", "0X2", "0xhot", "4Primary", "8Sub"):
             assert await books.is_own_address(ours), ours
         assert not await books.is_own_address("0x4")
@@ -138,7 +138,7 @@ async def test_open_orders_reserve_and_refunds_are_owed(tmp_path: Path) -> None:
         await box.settle(4)
         fresh = await box.order("u2x")
         with snapshot(tmp_path) as taken:
-            orders = await SqliteOperatorBooks(taken).open_orders()
+            orders = await SqlOperatorBooks(taken).open_orders()
         order = await box.up.service.store.order(fresh.order_id)
     assert {each.order_id for each in orders} == {waiting.order_id, fresh.order_id}
     assert open_one.order_id not in {each.order_id for each in orders}
@@ -156,7 +156,7 @@ async def test_reservations_for_deposits_end_with_the_deposit_window(tmp_path: P
         await part.fund("75")
         await box.catch_up()
         with snapshot(tmp_path) as taken:
-            orders = await SqliteOperatorBooks(taken).open_orders()
+            orders = await SqlOperatorBooks(taken).open_orders()
     expires = {order.terms.expires_at for order in orders}
     whole = sum(o.terms.expected_output + o.terms.price.payout_fee for o in orders)
     assert reserved(orders, min(expires) - 1) == {"arbitrum": 75_000_000, "monero": whole}
@@ -174,13 +174,13 @@ async def test_a_snapshot_stands_still_and_is_not_written_to(
 ) -> None:
     count = "SELECT count(*) FROM evm_addresses"
     with snapshot(tmp_path) as taken:
-        assert tuple(taken.read_one(count)) == (0,)
+        assert tuple(await taken.fetch_one(count) or ()) == (0,)
         await addresses(database)
-        assert tuple(taken.read_one(count)) == (0,)
+        assert tuple(await taken.fetch_one(count) or ()) == (0,)
         with pytest.raises(Unavailable):
             await taken.write([statement("DELETE FROM evm_addresses", ())])
     with snapshot(tmp_path) as taken:
-        assert tuple(taken.read_one(count)) == (3,)
+        assert tuple(await taken.fetch_one(count) or ()) == (3,)
 
 
 async def test_a_database_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_what_is_no_database_is_said_to_be_none(tmp_path: Path) -> None:
 
 async def test_before_the_first_start_nothing_has_happened() -> None:
     with empty_snapshot() as taken:
-        books = SqliteOperatorBooks(taken)
+        books = SqlOperatorBooks(taken)
         assert (await books.unswept(), await books.swept(), await books.open_orders()) == (
             {},
             {},

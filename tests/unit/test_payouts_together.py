@@ -25,7 +25,7 @@ from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdi
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import NOW, terms
 
 
@@ -79,7 +79,7 @@ class Desk:
 class Office:
     """A store with orders that are due, and who pays them."""
 
-    store: SqliteOrderStore
+    store: SqlOrderStore
     processor: OrderProcessor
     desk: Desk
     payouts: Payouts
@@ -122,7 +122,7 @@ class Office:
 @pytest.fixture
 async def office(tmp_path: Path) -> AsyncIterator[Office]:
     database = await Database.open(tmp_path)
-    store = SqliteOrderStore(database, lambda: "key")
+    store = SqlOrderStore(database, lambda: "key")
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
     desk = Desk()

@@ -36,8 +36,8 @@ from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Relay
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
-from rpcsvc.store.operator_books import SqliteOperatorBooks
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.orders import SqlOrderStore
 from tests.e2e.processes import until
 from tests.sandbox import HOUR_MS, ManualClock
 from tests.unit.orders import terms
@@ -84,8 +84,8 @@ class World:
     def __init__(self, database: Database, path: Path) -> None:
         self.path = path
         self.venue, self.clock = Venue(), ManualClock()
-        self.store = SqliteOrderStore(database, lambda: "key")
-        self.books = SqliteOperatorBooks(database)
+        self.store = SqlOrderStore(database, lambda: "key")
+        self.books = SqlOperatorBooks(database)
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
         venue = cast("Any", self.venue)
@@ -229,7 +229,7 @@ async def test_a_store_that_is_down_leaves_the_claim_to_the_next_start(
 class Failing:
     """A store that refuses to write as long as it is told to."""
 
-    def __init__(self, store: SqliteOrderStore, *, after: int) -> None:
+    def __init__(self, store: SqlOrderStore, *, after: int) -> None:
         self._commit, self.left = store.commit, after
 
     async def commit(self, *changes: Change) -> None:

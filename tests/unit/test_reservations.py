@@ -18,7 +18,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.orders.reservations import Reservations, reservations_of
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import HOUR, IN_CHUNKS, NOW, key, random_event, terms
 
 
@@ -152,7 +152,7 @@ def test_an_order_that_is_being_refunded_claims_no_output_any_more() -> None:
 
 async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path) -> None:
     database = await Database.open(tmp_path)
-    store = SqliteOrderStore(database, lambda: "key")
+    store = SqlOrderStore(database, lambda: "key")
     before = Reservations()
     over, owing = expired(order_id="ord_1"), late_on(expired(order_id="ord_2"), 2)
     for number, order in enumerate((over, owing)):
@@ -167,7 +167,7 @@ async def test_what_is_owed_is_promised_after_a_restart_as_before(tmp_path: Path
     await database.close()
 
 
-async def commit(store: SqliteOrderStore, order: Order, *, is_new: bool = False) -> None:
+async def commit(store: SqlOrderStore, order: Order, *, is_new: bool = False) -> None:
     entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
     view = StatusView(b"{}", None)
     await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))

@@ -35,9 +35,9 @@ from rpcsvc.store.backends.sqlite.database import (
 from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
 from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
-from rpcsvc.store.operator_books import SqliteOperatorBooks
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.orders import SqlOrderStore
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import all_rows, statement
 from tests.unit.orders import NOW, terms
 
@@ -45,8 +45,8 @@ VIEW = StatusView(b'{"view":1}', NOW + 1000)
 
 
 @pytest.fixture
-def store(database: Database) -> SqliteOrderStore:
-    return SqliteOrderStore(database, lambda: "key")
+def store(database: Database) -> SqlOrderStore:
+    return SqlOrderStore(database, lambda: "key")
 
 
 def fresh(number: int = 1) -> Order:
@@ -64,7 +64,7 @@ def response(key: str) -> StoredResponse:
 
 
 async def test_an_order_comes_back_as_it_was_committed(
-    store: SqliteOrderStore, database: Database
+    store: SqlOrderStore, database: Database
 ) -> None:
     order = fresh()
     await store.commit(created(order))
@@ -83,7 +83,7 @@ async def test_an_order_comes_back_as_it_was_committed(
 
 
 async def test_key_order_and_answer_are_kept_together_or_not_at_all(
-    store: SqliteOrderStore, database: Database
+    store: SqlOrderStore, database: Database
 ) -> None:
     await store.commit(created(fresh(1), response("k")))
     with pytest.raises(StoreConflict):
@@ -93,7 +93,7 @@ async def test_key_order_and_answer_are_kept_together_or_not_at_all(
     assert all_rows(database, "SELECT count(*) FROM idempotency_keys") == [(1,)]
 
 
-async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrderStore) -> None:
+async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderStore) -> None:
     await store.commit(created(fresh(0), response("taken")))
     keys = ["a", "taken", "b", "c"]
     changes = [created(fresh(n), response(key)) for n, key in enumerate(keys, start=1)]
@@ -108,7 +108,7 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqliteOrde
 
 
 async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     for bad in ("\ud800", 2**63, object()):
         ticket = Ticket("t", NOW, "agent", bad, None, None, None)  # type: ignore[arg-type] # bad
@@ -118,7 +118,7 @@ async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
     assert await store.order("ord_1") is not None
 
 
-async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
+async def test_a_version_happens_once(store: SqlOrderStore) -> None:
     await store.commit(created(fresh()))
     again = replace(fresh(), version=2)
     entry = HistoryEntry(1, NOW, "again", "awaiting_deposit", {})
@@ -140,7 +140,7 @@ async def test_a_version_happens_once(store: SqliteOrderStore) -> None:
     ],
 )
 async def test_the_database_refuses_to_change_what_has_happened(
-    store: SqliteOrderStore, database: Database, sql: str
+    store: SqlOrderStore, database: Database, sql: str
 ) -> None:
     order = fresh()
     await store.commit(created(order))
@@ -157,16 +157,16 @@ async def test_the_database_refuses_to_change_what_has_happened(
 
 
 async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
-    store: SqliteOrderStore, database: Database
+    store: SqlOrderStore, database: Database
 ) -> None:
     await store.commit(created(fresh()))
     assert await store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
     assert await store.status_view("ord_1", NOW + 1000) is None
-    assert await SqliteOrderStore(database, lambda: "other").status_view("ord_1", NOW) is None
+    assert await SqlOrderStore(database, lambda: "other").status_view("ord_1", NOW) is None
 
 
 async def test_pending_effects_come_back_with_prepared_transfers_first(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     for number in (1, 2):
         order = fresh(number)
@@ -194,7 +194,7 @@ async def test_pending_effects_come_back_with_prepared_transfers_first(
 
 
 async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     waiting, stuck = fresh(1), fresh(2)
     for order in (waiting, replace(stuck, on_deadline=OnDeadline.REFUND)):
@@ -207,7 +207,7 @@ async def test_overdue_orders_may_be_asked_for_without_those_to_be_refunded(
 
 
 async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     waiting, paying = fresh(1), replace(fresh(2), on_deadline=OnDeadline.REPUBLISH)
     for order in (waiting, paying):
@@ -219,7 +219,7 @@ async def test_overdue_orders_wait_until_the_deposits_of_their_network_are_known
     assert await store.overdue(late + 9, 9, {"elsewhere": 0}) == ["ord_1", "ord_2"]
 
 
-async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> None:
+async def test_orders_that_are_not_over_are_open(store: SqlOrderStore) -> None:
     waiting, over = fresh(1), fresh(2)
     for order in (waiting, over):
         await store.commit(created(order))
@@ -232,7 +232,7 @@ async def test_orders_that_are_not_over_are_open(store: SqliteOrderStore) -> Non
 
 
 async def test_an_annotation_is_read_back_until_it_is_removed(database: Database) -> None:
-    ledger, books = SqliteUnrecordedLedger(database), SqliteOperatorBooks(database)
+    ledger, books = SqlUnrecordedLedger(database), SqlOperatorBooks(database)
     assert await ledger.explained("monero") == []
     await books.annotate("monero", "tx", "paid by hand", NOW)
     assert await ledger.explained("monero") == ["tx"]
@@ -245,7 +245,7 @@ def test_what_others_write_is_seen_within_a_second() -> None:
 
 
 async def test_several_changes_are_committed_together_or_not_at_all(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     await store.commit(created(fresh(1)))
     with pytest.raises(StoreConflict):
@@ -256,7 +256,7 @@ async def test_several_changes_are_committed_together_or_not_at_all(
     assert await store.order("ord_3") is not None
 
 
-async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStore) -> None:
+async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqlOrderStore) -> None:
     for number, key in enumerate(["old", "older", "young"]):
         kept = replace(response(key), created_at=NOW + number * 1000)
         await store.commit(created(fresh(number), kept))
@@ -266,7 +266,7 @@ async def test_old_keys_are_forgotten_and_young_ones_kept(store: SqliteOrderStor
     assert await store.forget_responses(NOW + 2000) == 0
 
 
-async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqliteOrderStore) -> None:
+async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqlOrderStore) -> None:
     hour, month = 3_600_000, 30 * 86_400_000
     for number, hours in enumerate((0, 1, 24)):
         kept = replace(response(f"after {hours} h"), created_at=NOW + hours * hour)
@@ -370,9 +370,9 @@ async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damag
             raw.write(b"\xff" * size)
     database = await Database.open(tmp_path)
     try:
-        assert database.read("SELECT * FROM tickets") == [], "all else can be read"
+        assert await database.fetch("SELECT * FROM tickets") == [], "all else can be read"
         with pytest.raises(sqlite3.DatabaseError, match="malformed"):
-            database.read("SELECT * FROM orders")
+            await database.fetch("SELECT * FROM orders")
         health = database.health()
         assert not health.ok
         assert health.detail is not None
@@ -390,7 +390,7 @@ async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> Non
 
 
 async def test_a_backup_is_whole_and_is_never_written_over(
-    store: SqliteOrderStore, tmp_path: Path
+    store: SqlOrderStore, tmp_path: Path
 ) -> None:
     await store.commit(created(fresh()))
     copy = tmp_path / "copy" / DATABASE_NAME
@@ -404,7 +404,7 @@ async def test_a_backup_is_whole_and_is_never_written_over(
 
 
 async def test_a_check_finds_books_that_do_not_balance(
-    store: SqliteOrderStore, database: Database, tmp_path: Path
+    store: SqlOrderStore, database: Database, tmp_path: Path
 ) -> None:
     await store.commit(created(fresh()))
     assert check_database(tmp_path) == []

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.backends.sqlite.migrations import migrate
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.rows import all_rows, one_row, statement
 from tests.unit.orders import NOW, terms
 
@@ -35,9 +35,9 @@ CHANGES = {
 
 
 @pytest.fixture
-async def store(database: Database) -> SqliteOrderStore:
+async def store(database: Database) -> SqlOrderStore:
     """With one order, to which a deposit came."""
-    store = SqliteOrderStore(database, lambda: "key")
+    store = SqlOrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
     await commit(store, order, is_new=True)
     seen = ev.DepositSeen(KEY, order.terms.deposit_amount, "0xSender", NOW)
@@ -45,13 +45,13 @@ async def store(database: Database) -> SqliteOrderStore:
     return store
 
 
-async def commit(store: SqliteOrderStore, order: Order, *, is_new: bool = False) -> None:
+async def commit(store: SqlOrderStore, order: Order, *, is_new: bool = False) -> None:
     entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
     view = StatusView(b"{}", None)
     await store.commit(Change(order=order, view=view, is_new=is_new, history=entry))
 
 
-async def after(store: SqliteOrderStore, order: Order, *events: ev.Event) -> Order:
+async def after(store: SqlOrderStore, order: Order, *events: ev.Event) -> Order:
     """Commit the events one by one."""
     for event in events:
         order = transition(order, event, NOW).order
@@ -80,7 +80,7 @@ def another(value: int | str | None) -> int | str:
 
 @pytest.mark.parametrize(("table", "column"), kept())
 async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
-    store: SqliteOrderStore, database: Database, table: str, column: str
+    store: SqlOrderStore, database: Database, table: str, column: str
 ) -> None:
     assert await store.order("ord_1") is not None
     before = all_rows(database, f"SELECT * FROM {table}")
@@ -92,7 +92,7 @@ async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
 
 @pytest.mark.parametrize("table", CHANGES)
 async def test_no_order_deposit_or_transfer_is_ever_deleted(
-    store: SqliteOrderStore, database: Database, table: str
+    store: SqlOrderStore, database: Database, table: str
 ) -> None:
     assert await store.order("ord_1") is not None
     with pytest.raises(StoreConflict, match="stays"):
@@ -100,7 +100,7 @@ async def test_no_order_deposit_or_transfer_is_ever_deleted(
     assert len(all_rows(database, f"SELECT 1 FROM {table}")) == 1
 
 
-async def test_all_that_happens_to_an_order_is_still_taken(store: SqliteOrderStore) -> None:
+async def test_all_that_happens_to_an_order_is_still_taken(store: SqlOrderStore) -> None:
     order = await store.order("ord_1")
     assert order is not None
     order = await after(
@@ -117,7 +117,7 @@ async def test_all_that_happens_to_an_order_is_still_taken(store: SqliteOrderSto
 
 
 async def test_a_deposit_that_comes_back_keeps_its_sender_and_its_first_sight(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     order = await store.order("ord_1")
     assert order is not None
@@ -136,7 +136,7 @@ async def test_a_deposit_that_comes_back_keeps_its_sender_and_its_first_sight(
 
 
 async def test_an_order_that_is_written_with_other_terms_keeps_those_it_was_made_with(
-    store: SqliteOrderStore,
+    store: SqlOrderStore,
 ) -> None:
     order = await store.order("ord_1")
     assert order is not None

@@ -17,7 +17,7 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.store.backends.sqlite.database import Database, GroupConnection
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.orders import SqlOrderStore
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, terms
 
@@ -42,7 +42,7 @@ async def test_an_order_is_read_whole_while_its_next_version_is_being_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = await Database.open(tmp_path)
-    store = SqliteOrderStore(database, lambda: "key")
+    store = SqlOrderStore(database, lambda: "key")
     clock = ManualClock()
     clock.now = NOW
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
@@ -57,15 +57,15 @@ async def test_an_order_is_read_whole_while_its_next_version_is_being_committed(
     held = HeldCommit(monkeypatch)
     second = asyncio.create_task(deposit("second"))
     await asyncio.to_thread(held.begun.wait, 10)
-    read_one = database.read_one
+    read_one = database.fetch_one
 
-    def read_row_and_let_the_commit_end(sql: str, values: tuple[Any, ...] = ()) -> Any:
-        row = read_one(sql, values)
+    async def read_row_and_let_the_commit_end(sql: str, **values: Any) -> Any:
+        row = await read_one(sql, **values)
         held.let_go.set()
         assert held.done.wait(10)
         return row
 
-    monkeypatch.setattr(database, "read_one", read_row_and_let_the_commit_end)
+    monkeypatch.setattr(database, "fetch_one", read_row_and_let_the_commit_end)
     order = await store.order("a")
     monkeypatch.undo()
     await second

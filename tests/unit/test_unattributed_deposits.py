@@ -12,7 +12,7 @@ from rpcsvc.settlement.onchain.evm.adapter import EvmAdapter, Ledgers
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_unrecorded import SqliteUnrecordedLedger
+from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
 from tests.sandbox import ManualClock, sandbox
 
@@ -55,7 +55,7 @@ async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_
             (_DEPOSIT, ("base", "astray", 1, "seen")),
             (_DEPOSIT, ("arbitrum", "lost", 2, "confirmed")),
         )
-        ledger = SqliteUnrecordedLedger(database)
+        ledger = SqlUnrecordedLedger(database)
         lost = UnattributedDeposit("arbitrum", "lost", "0xLost", 2_500_000, None)
         assert await ledger.unattributed_deposits() == [lost], "one is not confirmed yet"
         await write(database, (_SAYS, ("confirmed", "astray")))
@@ -87,7 +87,7 @@ async def test_xmr_at_the_address_of_a_lost_order_is_told(tmp_path: Path) -> Non
     )
     await write(database, ("INSERT INTO monero_addresses VALUES (1, '8Lost')", ()))
     await write(database, (deposit, ("seen",)))
-    ledger = SqliteUnrecordedLedger(database)
+    ledger = SqlUnrecordedLedger(database)
     assert await ledger.unattributed_deposits() == []
     says = "UPDATE monero_deposits SET acknowledged = ?"
     await write(database, (says, ("confirmed",)))
@@ -104,7 +104,7 @@ async def test_a_database_that_is_down_is_no_matter_of_notes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     database = await Database.open(tmp_path)
-    ledger = SqliteUnrecordedLedger(database)
+    ledger = SqlUnrecordedLedger(database)
 
     def down() -> list[UnattributedDeposit]:
         raise Unavailable("locked")

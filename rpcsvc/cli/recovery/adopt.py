@@ -16,8 +16,8 @@ from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.operator.output import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
+from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import format_units
-from rpcsvc.domain.order import TransferState
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
@@ -29,10 +29,10 @@ from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, Open
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.orders import SqlOrderStore
 
 
 def adopt(context: Context) -> int:
@@ -76,8 +76,7 @@ def _print(done: Adopted) -> None:
 
 async def find_transfer(database: Database, transfer_id: str) -> Open:
     """A transfer and its order. Raises UsageError."""
-    row = database.read_one("SELECT order_id FROM transfers WHERE transfer_id = ?", (transfer_id,))
-    order = await SqliteOrderStore(database, lambda: "").order(row[0]) if row else None
+    order = await SqlOrderStore(database, lambda: "").order(order_of(transfer_id))
     transfer = order.transfer(transfer_id) if order else None
     if order is None or transfer is None:
         raise UsageError(
@@ -94,7 +93,7 @@ class _Adoption:
         self._db = database
         self._clock = SystemClock()
         # A status answer is made when it is asked for next.
-        store = SqliteOrderStore(database, lambda: "")
+        store = SqlOrderStore(database, lambda: "")
         self._record = OrderProcessor(store, self._clock, lambda _order: None).record
 
     async def run(self, transfer_id: str, txid: str, key: str | None) -> Adopted:
@@ -106,17 +105,18 @@ class _Adoption:
 
     async def _planned(self, network: str, but: str) -> list[Open]:
         """What else waits to be paid on a network, oldest first."""
-        rows = self._db.read(
-            "SELECT transfer_id FROM transfers WHERE network = ? AND state = ?"
-            " AND transfer_id <> ? ORDER BY seq",
-            (network, TransferState.PLANNED.value, but),
+        rows = await self._db.fetch(
+            "SELECT transfer_id FROM transfers WHERE network = :network AND state = 'planned'"
+            " AND transfer_id <> :but ORDER BY seq",
+            network=network,
+            but=but,
         )
-        return [await find_transfer(self._db, name) for (name,) in rows]
+        return [await find_transfer(self._db, row["transfer_id"]) for row in rows]
 
     async def _monero(self, opened: Open, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
-        ledger = SqliteMoneroLedger(self._db)
+        ledger = SqlMoneroLedger(self._db)
         connection = MoneroConnection(node, wallet, ledger, wiring.monero_options(settings))
         others = await self._planned(MONERO, opened.transfer.transfer_id)
         async with node, wallet:
@@ -128,12 +128,12 @@ class _Adoption:
         chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))
         served = next((node for node in nodes if node.network.name == name), None)
-        wallet = await SqliteEvmDepositLedger(self._db).wallet()
+        wallet = await SqlEvmDepositLedger(self._db).wallet()
         if served is None or wallet is None:
             raise UsageError(f"onchain.nodes names no node for {name}, or no wallet is on record.")
         connection, ledger = (
             EvmConnection(served.client, served.network),
-            SqliteEvmPaymentLedger(self._db),
+            SqlEvmPaymentLedger(self._db),
         )
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(served.client)

@@ -40,20 +40,21 @@ from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import Statement
-from rpcsvc.store.onchain_evm_payments import SqliteEvmPaymentLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
-from rpcsvc.store.operator_books import SqliteOperatorBooks
-from rpcsvc.store.orders import SqliteOrderStore
+from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
+from rpcsvc.store.monero import SqlMoneroLedger
+from rpcsvc.store.operator_books import SqlOperatorBooks
+from rpcsvc.store.orders import SqlOrderStore
 
 _ADD: Final = (
     "INSERT INTO closed_by_hand (transfer_id, txid, note, at, kid, signature)"
-    " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+    " VALUES (:transfer_id, :txid, :note, :at, :kid, :signature) ON CONFLICT DO NOTHING"
 )
 _IS_OPEN: Final = (
-    "SELECT 1 FROM transfers WHERE transfer_id = ? AND state NOT IN ('planned', 'failed',"
-    " 'cancelled') AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
+    "SELECT 1 FROM transfers WHERE transfer_id = :transfer_id"
+    " AND state NOT IN ('planned', 'failed', 'cancelled')"
+    " AND transfer_id NOT IN (SELECT transfer_id FROM closed_by_hand)"
 )
-_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = ?"
+_IS_CLOSED: Final = "SELECT 1 FROM closed_by_hand WHERE transfer_id = :transfer_id"
 
 
 def close(context: Context) -> int:
@@ -107,7 +108,7 @@ class _Closing:
                 f"{name} is {transfer.state.value}, by {transfer.txid}. If a reorganisation took"
                 " that for good: the same without TXID."
             )
-        if self.database.read_one(_IS_CLOSED, (name,)) is not None:
+        if await self.database.fetch_one(_IS_CLOSED, transfer_id=name) is not None:
             raise NotAdopted(f"{name} is closed already.")
         rival = await self._end(opened)
         if rival is not None:
@@ -132,7 +133,7 @@ class _Closing:
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
             return await self._end_monero(name)
-        payment = await SqliteEvmPaymentLedger(self.database).payment(name)
+        payment = await SqlEvmPaymentLedger(self.database).payment(name)
         if payment is None or opened.transfer.state is not TransferState.SETTLED:
             raise NotAdopted(
                 f"{name} is {opened.transfer.state.value}: the service publishes it again, and it"
@@ -151,17 +152,17 @@ class _Closing:
 
     async def _paid_with(self, opened: Open) -> list[Open]:
         """It, and the other transfers that its transaction was to pay."""
-        payment = await SqliteMoneroLedger(self.database).payment(opened.transfer.transfer_id)
+        payment = await SqlMoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
         found = [opened]
         for name in sorted(names - {opened.transfer.transfer_id}):
             # An order that a restored copy lacks has no transfer, and a closed one its word.
-            if self.database.read_one(_IS_OPEN, (name,)) is not None:
+            if await self.database.fetch_one(_IS_OPEN, transfer_id=name) is not None:
                 found.append(await find_transfer(self.database, name))
         return found
 
     async def _end_monero(self, name: str) -> str | None:
-        ledger, onchain = SqliteMoneroLedger(self.database), self.settings.onchain
+        ledger, onchain = SqlMoneroLedger(self.database), self.settings.onchain
         payment = await ledger.payment(name)
         if payment is None:
             raise NotAdopted(f"{name} has no signed payment on record.")
@@ -172,7 +173,7 @@ class _Closing:
 
         async def annotate(txid: str) -> None:
             text = f"takes the inputs of {name}, which a reorganisation took: {self.note}"
-            await SqliteOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
+            await SqlOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
             rival = await MoneroGone(connection, ledger, clock, options, annotate).end(payment)
@@ -188,9 +189,12 @@ class _Closing:
         signer, at = ResponseSigner(ring, clock), clock.now_ms()
         word = orjson.dumps({"at": at, "note": self.note, "transfer": name, "txid": txid})
         # The word first: without it the audit would take the transfer for one that nobody paid.
-        row = (name, txid, self.note, at, signer.kid, signer.vouch(word))
-        await self.database.write([Statement(_ADD, row)])
-        store = SqliteOrderStore(self.database, lambda: "")
+        values = {
+            "transfer_id": name, "txid": txid, "note": self.note, "at": at, "kid": signer.kid,
+            "signature": signer.vouch(word),
+        }  # fmt: skip
+        await self.database.write([Statement(_ADD, values)])
+        store = SqlOrderStore(self.database, lambda: "")
         processor = OrderProcessor(store, clock, lambda _order: None)
         if opened.transfer.state is TransferState.PLANNED:
             await processor.apply(opened.order_id, TransferPrepared(name, txid, ""))
@@ -205,7 +209,7 @@ def _line(opened: Open) -> str:
     return f"{item.transfer_id}: {amount} to {item.address}"
 
 
-async def _give_up(ledger: SqliteMoneroLedger, payment: Payment) -> None:
+async def _give_up(ledger: SqlMoneroLedger, payment: Payment) -> None:
     """Its bytes are not published any more. The journal keeps it: a restored copy would otherwise
     take its transfer for one that nobody has signed for.
     """

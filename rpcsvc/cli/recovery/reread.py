@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 
 
 def reread_deposits(context: Context) -> int:
@@ -47,6 +47,6 @@ async def _reread(settings: Settings, database: Database, network: str, first: i
     async with node.client:
         try:
             connection = EvmConnection(node.client, node.network)
-            return await reread(connection, SqliteEvmDepositLedger(database), first)
+            return await reread(connection, SqlEvmDepositLedger(database), first)
         except NotReread as reason:
             raise UsageError(f"{reason} Nothing was changed.") from reason

@@ -22,8 +22,8 @@ from rpcsvc.settlement.onchain.evm.keys import (
 )
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.onchain_evm_deposits import SqliteEvmDepositLedger
-from rpcsvc.store.onchain_monero import SqliteMoneroLedger
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from rpcsvc.store.monero import SqlMoneroLedger
 
 
 def skip_addresses(context: Context) -> int:
@@ -49,9 +49,9 @@ async def _skip(
         keys = HdKeys(read_mnemonic(wiring.key_path(settings.onchain, settings.data_dir)))
     except (KeyFileRefused, OnchainExtraMissing) as error:
         raise UsageError(str(error)) from error
-    usdc = await skip_evm(keys, SqliteEvmDepositLedger(database), count)
+    usdc = await skip_evm(keys, SqlEvmDepositLedger(database), count)
     node, wallet = wiring.monero_clients(settings.onchain)
-    ledger, options = SqliteMoneroLedger(database), wiring.monero_options(settings.onchain)
+    ledger, options = SqlMoneroLedger(database), wiring.monero_options(settings.onchain)
     async with node, wallet:
         connection = MoneroConnection(node, wallet, ledger, options)
         return await skip_monero(connection, ledger, options, count, rescan=rescan), usdc

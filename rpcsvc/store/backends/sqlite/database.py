@@ -16,11 +16,10 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiosqlite
 import structlog
@@ -32,7 +31,7 @@ from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
 from rpcsvc.store.backends.sqlite.sql import compiled, inserts
-from rpcsvc.store.database import Insert, Statement, StoreConflict, Update
+from rpcsvc.store.database import Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
 
@@ -51,10 +50,19 @@ _DAMAGED = (
     "The database file is damaged. Stop the service, and restore a backup or repair the file."
 )
 MAX_GROUP = 512
-MAX_ROWS = 64
 
 
-RowsOf = dict[str | Insert | Update, list[Any]]
+# The rows of each statement, by its text and whether each has to be found.
+RowsOf = dict[tuple[str, bool], list[Sequence[Any]]]
+
+
+class Bound(NamedTuple):
+    """A statement with its values in order."""
+
+    sql: str
+    values: Sequence[Any]
+    first: bool
+    finds: bool
 
 
 class DataDirInUse(Exception):
@@ -109,39 +117,28 @@ class GroupConnection(sqlite3.Connection):
         """Begin, run every statement of ``group``, commit; all or nothing."""
         try:
             self.execute("BEGIN IMMEDIATE")
-            for sql, rows in self.group.items():
-                self._run(sql, rows)
+            for (sql, finds), rows in self.group.items():
+                self._run(sql, rows, finds=finds)
             self.execute("COMMIT")
         except Exception:
             if self.in_transaction:
                 self.execute("ROLLBACK")
             raise
 
-    def _run(self, sql: str | Insert | Update, rows: list[Any]) -> None:
+    def _run(self, sql: str, rows: list[Sequence[Any]], *, finds: bool) -> None:
         """Run a statement for all rows.
 
         The thread gives the interpreter lock up and takes it back at every step of a statement,
         so rows are inserted many to a step.
         """
-        if isinstance(sql, str):
-            if not isinstance(rows[0], dict):
-                self.executemany(sql, rows)
-                return
-            form = compiled(sql)
-            bound = [form.bind(row) for row in rows]
-            if form.insert is None:
-                self.executemany(form.text, bound)
-                return
-            for text, start, size in inserts(form.insert, len(bound)):
-                self.execute(text, [value for row in bound[start : start + size] for value in row])
-            return
-        if isinstance(sql, Update):
-            if self.executemany(sql.sql, rows).rowcount != len(rows):
+        text, _, insert = compiled(sql)
+        if insert is None:
+            changed = self.executemany(text, rows).rowcount
+            if finds and changed != len(rows):
                 raise StaleWrite
             return
-        for start, size in _chunks(len(rows)):
-            values = [value for row in rows[start : start + size] for value in row]
-            self.execute(_expand(sql, size), values)
+        for many, start, size in inserts(insert, len(rows)):
+            self.execute(many, [value for row in rows[start : start + size] for value in row])
 
 
 class Database(Reader):
@@ -163,7 +160,7 @@ class Database(Reader):
         self._is_restarting = False
         self._loop = asyncio.get_running_loop()
         self._snapshot_end: asyncio.TimerHandle | None = None
-        self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Sequence[Bound], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
         self._failure: str | None = None
@@ -241,10 +238,12 @@ class Database(Reader):
     def health(self) -> Health:
         """Whether the last commit and a read now go through, and no page was found damaged."""
         try:
-            self.read_one("SELECT 1 FROM orders LIMIT 1")
-        except Unavailable as error:
-            return Health(False, error.message)
-        except sqlite3.DatabaseError:
+            self._hold_snapshot()
+            self._reader.execute("SELECT 1 FROM orders LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            told = self._told(error)
+            if isinstance(told, Unavailable):
+                return Health(False, told.message)
             if not self._is_damaged:
                 raise
         if self._is_damaged:
@@ -259,7 +258,8 @@ class Database(Reader):
         if self._closing:
             raise Unavailable("The service is stopping.")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((statements, done))
+        bound = [_bound(statement) for statement in statements]
+        self._waiting.append((bound, done))
         self._wake.set()
         await done  # if the caller is cancelled, its statements are committed all the same
 
@@ -294,10 +294,10 @@ class Database(Reader):
             report("info", "database_available_again")
 
     async def _commit_group(
-        self, group: list[tuple[Sequence[Statement], asyncio.Future[None]]]
+        self, group: list[tuple[Sequence[Bound], asyncio.Future[None]]]
     ) -> None:
         try:
-            await self._transaction(s for statements, _ in group for s in statements)
+            await self._transaction(row for rows, _ in group for row in rows)
         except sqlite3.OperationalError as error:
             self._failure = UNAVAILABLE
             _fail([done for _, done in group], unavailable(error))
@@ -312,7 +312,7 @@ class Database(Reader):
 
     async def _isolate(
         self,
-        group: list[tuple[Sequence[Statement], asyncio.Future[None]]],
+        group: list[tuple[Sequence[Bound], asyncio.Future[None]]],
         error: Exception,
     ) -> None:
         """Let one bad write not take its neighbours down: each gets its own transaction."""
@@ -329,10 +329,10 @@ class Database(Reader):
         conflict.__cause__ = error
         _fail([group[0][1]], conflict)
 
-    async def _transaction(self, statements: Iterable[Statement]) -> None:
+    async def _transaction(self, rows: Iterable[Bound]) -> None:
         rows_of: RowsOf = {}
-        for sql, values, _ in sorted(statements, key=_comes_later):
-            rows_of.setdefault(sql, []).append(values)
+        for sql, values, _, finds in sorted(rows, key=_comes_later):
+            rows_of.setdefault((sql, finds), []).append(values)
         self._connection.group = rows_of
         try:
             await self._writer.commit()
@@ -350,22 +350,13 @@ class Database(Reader):
             self._is_restarting = False
 
 
-def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    """Cut ``count`` rows into (start, size), sizes being powers of two: few texts to prepare."""
-    start = 0
-    while start < count:
-        size = min(MAX_ROWS, 1 << ((count - start).bit_length() - 1))
-        yield start, size
-        start += size
+def _bound(statement: Statement) -> Bound:
+    sql, values, first, finds = statement
+    return Bound(sql, compiled(sql).bind(values), first, finds)
 
 
-@lru_cache(maxsize=256)
-def _expand(insert: Insert, size: int) -> str:
-    return insert.sql.replace("{rows}", ", ".join([insert.row] * size))
-
-
-def _comes_later(statement: Statement) -> bool:
-    return not statement.first
+def _comes_later(row: Bound) -> bool:
+    return not row.first
 
 
 _WRITER_PRAGMAS = (

@@ -1,24 +1,18 @@
-"""Reading committed rows over one connection, in one read transaction.
-
-What does not live here: when the transaction of a running service ends, opening connections,
-writing (sqlite.py); one moment for commands beside a running service (snapshot.py).
-"""
+"""Reading committed rows over one connection, in one read transaction.. A read never suspends."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 
 from rpcsvc.errors import Unavailable
 from rpcsvc.store.backends.sqlite.sql import compiled
+from rpcsvc.store.database import Row
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 UNAVAILABLE: Final = (
     "The order book can't be written or read right now; nothing was changed."
@@ -37,25 +31,21 @@ class Reader:
         self._reader.row_factory = sqlite3.Row
         self._is_damaged = False
 
-    def read(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> list[Any]:
+    async def fetch(self, sql: str, **values: Any) -> list[Row]:
         """All rows of a query over committed state. Raises errors.Unavailable."""
+        text, bind, _ = compiled(sql)
         try:
             self._hold_snapshot()
-            if named:
-                text, bind, _ = compiled(sql)
-                return self._reader.execute(text, bind(named)).fetchall()
-            return self._reader.execute(sql, values).fetchall()
+            return self._reader.execute(text, bind(values)).fetchall()
         except sqlite3.Error as error:
             raise self._told(error) from error
 
-    def read_one(self, sql: str, values: tuple[Any, ...] = (), /, **named: Any) -> Any:
+    async def fetch_one(self, sql: str, **values: Any) -> Row | None:
         """The first row, or None. Raises errors.Unavailable."""
+        text, bind, _ = compiled(sql)
         try:
             self._hold_snapshot()
-            if named:
-                text, bind, _ = compiled(sql)
-                return self._reader.execute(text, bind(named)).fetchone()
-            return self._reader.execute(sql, values).fetchone()
+            return self._reader.execute(text, bind(values)).fetchone()
         except sqlite3.Error as error:
             raise self._told(error) from error
 
@@ -77,17 +67,6 @@ class Reader:
         """Keep the read transaction open from one read to the next."""
         if not self._reader.in_transaction:
             self._reader.execute("BEGIN")
-
-
-def answered(reading: Coroutine[Any, Any, T]) -> T:
-    """What a read of SQLite answers, which never waits. For code without an event loop."""
-    try:
-        reading.send(None)
-    except StopIteration as done:
-        answer: T = done.value
-        return answer
-    reading.close()
-    raise RuntimeError("the read waits: it needs an event loop")
 
 
 def unavailable(error: sqlite3.Error) -> Unavailable:

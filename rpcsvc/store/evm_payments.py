@@ -1,0 +1,286 @@
+"""What the EVM adapter sends, and its opening balances, as rows: the EvmPaymentLedger and
+OpeningLedger ports over a database.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.settlement.onchain.evm.gas import Opening
+from rpcsvc.settlement.onchain.evm.ledger import (
+    Attempt,
+    BlockPoint,
+    EvmPayment,
+    Inclusion,
+    PaymentOrder,
+    PaymentState,
+    Purpose,
+    Sweep,
+    SweepMethod,
+    SweepState,
+    Unswept,
+)
+from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
+
+_PROGRESS: Final = (
+    "state", "published_at", "mined_txid", "block_number", "block_hash", "gas_used", "gas_price",
+    "log_position", "log_index", "conflict_number", "conflict_hash",
+)  # fmt: skip
+_PAYMENT: Final = (
+    "payment_id", "network", "sender", "nonce", "purpose", "recipient", "units", "contract",
+    "data", "gas", "prepared_at", *_PROGRESS,
+)  # fmt: skip
+_SELECT_PAYMENT: Final = f"SELECT {', '.join(_PAYMENT)} FROM evm_payments"
+_ADD_PAYMENT: Final = insert("evm_payments", _PAYMENT)
+_PUT_PAYMENT: Final = update("evm_payments", _PROGRESS, "payment_id = :payment_id")
+_ATTEMPT: Final = ("txid", "raw", "max_fee", "tip", "made_at")
+_ADD_ATTEMPT: Final = insert("evm_attempts", ("payment_id", "number", *_ATTEMPT))
+_SELECT_ATTEMPTS: Final = (
+    f"SELECT {', '.join(_ATTEMPT)} FROM evm_attempts WHERE payment_id = :payment_id ORDER BY number"
+)
+_SWEEP: Final = (
+    "network", "address_index", "serial", "address", "method", "units", "authorization_hash",
+    "payment_id", "state", "taken",
+)  # fmt: skip
+_SELECT_SWEEP: Final = f"SELECT {', '.join(_SWEEP)} FROM evm_sweeps WHERE network = :network"
+_ADD_SWEEP: Final = insert("evm_sweeps", _SWEEP)
+_PUT_SWEEP: Final = update(
+    "evm_sweeps",
+    ("state", "taken"),
+    "network = :network AND address_index = :address_index AND serial = :serial",
+)
+_UNSWEPT: Final = (
+    "SELECT h.address_index, a.address, h.unswept AS units,"
+    "  1 + coalesce((SELECT max(s.serial) FROM evm_sweeps s"
+    "   WHERE s.network = h.network AND s.address_index = h.address_index), 0) AS serial"
+    " FROM evm_holdings h JOIN evm_addresses a ON a.address_index = h.address_index"
+    " WHERE h.network = :network AND h.unswept > 0 AND h.unswept >= :least"
+    " AND NOT EXISTS (SELECT 1 FROM evm_sweeps s WHERE s.network = h.network"
+    "  AND s.address_index = h.address_index AND s.state = 'signed')"
+    " ORDER BY h.address_index"
+)
+_OPENING: Final = ("network", "sender", "block_number", "block_hash", "nonce", "wei")
+_PUT_OPENING: Final = upsert("evm_openings", _OPENING, ("network", "sender"))
+
+
+class SqlEvmPaymentLedger:
+    """The EvmPaymentLedger port (settlement/onchain/evm/ledger.py)."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    # --- payments ------------------------------------------------------------------------------
+
+    async def payment(self, payment_id: str) -> EvmPayment | None:
+        """One payment."""
+        found = await self._payments("WHERE payment_id = :payment_id", payment_id=payment_id)
+        return found[0] if found else None
+
+    async def payments_in(self, network: str, *states: PaymentState) -> list[EvmPayment]:
+        """A network's payments in these states, lowest nonce first."""
+        where = "WHERE network = :network AND state IN :states ORDER BY nonce, seq"
+        return await self._payments(where, network=network, states=states)
+
+    async def settled_above(self, network: str, number: int) -> list[EvmPayment]:
+        """Settled payments in blocks above a number, or in none now; not those closed by hand."""
+        where = (
+            "WHERE network = :network AND state = 'settled'"
+            " AND (block_number > :number OR block_number IS NULL)"
+            " AND payment_id NOT IN (SELECT transfer_id FROM closed_by_hand) ORDER BY nonce"
+        )
+        return await self._payments(where, network=network, number=number)
+
+    async def next_nonce(self, network: str, sender: str) -> int:
+        """One more than the highest nonce that a payment of the sender has or had; 0 at first."""
+        row = await self._db.fetch_one(
+            "SELECT max(nonce) AS highest FROM evm_payments"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        return 0 if row is None or row["highest"] is None else int(row["highest"]) + 1
+
+    async def add_payment(
+        self, payment: EvmPayment, sweep: Sweep | None = None, *, rows: Rows = ()
+    ) -> None:
+        """Commit a signed payment. Raises StoreConflict when its nonce is taken, or it is known."""
+        await self._db.write([*rows, *self.adding(payment, sweep)])
+
+    def adding(self, payment: EvmPayment, sweep: Sweep | None = None) -> list[Statement]:
+        """The statements of ``add_payment``."""
+        statements = [
+            Statement(_ADD_PAYMENT, _payment_values(payment)),
+            *(
+                _add_attempt(payment.payment_id, number, attempt)
+                for number, attempt in enumerate(payment.attempts, 1)
+            ),
+        ]
+        if sweep is not None:
+            statements.append(Statement(_ADD_SWEEP, _sweep_values(sweep)))
+        return statements
+
+    async def has_transaction(self, txid: str) -> bool:
+        """Whether a payment with this transaction is on record."""
+        sql = "SELECT 1 FROM evm_attempts WHERE txid = :txid"
+        return await self._db.fetch_one(sql, txid=txid) is not None
+
+    async def add_attempt(self, payment: EvmPayment, attempt: Attempt) -> None:
+        """Commit one more attempt. Raises StoreConflict: it is over, or the fees do not rise."""
+        await self._db.write([self.raising(payment, attempt)])
+
+    def raising(self, payment: EvmPayment, attempt: Attempt) -> Statement:
+        """The statement of ``add_attempt``."""
+        return _add_attempt(payment.payment_id, len(payment.attempts) + 1, attempt)
+
+    async def put_payment(self, payment: EvmPayment) -> None:
+        """Change how far a payment is. Raises StoreConflict when it is over."""
+        await self._db.write([Statement(_PUT_PAYMENT, _payment_values(payment))])
+
+    async def _payments(self, where: str, **values: Any) -> list[EvmPayment]:
+        rows = await self._db.fetch(f"{_SELECT_PAYMENT} {where}", **values)
+        return [_payment(row, await self._attempts(row["payment_id"])) for row in rows]
+
+    async def _attempts(self, payment_id: str) -> tuple[Attempt, ...]:
+        rows = await self._db.fetch(_SELECT_ATTEMPTS, payment_id=payment_id)
+        return tuple(Attempt(**row) for row in rows)
+
+    # --- sweeps --------------------------------------------------------------------------------
+
+    async def unswept(self, network: str, least: int) -> list[Unswept]:
+        """Addresses with at least so much to sweep and no sweep under way, lowest index first."""
+        return [
+            Unswept(**row) for row in await self._db.fetch(_UNSWEPT, network=network, least=least)
+        ]
+
+    async def unswept_of(self, network: str, address_index: int) -> int:
+        """What of an address's confirmed deposits no sweep took; a sweep under way took nothing."""
+        row = await self._db.fetch_one(
+            "SELECT unswept FROM evm_holdings"
+            " WHERE network = :network AND address_index = :address_index",
+            network=network,
+            address_index=address_index,
+        )
+        return int(row["unswept"]) if row else 0
+
+    async def sweeps_under_way(self, network: str) -> list[Sweep]:
+        """Sweeps in state SIGNED."""
+        sql = f"{_SELECT_SWEEP} AND state = 'signed' ORDER BY address_index"
+        return [_sweep(row) for row in await self._db.fetch(sql, network=network)]
+
+    async def void_sweeps(self, network: str, address_index: int) -> list[Sweep]:
+        """An address's sweeps in state VOID that have an authorization."""
+        sql = (
+            f"{_SELECT_SWEEP} AND address_index = :address_index AND state = 'void'"
+            " AND authorization_hash IS NOT NULL ORDER BY serial"
+        )
+        rows = await self._db.fetch(sql, network=network, address_index=address_index)
+        return [_sweep(row) for row in rows]
+
+    async def add_sweep(self, sweep: Sweep) -> None:
+        """Record a sweep that has no payment. Raises StoreConflict when its serial is taken."""
+        await self._db.write([Statement(_ADD_SWEEP, _sweep_values(sweep))])
+
+    async def put_sweep(self, sweep: Sweep) -> None:
+        """Record how a sweep ended. Raises StoreConflict when it ended in another way already."""
+        await self._db.write([Statement(_PUT_SWEEP, _sweep_values(sweep))])
+
+
+class SqlOpeningLedger:
+    """The OpeningLedger port (settlement/onchain/evm/gas.py)."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def opening(self, network: str, sender: str) -> Opening | None:
+        """The one on record; None before the first look."""
+        row = await self._db.fetch_one(
+            "SELECT block_number, block_hash, nonce, wei FROM evm_openings"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        if row is None:
+            return None
+        return Opening(row["block_number"], row["block_hash"], row["nonce"], int(row["wei"]))
+
+    async def record(self, network: str, sender: str, opening: Opening) -> None:
+        """Put it on record, in the place of one whose block was replaced."""
+        values = {
+            "network": network, "sender": sender, "block_number": opening.block_number,
+            "block_hash": opening.block_hash, "nonce": opening.nonce, "wei": str(opening.wei),
+        }  # fmt: skip
+        await self._db.write([Statement(_PUT_OPENING, values)])
+
+
+def _payment_values(item: EvmPayment) -> dict[str, Any]:
+    order, mined, conflict = item.order, item.inclusion, item.conflict
+    return {
+        "payment_id": order.payment_id, "network": item.network, "sender": item.sender,
+        "nonce": item.nonce, "purpose": order.purpose.value, "recipient": order.recipient,
+        "units": order.units, "contract": order.contract, "data": order.data.hex(),
+        "gas": order.gas, "prepared_at": item.prepared_at, "state": item.state.value,
+        "published_at": item.published_at,
+        "mined_txid": mined and mined.txid,
+        "block_number": mined and mined.block.number,
+        "block_hash": mined and mined.block.hash,
+        "gas_used": mined and mined.gas_used,
+        "gas_price": mined and mined.gas_price,
+        "log_position": mined and mined.log_position,
+        "log_index": mined and mined.log_index,
+        "conflict_number": conflict and conflict.number,
+        "conflict_hash": conflict and conflict.hash,
+    }  # fmt: skip
+
+
+def _add_attempt(payment_id: str, number: int, item: Attempt) -> Statement:
+    return Statement(
+        _ADD_ATTEMPT,
+        {
+            "payment_id": payment_id, "number": number, "txid": item.txid, "raw": item.raw,
+            "max_fee": item.max_fee, "tip": item.tip, "made_at": item.made_at,
+        },
+    )  # fmt: skip
+
+
+def _payment(row: Row, attempts: tuple[Attempt, ...]) -> EvmPayment:
+    order = PaymentOrder(
+        payment_id=row["payment_id"], purpose=Purpose(row["purpose"]), recipient=row["recipient"],
+        units=row["units"], contract=row["contract"], data=bytes.fromhex(row["data"]),
+        gas=row["gas"],
+    )  # fmt: skip
+    conflict = row["conflict_number"]
+    return EvmPayment(
+        network=row["network"], sender=row["sender"], nonce=row["nonce"], order=order,
+        attempts=attempts, prepared_at=row["prepared_at"], state=PaymentState(row["state"]),
+        published_at=row["published_at"], inclusion=_inclusion(row),
+        conflict=None if conflict is None else BlockPoint(conflict, row["conflict_hash"]),
+    )  # fmt: skip
+
+
+def _inclusion(row: Row) -> Inclusion | None:
+    if row["mined_txid"] is None:
+        return None
+    return Inclusion(
+        txid=row["mined_txid"], block=BlockPoint(row["block_number"], row["block_hash"]),
+        gas_used=row["gas_used"], gas_price=row["gas_price"],
+        log_position=row["log_position"], log_index=row["log_index"],
+    )  # fmt: skip
+
+
+def _sweep(row: Row) -> Sweep:
+    return Sweep(
+        network=row["network"], address_index=row["address_index"], serial=row["serial"],
+        address=row["address"], method=SweepMethod(row["method"]), units=row["units"],
+        authorization=row["authorization_hash"], payment_id=row["payment_id"],
+        state=SweepState(row["state"]), taken=row["taken"],
+    )  # fmt: skip
+
+
+def _sweep_values(item: Sweep) -> dict[str, Any]:
+    return {
+        "network": item.network, "address_index": item.address_index, "serial": item.serial,
+        "address": item.address, "method": item.method.value, "units": item.units,
+        "authorization_hash": item.authorization, "payment_id": item.payment_id,
+        "state": item.state.value, "taken": item.taken,
+    }  # fmt: skip

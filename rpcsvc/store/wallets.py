@@ -1,0 +1,157 @@
+"""What the wallets of both adapters signed away, and what came and went of no order: OnchainBooks,
+and the UnrecordedLedger port, over a database.
+
+An EVM address serves its order on all networks; USDC sent to it on another network than the order's
+is no deposit of the order. It is swept, and its sender has to get it back by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from rpcsvc.domain.events import order_of
+from rpcsvc.domain.money import XMR, Asset
+from rpcsvc.domain.order import Transfer
+from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
+from rpcsvc.store.database import Statement, Tables, insert
+
+_SENT: Final = {
+    "XMR": "SELECT coalesce(sum(units), 0) AS units FROM monero_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+    "USDC": "SELECT coalesce(sum(units), 0) AS units FROM evm_payments"
+    " WHERE purpose = 'transfer' AND prepared_at >= :at AND state <> 'failed'",
+}
+# Payments that are out, of transfers whose ids lie between two.
+_OUT: Final = (
+    "SELECT payment_id AS transfer_id, txid, address, units FROM monero_payments"
+    " WHERE state IN ('relaying', 'published', 'settled')"
+    "  AND payment_id > :after AND payment_id < :before"
+    " UNION ALL SELECT e.transfer_id, p.txid, e.address, e.units FROM monero_payees AS e"
+    " JOIN monero_payments AS p ON p.payment_id = e.payment_id"
+    " WHERE p.state IN ('relaying', 'published', 'settled')"
+    "  AND e.transfer_id > :after AND e.transfer_id < :before"
+    " UNION ALL SELECT p.payment_id, a.txid, p.recipient, p.units FROM evm_payments AS p"
+    " JOIN evm_attempts AS a ON a.payment_id = p.payment_id AND a.number = 1"
+    " WHERE p.state IN ('published', 'settled')"
+    "  AND p.payment_id > :after AND p.payment_id < :before"
+)
+_STATES: Final = "SELECT transfer_id, state FROM transfers WHERE order_id = :order_id"
+_NOT_PAID: Final = ("planned", "failed", "cancelled")
+
+_ACKNOWLEDGE_NONCE: Final = (
+    "INSERT INTO evm_nonces (network, sender, acknowledged_below)"
+    " VALUES (:network, :sender, :nonce)"
+    " ON CONFLICT (network, sender) DO UPDATE SET acknowledged_below = excluded.acknowledged_below"
+    " WHERE excluded.acknowledged_below > evm_nonces.acknowledged_below"
+)
+_ACKNOWLEDGE_TRANSACTION: Final = (
+    f"{insert('acknowledged_transactions', ('network', 'txid', 'at'))} ON CONFLICT DO NOTHING"
+)
+_ON_RECORD: Final = (
+    "SELECT txid FROM monero_payments WHERE txid IN :txids"
+    " UNION SELECT txid FROM annotated_transactions WHERE network = 'monero' AND txid IN :txids"
+    " UNION SELECT txid FROM acknowledged_transactions"
+    "  WHERE network = 'monero' AND txid IN :txids"
+)
+_UNATTRIBUTED: Final = (
+    "SELECT s.network, s.txid, s.address, s.units, (SELECT o.order_id FROM orders o"
+    "  WHERE o.deposit_address_ends = s.address_ends AND o.deposit_address = s.address) AS order_id"
+    " FROM unattributed_deposits s WHERE NOT EXISTS (SELECT 1 FROM annotated_transactions e"
+    "  WHERE e.network = s.network AND e.txid = s.txid)"
+    " ORDER BY s.network, s.txid, s.position LIMIT 1000"
+)
+
+
+class OnchainBooks:
+    """Sums over the payments of the service's wallets."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def sent_since(self, asset: Asset, at: int) -> int:
+        """Atomic units signed away for orders since ``at`` (ms), over all networks."""
+        row = await self._db.fetch_one(_SENT["XMR" if asset is XMR else "USDC"], at=at)
+        return int(row["units"]) if row else 0
+
+    async def unmatched(self, transfer: Transfer) -> str | None:
+        """A payment on record that the transfer's order does not know, in words; None: none is.
+
+        The payment journal may bring one to an order that a restored copy carries on otherwise:
+        what it pays next would be paid a second time.
+        """
+        order_id = order_of(transfer.transfer_id)
+        out = await self._db.fetch(_OUT, after=f"{order_id}/", before=f"{order_id}0")
+        known = await self._db.fetch(_STATES, order_id=order_id) if out else []
+        states = {row["transfer_id"]: row["state"] for row in known}
+        for row in out:
+            if row["transfer_id"] == transfer.transfer_id:
+                paid = (row["address"].lower(), row["units"])
+                same = paid == (transfer.address.lower(), transfer.units)
+            else:
+                same = states.get(row["transfer_id"], "planned") not in _NOT_PAID
+            if not same:
+                return (
+                    f"{row['txid']} paid {row['units']} units for {row['transfer_id']} of this"
+                    " order, which the database has otherwise: settle it, then rpcsvc payouts close"
+                    f" {transfer.transfer_id} {row['txid']} --note TEXT"
+                )
+        return None
+
+
+class SqlUnrecordedLedger:
+    """The UnrecordedLedger port (settlement/onchain/unrecorded.py)."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
+        """Up to which nonce, itself left out, the operator was told; None: never."""
+        row = await self._db.fetch_one(
+            "SELECT acknowledged_below FROM evm_nonces"
+            " WHERE network = :network AND sender = :sender",
+            network=network,
+            sender=sender,
+        )
+        return int(row["acknowledged_below"]) if row else None
+
+    async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
+        """Note that the operator was told of all nonces below this one."""
+        values = {"network": network, "sender": sender, "nonce": nonce}
+        await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
+
+    async def explained(self, network: str) -> list[str]:
+        """The ids of the transactions that the operator made by hand, and said so."""
+        sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
+        return [row["txid"] for row in await self._db.fetch(sql, network=network)]
+
+    async def monero_cursor(self) -> int | None:
+        """The newest block of Monero whose deposits are on record; None before the first look."""
+        row = await self._db.fetch_one("SELECT max(height) AS height FROM monero_cursor")
+        return None if row is None or row["height"] is None else int(row["height"])
+
+    async def not_on_record(self, txids: Collection[str]) -> list[str]:
+        """Those of the wallet's Monero transactions that nobody knows of, in order."""
+        known = {row["txid"] for row in await self._db.fetch(_ON_RECORD, txids=txids)}
+        return sorted(set(txids) - known)
+
+    async def unattributed_deposits(self) -> list[UnattributedDeposit]:
+        """Confirmed deposits that are of no order and not annotated; the first 1,000."""
+        return await unattributed_deposits(self._db)
+
+    async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
+        """Note that the operator was told of these."""
+        await self._db.write(
+            [
+                Statement(_ACKNOWLEDGE_TRANSACTION, {"network": network, "txid": txid, "at": at})
+                for txid in txids
+            ]
+        )
+
+
+async def unattributed_deposits(database: Tables) -> list[UnattributedDeposit]:
+    """Confirmed deposits of no order that the operator has not annotated; the first 1,000.
+
+    Raises errors.Unavailable.
+    """
+    return [UnattributedDeposit(**row) for row in await database.fetch(_UNATTRIBUTED)]
