@@ -108,7 +108,7 @@ async def _view(service: Service, found: Order) -> Json:
 
 
 def _relayed_view(found: Order) -> Json:
-    """A bridge order that an upstream settles, as it last told."""
+    """A bridge order that an upstream settles, as last reported."""
     terms, report = found.terms, found.report or Report()
     nothing = {"amount": "0", "confirmations": 0, "requiredConfirmations": 0, "tx_out": None}
     progress = orjson.loads(report.extra) if report.extra else nothing

@@ -144,7 +144,7 @@ def _ticket_view(ticket: Ticket) -> Json:
 def _next(order_id: str | None, order: Order | None) -> Json:
     if order is not None:
         return look_again(order, "Give the user the ticketId, and look at the order again later.")
-    told = "Give the user the ticketId."
+    text = "Give the user the ticketId."
     if order_id is not None:
-        told += f" There is no order {order_id} here: check the orderId with them."
-    return action("tell_user", told)
+        text += f" There is no order {order_id} here: check the orderId with them."
+    return action("tell_user", text)

@@ -166,7 +166,7 @@ class Payouts:
         return not missing
 
     def _is_too_late(self, order: Order, transfer: Transfer) -> bool:
-        """Whether the order is about to be refunded instead, at the next beat of the worker.
+        """Whether the order is about to be refunded instead, in the next pass of the worker.
 
         Its price is old; while payouts are paused its deadline waits, so this may be for long.
         """

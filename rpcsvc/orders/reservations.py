@@ -18,7 +18,8 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.unfunded import OrdersToday, Reservation, UnfundedOrders
 
-Claims = dict[str, int]
+# Atomic units by network.
+Units = dict[str, int]
 IsComplete = Callable[[str, str, int], bool]
 # Stands for the wallets of an upstream: reservations there are counted in USDC units.
 UPSTREAM: Final = "upstream"
@@ -26,25 +27,25 @@ UPSTREAM: Final = "upstream"
 _OVER: Final = (TransferState.SETTLED, TransferState.FAILED, TransferState.CANCELLED)
 
 
-def reservations_of(order: Order) -> Claims:
+def reservations_of(order: Order) -> Units:
     """Atomic units by network that an order may still be paid: its output, and what it sent in.
 
     A deposit counts until its payout is settled, since it may have to go back; what waits for a
     refund address, also of an order that is over, until its refund is settled. All of it together
     is more than can become due; the difference is the margin.
     """
-    claims: Claims = defaultdict(int)
+    reserved: Units = defaultdict(int)
     for transfer in order.transfers:
         if transfer.state not in _OVER:
-            claims[transfer.network] += transfer.units + transfer.fee
+            reserved[transfer.network] += transfer.units + transfer.fee
     if _may_be_paid_out(order):
-        claims[order.terms.payout_network] += _output(order)
-    claims[order.terms.deposit_network] += _returnable(order)
-    return {network: units for network, units in claims.items() if units}
+        reserved[order.terms.payout_network] += _output(order)
+    reserved[order.terms.deposit_network] += _returnable(order)
+    return {network: units for network, units in reserved.items() if units}
 
 
 def unfunded_units(order: Order) -> int:
-    """Of an order's claims, the payout units for deposits that have not come.
+    """Of what an order reserves, the payout units for deposits that have not come.
 
     Of an order that an upstream settles, its worth in USDC units; what it is worth that takes any
     amount (bridge) is not known.
@@ -58,10 +59,10 @@ def unfunded_units(order: Order) -> int:
     return max(0, _output(order) - _output_with(order, 0))
 
 
-def funded_reservations_of(order: Order) -> Claims:
-    """The claims of an order whose reservation has ended: without what waits for deposits."""
-    claims, network = reservations_of(order), order.terms.payout_network
-    return {**claims, network: claims.get(network, 0) - unfunded_units(order)}
+def funded_reservations_of(order: Order) -> Units:
+    """What an order whose reservation has ended still needs: nothing for deposits that have not come."""
+    reserved, network = reservations_of(order), order.terms.payout_network
+    return {**reserved, network: reserved.get(network, 0) - unfunded_units(order)}
 
 
 def _relayed_worth(order: Order) -> int:
@@ -80,7 +81,7 @@ def _may_be_paid_out(order: Order) -> bool:
 
 
 def _returnable(order: Order) -> int:
-    """Deposit units that may have to go back and that no refund has taken up yet."""
+    """Deposit units that may have to go back and that are in no refund yet."""
     if _is_paid(order.payout):
         return order.pending_units + order.leftover
     return sum(deposit.units for deposit in _not_refunded(order))
@@ -149,11 +150,11 @@ UNCOUNTED: Final[ReservationBook] = _Uncounted()
 
 
 class Reservations:
-    """The sum of all claims, and what of them is reserved by orders that are not funded."""
+    """The reservations of all open orders, and of them those of unfunded ones."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Claims] = {}
-        self._total: Claims = defaultdict(int)
+        self._of: dict[str, Units] = {}
+        self._total: Units = defaultdict(int)
         self._is_complete: IsComplete = _nothing_is_known
         self.unfunded = UnfundedOrders()
         self.today = OrdersToday()
@@ -181,7 +182,7 @@ class Reservations:
             client = self.unfunded.client_of(order_id)
         reservation = self._reservation(order, client)
         self.unfunded.put(order_id, reservation)
-        self._replace(order_id, self._claims(order, is_reserved=reservation is not None))
+        self._replace(order_id, self._reserved(order, is_reserved=reservation is not None))
 
     def on(self, network: str) -> int:
         """What may still be taken on a network."""
@@ -232,24 +233,24 @@ class Reservations:
             return _reserved_by(order, client, UPSTREAM, units) if awaits else None
         return _reserved_by(order, client, terms.payout_network, units) if units else None
 
-    def _claims(self, order: Order, *, is_reserved: bool) -> Claims:
+    def _reserved(self, order: Order, *, is_reserved: bool) -> Units:
         if order.terms.upstream_id is not None:
             return {}  # the upstream pays
         return reservations_of(order) if is_reserved else funded_reservations_of(order)
 
     def _end_expired(self) -> None:
         for order_id, held in self.unfunded.expired(self._is_complete):
-            claims = self._of.get(order_id)
-            if claims is not None:
-                left = claims.get(held.network, 0) - held.units
-                self._replace(order_id, {**claims, held.network: left})
+            reserved = self._of.get(order_id)
+            if reserved is not None:
+                left = reserved.get(held.network, 0) - held.units
+                self._replace(order_id, {**reserved, held.network: left})
 
-    def _replace(self, order_id: str, claims: Claims) -> None:
+    def _replace(self, order_id: str, reserved: Units) -> None:
         for network, units in self._of.pop(order_id, {}).items():
             self._total[network] -= units
-        if claims:
-            self._of[order_id] = claims
-        for network, units in claims.items():
+        if reserved:
+            self._of[order_id] = reserved
+        for network, units in reserved.items():
             self._total[network] += units
 
 

@@ -19,7 +19,7 @@ from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.scheduler import deadlines as deadlines_module
 from rpcsvc.orders.scheduler import worker as worker_module
 from rpcsvc.orders.scheduler.deadlines import Deadlines
-from rpcsvc.orders.scheduler.worker import LONG_BEAT_MS, Worker
+from rpcsvc.orders.scheduler.worker import LONG_PASS_MS, Worker
 from tests.logs import captured
 from tests.sandbox import ManualClock
 from tests.unit.orders import terms
@@ -130,7 +130,7 @@ async def test_each_failure_is_logged_and_the_first_is_in_health(
     async with asyncio.timeout(180):
         await worker.run()
     assert shown == [None, "the first", None]
-    reasons = {line["reason"] for line in told.entries if line["event"] == "beat_failed"}
+    reasons = {line["reason"] for line in told.entries if line["event"] == "worker_pass_failed"}
     assert reasons == {"the first", "the second"}
 
 
@@ -153,10 +153,10 @@ async def test_a_beat_that_hangs_is_in_health_until_it_ends(
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(180):
         await hangs.wait()
-        now[0] += LONG_BEAT_MS - 1
+        now[0] += LONG_PASS_MS - 1
         assert worker.health().ok, "it may have much to do"
         now[0] += 1
-        assert worker.health().detail == "The settlement loop has been in one beat for 60 s."
+        assert worker.health().detail == "One pass of the worker loop has lasted 60 s so far."
         goes_on.set()
         await running
     assert worker.health().ok

@@ -83,7 +83,7 @@ class StatusView(NamedTuple):
 class RelayState(StrEnum):
     """What became of a claim. CLAIMED: the call was about to be made, or is being made.
 
-    REFUSED: there is no order, or none that anybody was told of; its ``reason`` says which.
+    REFUSED: there is no order, or none whose address anybody has; its ``reason`` says which.
     """
 
     CLAIMED = "claimed"

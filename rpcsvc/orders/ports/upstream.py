@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 class Created(NamedTuple):
     """The order that the upstream made: payout units, and USDC units per XMR as they follow.
 
-    Times are ms since the epoch. ``is_over``: it was told as one that has ended.
+    Times are ms since the epoch. ``is_over``: it was over in the answer already.
     """
 
     upstream_id: str
@@ -132,7 +132,7 @@ class UpstreamPort(Protocol):
 
     async def status(self, terms: Terms, *, is_watched: bool) -> UpstreamStatus | None:
         """The order of these terms as it stands, waited for as long as the budget asks; asked for
-        once. What is told of another order than this is an error.
+        once. A report of another order is an error.
 
         None when its status is not known. Raises UpstreamResting when it was not asked.
         """

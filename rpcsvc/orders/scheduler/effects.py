@@ -77,7 +77,7 @@ class EffectRunner:
         self._payable = payable
         self._is_stopping = False
         self._due: list[tuple[int, int, PendingEffect]] = []
-        self._last_beat = 0
+        self._last_pass = 0
         self._number = itertools.count()  # of effects due at the same time the older goes first
         self._known: set[PendingEffect] = set()
         self._attempts: dict[PendingEffect, int] = {}
@@ -144,7 +144,7 @@ class EffectRunner:
         task.add_done_callback(self._running.discard)
 
     def hurry(self, transfer_id: str) -> bool:
-        """Have a transfer go on at the next beat instead of after its pause; whether it waited.
+        """Have a transfer go on in the next pass instead of after its pause; whether it waited.
 
         One that is being worked on, or is the wallet's next, is left alone: nothing ever runs
         twice at a time.
@@ -182,11 +182,11 @@ class EffectRunner:
 
     def _follow_clock(self, now: int) -> None:
         """Have nothing wait for longer than it was to wait because the clock was set back."""
-        back = self._last_beat - now
+        back = self._last_pass - now
         if back > 0:
             # The same for all: the heap stays one.
             self._due = [(due - back, number, pending) for due, number, pending in self._due]
-        self._last_beat = now
+        self._last_pass = now
 
     def _push(self, pending: PendingEffect, due: int) -> None:
         if pending not in self._known:

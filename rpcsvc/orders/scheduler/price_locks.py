@@ -22,7 +22,7 @@ LOCKS_PER_TICK = 200
 
 
 class PriceLocks:
-    """Compares the locks of open orders with the current rate, once a beat of the worker."""
+    """Compares the locks of open orders with the current rate, once a pass of the worker."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 TICK_MS = 200
 RESTART_SECONDS = 1
 # A pass takes milliseconds, or seconds where there is much to catch up on.
-LONG_BEAT_MS = 60_000
+LONG_PASS_MS = 60_000
 
 # One step of a pass; returns how much there was to do.
 Step = Callable[[], Awaitable[int]]
@@ -49,14 +49,10 @@ class Worker:
         self._quarantine = quarantine
         self._runners = tuple(runners)
         self._loops = tuple(loops)
-        self._beat_began: int | None = None
+        self._pass_began: int | None = None
         self._wake = asyncio.Event()
         self._failure: str | None = None
         self._stopping = False
-
-    def add_loop(self, loop: Loop) -> None:
-        """Have one more loop run, before ``run`` begins."""
-        self._loops = (*self._loops, loop)
 
     async def recover(self) -> int:
         """Schedule the effects that an earlier process left; returns how many."""
@@ -72,32 +68,34 @@ class Worker:
         return any(runner.hurry(transfer_id) for runner in self._runners)
 
     def wake(self) -> None:
-        """Beat now instead of at the end of the interval."""
+        """Have the next pass begin now instead of at the end of the interval."""
         self._wake.set()
 
     def health(self) -> Health:
-        """Whether the last beat went well, for every order, and none hangs."""
-        lasts = 0 if self._beat_began is None else steady_ms() - self._beat_began
-        if lasts >= LONG_BEAT_MS:
-            return Health(False, f"The settlement loop has been in one beat for {lasts // 1000} s.")
+        """Whether the last pass went well, for every order, and none hangs."""
+        lasts = 0 if self._pass_began is None else steady_ms() - self._pass_began
+        if lasts >= LONG_PASS_MS:
+            return Health(
+                False, f"One pass of the worker loop has lasted {lasts // 1000} s so far."
+            )
         if self._failure is not None:
             return Health(False, self._failure)
         return self._quarantine.health()
 
     async def run(self) -> None:
-        """Beat until ``stop``. A beat that fails is logged, shown by ``health``, and repeated."""
+        """Repeat passes until ``stop``. One that fails is logged, shown by ``health``, and repeated."""
         recovered = await self.recover()
         log.info("worker_started", recovered_effects=recovered)
         loops = [asyncio.create_task(_kept_up(run)) for run in self._loops]
         try:
             while not self._stopping:
-                await self._beat()
+                await self._pass_once()
                 await self._pause()
         finally:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-        # The last beat may have been under way when stop() looked.
+        # The last pass may have been under way when stop() looked.
         await self._stop_runners()
 
     async def stop(self) -> None:
@@ -111,9 +109,9 @@ class Worker:
             await runner.stop()
 
     async def tick(self) -> int:
-        """One beat; returns how much there was to do. Effects are started, not awaited.
+        """One pass; returns how much there was to do. Effects are started, not awaited.
 
-        What fails keeps none of the rest waiting: then the first failure is raised in the end.
+        A step that fails delays none of the rest; the first failure is raised in the end.
         """
         done = 0
         failures: list[Exception] = []
@@ -129,15 +127,15 @@ class Worker:
             raise failures[0]
         return done
 
-    async def _beat(self) -> None:
-        self._beat_began = steady_ms()
+    async def _pass_once(self) -> None:
+        self._pass_began = steady_ms()
         try:
             await self.tick()
             self._failure = None
         except Exception as error:  # noqa: BLE001 - logged, and in health
             self._failure = _log_failure(error)
         finally:
-            self._beat_began = None
+            self._pass_began = None
 
     async def _pause(self) -> None:
         try:
@@ -152,12 +150,12 @@ class Worker:
 
 
 def _log_failure(error: Exception) -> str:
-    """Say in the log why a part of a beat failed; what health says of it."""
+    """Log why a step of a pass failed; returns what health says of it."""
     if isinstance(error, ServiceError):
-        log.warning("beat_failed", reason=error.message)
+        log.warning("worker_pass_failed", reason=error.message)
         return error.message
-    log.error("beat_failed", exc_info=error)
-    return "The settlement loop fails; the log has the cause."
+    log.error("worker_pass_failed", exc_info=error)
+    return "The worker loop fails; the log has the cause."
 
 
 async def _kept_up(run: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -150,7 +150,7 @@ class Follower:
         except Exception:
             log.exception("upstream_poll_failed", order_id=order_id)
             wait_ms = ASK_EVERY_MS
-        # An order that can't be read waits by itself; what it told and can't be kept is for all.
+        # An order that can't be read waits by itself; a report that can't be recorded pauses all.
         return AFTER_FAILURE_MS if self._is_failing else wait_ms
 
     async def _ask(self, order_id: str, *, is_watched: bool) -> None:

@@ -174,7 +174,7 @@ class Relay:
         await self._settle(doubtful)
 
     async def _leave(self, made: RelayRecord, flaw: str) -> None:
-        """Leave an order to end unpaid there: nobody was told its address, so its key is free."""
+        """Leave an order to expire there: nobody has its address, so its key is free again."""
         log.error(
             "upstream_order_not_taken",
             order_id=made.order_id,

@@ -39,7 +39,7 @@ from rpcsvc.orders.upstream.relay import Relay
 
 log = structlog.get_logger(__name__)
 
-# How long a swap takes, before the upstream has told it with a quote.
+# How long a swap takes, where no quote of the upstream says.
 USUAL_SECONDS = 1_800
 
 
@@ -129,7 +129,7 @@ class UpstreamVenue:
         async with self._relay.recording(record):
             yield self._made(request, quote, record, created, client)
         if request.twap is not None:
-            # Whether it is cut, and how, is told with its status only.
+            # Only its status says whether it is cut, and how.
             await self._follower.ask_first(record.order_id)
 
     def _require_can_fix(self, refund_address: str | None) -> None:
@@ -262,10 +262,10 @@ def _quote(request: QuoteRequest, offer: Offer, now: int) -> Quote:
 
 def _agreed(request: QuoteRequest, quote: Quote | None, created: Created, now: int) -> Quote:
     """The quote with what the upstream has agreed to; all of it, where there was no quote."""
-    told = Offer(
+    offer = Offer(
         created.expected_output,
         min(quote.min_received, created.expected_output) if quote else 0,
         created.usdc_per_xmr,
         quote.seconds if quote else USUAL_SECONDS,
     )
-    return _quote(request, told, quote.rate.as_of if quote else now)
+    return _quote(request, offer, quote.rate.as_of if quote else now)
