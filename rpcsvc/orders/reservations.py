@@ -60,7 +60,7 @@ def unfunded_units(order: Order) -> int:
 
 
 def funded_reservations_of(order: Order) -> Units:
-    """What an order whose reservation has ended still needs: nothing for deposits that have not come."""
+    """What an order needs whose reservation has ended: nothing for deposits that have not come."""
     reserved, network = reservations_of(order), order.terms.payout_network
     return {**reserved, network: reserved.get(network, 0) - unfunded_units(order)}
 

@@ -83,7 +83,7 @@ class Worker:
         return self._quarantine.health()
 
     async def run(self) -> None:
-        """Repeat passes until ``stop``. One that fails is logged, shown by ``health``, and repeated."""
+        """Repeat passes until ``stop``. ``health`` shows a failed one until the next is done."""
         recovered = await self.recover()
         log.info("worker_started", recovered_effects=recovered)
         loops = [asyncio.create_task(_kept_up(run)) for run in self._loops]
