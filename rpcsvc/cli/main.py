@@ -349,7 +349,7 @@ def _db_check(context: Context) -> int:
     problems = check_database(settings.data_dir)
     if settings.engine == "onchain" and not problems:
         from rpcsvc.settlement.onchain.journal.files import FOLDER  # noqa: PLC0415
-        from rpcsvc.store.journal_check import check_journal  # noqa: PLC0415
+        from rpcsvc.store.backends.sqlite.journal_check import check_journal  # noqa: PLC0415
 
         folder, places = settings.data_dir / FOLDER, settings.onchain.journal_places
         problems, state = check_journal(settings.data_dir, folder, places)

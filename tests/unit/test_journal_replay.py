@@ -19,8 +19,8 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.journal_check import check_journal
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_check import check_journal
 from rpcsvc.store.journal_replay import Adopted
 from rpcsvc.store.wallets import OnchainBooks
 from tests.rows import statement

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -13,11 +11,10 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, DepositState, Order, TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.database import StoreConflict
+from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.order_rows import DEPOSIT, ORDER, TRANSFER
 from rpcsvc.store.orders import SqlOrderStore
-from tests.rows import all_rows, one_row, statement
+from tests.rows import statement
 from tests.unit.orders import NOW, terms
 
 KEY = DepositKey("arbitrum", "tx", 0)
@@ -35,7 +32,7 @@ CHANGES = {
 
 
 @pytest.fixture
-async def store(database: Database) -> SqlOrderStore:
+async def store(database: Tables) -> SqlOrderStore:
     """With one order, to which a deposit came."""
     store = SqlOrderStore(database, lambda: "key")
     order = open_order(terms(Direction.USDC_TO_XMR))
@@ -61,14 +58,13 @@ async def after(store: SqlOrderStore, order: Order, *events: ev.Event) -> Order:
 
 def kept() -> list[tuple[str, str]]:
     """Every table and column that must not change."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
-        migrate(database)
-        return [
-            (table, column)
-            for table, changes in CHANGES.items()
-            for (column,) in database.execute("SELECT name FROM pragma_table_info(?)", (table,))
-            if column not in changes
-        ]
+    columns = {"orders": ORDER, "deposits": DEPOSIT, "transfers": TRANSFER}
+    return [
+        (table, column)
+        for table, changes in CHANGES.items()
+        for column in ("seq", *columns[table])
+        if column not in changes
+    ]
 
 
 def another(value: int | str | None) -> int | str:
@@ -78,26 +74,32 @@ def another(value: int | str | None) -> int | str:
     return {"u2x": "x2u", "payout": "refund", "XMR": "USDC", None: "1"}.get(value, f"{value}1")
 
 
+async def everything(database: Tables, table: str) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in await database.fetch(f"SELECT * FROM {table}")]
+
+
 @pytest.mark.parametrize(("table", "column"), kept())
 async def test_a_column_that_says_what_a_row_is_can_not_be_changed(
-    store: SqlOrderStore, database: Database, table: str, column: str
+    store: SqlOrderStore, database: Tables, table: str, column: str
 ) -> None:
     assert await store.order("ord_1") is not None
-    before = all_rows(database, f"SELECT * FROM {table}")
-    (value,) = one_row(database, f"SELECT {column} FROM {table}")
+    before = await everything(database, table)
+    (row,) = await database.fetch(f"SELECT {column} FROM {table}")
     with pytest.raises(StoreConflict, match=r"keeps (its|what it is)"):
-        await database.write([statement(f"UPDATE {table} SET {column} = ?", (another(value),))])
-    assert all_rows(database, f"SELECT * FROM {table}") == before
+        await database.write(
+            [statement(f"UPDATE {table} SET {column} = ?", (another(row[column]),))]
+        )
+    assert await everything(database, table) == before
 
 
 @pytest.mark.parametrize("table", CHANGES)
 async def test_no_order_deposit_or_transfer_is_ever_deleted(
-    store: SqlOrderStore, database: Database, table: str
+    store: SqlOrderStore, database: Tables, table: str
 ) -> None:
     assert await store.order("ord_1") is not None
     with pytest.raises(StoreConflict, match="stays"):
         await database.write([statement(f"DELETE FROM {table}", ())])
-    assert len(all_rows(database, f"SELECT 1 FROM {table}")) == 1
+    assert len(await everything(database, table)) == 1
 
 
 async def test_all_that_happens_to_an_order_is_still_taken(store: SqlOrderStore) -> None:

@@ -1,15 +1,10 @@
-"""The store: whole changes or none, one owner, history that stays, neighbours that don't suffer."""
+"""Orders, keys and effects in the store, whichever backend it is on."""
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import aiosqlite
 import pytest
 
 from rpcsvc.domain import events as ev
@@ -20,32 +15,22 @@ from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,
+    StaleWrite,
     StatusView,
     StoredResponse,
-    Ticket,
 )
-from rpcsvc.store.backends.sqlite.database import (
-    DATABASE_NAME,
-    LOCK_NAME,
-    SNAPSHOT_SECONDS,
-    Database,
-    DataDirInUse,
-    OwnerLock,
-)
-from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
-from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
-from rpcsvc.store.database import StoreConflict
+from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import SqlUnrecordedLedger
-from tests.rows import all_rows, statement
+from tests.rows import statement
 from tests.unit.orders import NOW, terms
 
 VIEW = StatusView(b'{"view":1}', NOW + 1000)
 
 
 @pytest.fixture
-def store(database: Database) -> SqlOrderStore:
+def store(database: Tables) -> SqlOrderStore:
     return SqlOrderStore(database, lambda: "key")
 
 
@@ -64,7 +49,7 @@ def response(key: str) -> StoredResponse:
 
 
 async def test_an_order_comes_back_as_it_was_committed(
-    store: SqlOrderStore, database: Database
+    store: SqlOrderStore, database: Tables
 ) -> None:
     order = fresh()
     await store.commit(created(order))
@@ -79,18 +64,20 @@ async def test_an_order_comes_back_as_it_was_committed(
         await store.commit(Change(order=order, view=VIEW, history=entry, effects=result.effects))
     assert await store.order("ord_1") == order
     versions = "SELECT version FROM order_events WHERE order_id = 'ord_1' ORDER BY version"
-    assert all_rows(database, versions) == [(1,), (2,), (3,)]
+    assert [tuple(row) for row in await database.fetch(versions)] == [(1,), (2,), (3,)]
 
 
 async def test_key_order_and_answer_are_kept_together_or_not_at_all(
-    store: SqlOrderStore, database: Database
+    store: SqlOrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh(1), response("k")))
     with pytest.raises(StoreConflict):
         await store.commit(created(fresh(2), response("k")))
     assert await store.order("ord_2") is None
-    assert all_rows(database, "SELECT count(*) FROM event_log") == [(1,)]
-    assert all_rows(database, "SELECT count(*) FROM idempotency_keys") == [(1,)]
+    assert [tuple(row) for row in await database.fetch("SELECT count(*) FROM event_log")] == [(1,)]
+    assert [
+        tuple(row) for row in await database.fetch("SELECT count(*) FROM idempotency_keys")
+    ] == [(1,)]
 
 
 async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderStore) -> None:
@@ -105,17 +92,6 @@ async def test_one_bad_write_does_not_take_its_neighbours_down(store: SqlOrderSt
         True,
         True,
     ]
-
-
-async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(
-    store: SqlOrderStore,
-) -> None:
-    for bad in ("\ud800", 2**63, object()):
-        ticket = Ticket("t", NOW, "agent", bad, None, None, None)  # type: ignore[arg-type] # bad
-        with pytest.raises(StoreConflict):
-            await store.commit(Change(ticket=ticket))
-    await store.commit(created(fresh()))
-    assert await store.order("ord_1") is not None
 
 
 async def test_a_version_happens_once(store: SqlOrderStore) -> None:
@@ -140,7 +116,7 @@ async def test_a_version_happens_once(store: SqlOrderStore) -> None:
     ],
 )
 async def test_the_database_refuses_to_change_what_has_happened(
-    store: SqlOrderStore, database: Database, sql: str
+    store: SqlOrderStore, database: Tables, sql: str
 ) -> None:
     order = fresh()
     await store.commit(created(order))
@@ -157,7 +133,7 @@ async def test_the_database_refuses_to_change_what_has_happened(
 
 
 async def test_a_status_view_holds_for_its_time_and_its_version_of_the_service(
-    store: SqlOrderStore, database: Database
+    store: SqlOrderStore, database: Tables
 ) -> None:
     await store.commit(created(fresh()))
     assert await store.status_view("ord_1", NOW) == ("pay here", VIEW.body)
@@ -231,17 +207,13 @@ async def test_orders_that_are_not_over_are_open(store: SqlOrderStore) -> None:
     assert await store.open_orders() == ["ord_1"]
 
 
-async def test_an_annotation_is_read_back_until_it_is_removed(database: Database) -> None:
+async def test_an_annotation_is_read_back_until_it_is_removed(database: Tables) -> None:
     ledger, books = SqlUnrecordedLedger(database), SqlOperatorBooks(database)
     assert await ledger.explained("monero") == []
     await books.annotate("monero", "tx", "paid by hand", NOW)
     assert await ledger.explained("monero") == ["tx"]
     await books.remove_annotation("monero", "tx")
     assert await ledger.explained("monero") == []
-
-
-def test_what_others_write_is_seen_within_a_second() -> None:
-    assert 0 < SNAPSHOT_SECONDS <= 1
 
 
 async def test_several_changes_are_committed_together_or_not_at_all(
@@ -277,140 +249,55 @@ async def test_a_clock_set_weeks_ahead_drops_no_young_keys(store: SqlOrderStore)
     assert await store.forget_responses(NOW + month) == 0
 
 
-def test_every_table_is_strict_and_no_column_takes_a_real(database: Database) -> None:
-    tables = all_rows(
-        database,
-        "SELECT name, strict FROM pragma_table_list"
-        " WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
-    )
-    assert {"orders", "deposits", "transfers", "idempotency_keys"} <= {name for name, _ in tables}
-    assert [name for name, strict in tables if not strict] == []
-    columns = all_rows(
-        database,
-        "SELECT DISTINCT c.type FROM pragma_table_list t JOIN pragma_table_info(t.name) c"
-        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'",
-    )
-    assert {kind for (kind,) in columns} <= {"INTEGER", "TEXT", "BLOB"}
+async def test_an_order_is_written_over_the_version_it_was_read_at(store: SqlOrderStore) -> None:
+    order = fresh()
+    await store.commit(created(order))
+    seen = ev.DepositSeen(DepositKey("monero", "tx", 0), 1, None, NOW)
+    after = transition(order, seen, NOW).order
+    entry = HistoryEntry(after.version, NOW, "e", after.status.value, {})
+    await store.commit(Change(order=after, view=VIEW, history=entry))
+    with pytest.raises(StaleWrite):
+        await store.commit(Change(order=after, view=VIEW, history=entry), created(fresh(2)))
+    assert await store.order("ord_2") is None, "nothing of a stale write is kept"
+    assert await store.order("ord_1") == after
 
 
-MONEY_COLUMNS = [
-    ("orders", "deposit_amount"),
-    ("deposits", "units"),
-    ("transfers", "units"),
-    ("sandbox_transactions", "units"),
-]
+async def test_deposits_come_back_in_the_order_in_which_they_came(store: SqlOrderStore) -> None:
+    order = fresh()
+    await store.commit(created(order))
+    for txid in ("b", "c", "a"):
+        order = transition(
+            order, ev.DepositSeen(DepositKey("monero", txid, 0), 1, None, NOW), NOW
+        ).order
+        entry = HistoryEntry(order.version, NOW, "e", order.status.value, {})
+        await store.commit(Change(order=order, view=VIEW, history=entry))
+    found = await store.order("ord_1")
+    assert found is not None
+    assert [deposit.key.txid for deposit in found.deposits] == ["b", "c", "a"]
 
 
-@pytest.mark.parametrize("units", ["9223372036854775808", 0.5, 1e30])
-def test_money_is_an_integer_or_is_not_taken(database: Database, units: object) -> None:
-    """What a loose column would keep as a REAL. ``database`` has made the tables."""
-    [(_, _, path)] = all_rows(database, "PRAGMA database_list")
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        for table, column in MONEY_COLUMNS:
-            columns = [row[1:3] for row in other.execute(f"PRAGMA table_info({table})")]
-            names = ", ".join(name for name, _ in columns)
-            values = [units if name == column else 1 if kind == "INTEGER" else "1"
-                      for name, kind in columns]  # fmt: skip
-            marks = ", ".join("?" * len(values))
-            with pytest.raises(sqlite3.IntegrityError, match=rf"{table}\.{column}"):
-                other.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
-
-
-async def test_a_commit_is_on_disk_before_it_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("order_id IN :names", ["ord_1"]),
+        ("order_id NOT IN :names", ["ord_2"]),
+        ("order_id IN :none", []),
+        ("order_id NOT IN :none", ["ord_1", "ord_2"]),
+        ("on_deadline IS DISTINCT FROM :null", ["ord_1", "ord_2"]),
+        ("refund_address IS NOT DISTINCT FROM :null", ["ord_1", "ord_2"]),
+    ],
+)
+async def test_lists_and_nulls_are_bound_as_values(
+    store: SqlOrderStore, database: Tables, where: str, expected: list[str]
 ) -> None:
-    opened: list[aiosqlite.Connection] = []
-    connect = aiosqlite.connect
-
-    def noted(*args: Any, **kwargs: Any) -> aiosqlite.Connection:
-        opened.append(connect(*args, **kwargs))
-        return opened[-1]
-
-    monkeypatch.setattr(aiosqlite, "connect", noted)
-    database = await Database.open(tmp_path)
-    pragmas = [f"PRAGMA {name}" for name in ("journal_mode", "synchronous")]
-    found = [list(await opened[0].execute_fetchall(pragma)) for pragma in pragmas]
-    await database.close()
-    assert found == [[("wal",)], [(2,)]]  # 2 is FULL
+    await store.commit(created(fresh(1)), created(fresh(2)))
+    sql = f"SELECT order_id FROM orders WHERE {where} ORDER BY seq"
+    rows = await database.fetch(sql, names=["ord_1", "ord_3"], none=[], null=None)
+    assert [row["order_id"] for row in rows] == expected
 
 
-def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
-    first = OwnerLock(tmp_path)
-    first.acquire()
-    with pytest.raises(DataDirInUse):
-        OwnerLock(tmp_path).acquire()
-    first.release()
-    OwnerLock(tmp_path).acquire()
-
-
-def test_who_removes_the_lock_file_of_a_running_service_lets_no_second_one_in(
-    tmp_path: Path,
-) -> None:
-    first = OwnerLock(tmp_path)
-    first.acquire()
-    (tmp_path / LOCK_NAME).unlink()
-    second = OwnerLock(tmp_path)
-    with pytest.raises(DataDirInUse):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
-
-
-@pytest.mark.parametrize("damaged", ["name = 'orders'", "tbl_name = 'orders' AND rootpage > 0"])
-async def test_a_damaged_page_is_in_health_once_it_was_met(tmp_path: Path, damaged: str) -> None:
-    await (await Database.open(tmp_path)).close()
-    file = tmp_path / DATABASE_NAME
-    with closing(sqlite3.connect(file)) as db:
-        roots = db.execute(f"SELECT rootpage FROM sqlite_schema WHERE {damaged}").fetchall()
-        (size,) = db.execute("PRAGMA page_size").fetchone()
-    with file.open("r+b") as raw:
-        for (root,) in roots:
-            raw.seek((root - 1) * size)
-            raw.write(b"\xff" * size)
-    database = await Database.open(tmp_path)
-    try:
-        assert await database.fetch("SELECT * FROM tickets") == [], "all else can be read"
-        with pytest.raises(sqlite3.DatabaseError, match="malformed"):
-            await database.fetch("SELECT * FROM orders")
-        health = database.health()
-        assert not health.ok
-        assert health.detail is not None
-        assert "is damaged" in health.detail
-    finally:
-        await database.close()
-
-
-async def test_the_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    await (await Database.open(tmp_path)).close()
-    with closing(sqlite3.connect(tmp_path / DATABASE_NAME)) as database:
-        database.execute("PRAGMA user_version = 99")
-    with pytest.raises(UnknownSchema):
-        await Database.open(tmp_path)
-
-
-async def test_a_backup_is_whole_and_is_never_written_over(
-    store: SqlOrderStore, tmp_path: Path
-) -> None:
-    await store.commit(created(fresh()))
-    copy = tmp_path / "copy" / DATABASE_NAME
-    copy.parent.mkdir()
-    backup_database(tmp_path, copy)
-    assert check_database(copy.parent) == []
-    with closing(sqlite3.connect(copy)) as database:
-        assert database.execute("SELECT order_id FROM orders").fetchall() == [("ord_1",)]
-    with pytest.raises(BackupFailed):
-        backup_database(tmp_path, copy)
-
-
-async def test_a_check_finds_books_that_do_not_balance(
-    store: SqlOrderStore, database: Database, tmp_path: Path
-) -> None:
-    await store.commit(created(fresh()))
-    assert check_database(tmp_path) == []
-    await database.write([statement("UPDATE orders SET version = 5", ())])
-    assert "history has a gap" in check_database(tmp_path)[0]
-    await database.write(
-        [statement("UPDATE orders SET status = 'completed', deadline_at = NULL", ())]
-    )
-    assert any("without a settled payout" in line for line in check_database(tmp_path))
+async def test_a_value_that_is_not_given_is_an_error(database: Tables) -> None:
+    with pytest.raises(KeyError):
+        await database.fetch("SELECT order_id FROM orders WHERE order_id = :order_id")
+    with pytest.raises(KeyError):
+        await database.write([Statement("DELETE FROM tickets WHERE ticket_id = :ticket_id")])
