@@ -332,7 +332,7 @@ def http_blocks(text: str) -> list[tuple[str, str, dict[str, str], str]]:
     return found
 
 
-async def test_the_requests_in_llms_full_are_answered_with_the_state_that_stands_below_them(
+async def test_requests_in_llms_full_get_the_state_shown_below_them(
     site: Served,
 ) -> None:
     text = await (await get(site, links.LLMS_FULL)).text()

@@ -237,7 +237,7 @@ async def test_a_batch_with_a_bad_request_id_has_one_generated_one(served: Serve
     assert answer.headers["x-request-id"] == request_id
 
 
-async def test_a_refusal_before_the_body_is_read_has_its_generated_request_id_twice(
+async def test_early_refusal_has_its_request_id_in_body_and_header(
     served: Served,
 ) -> None:
     response = await served.client.post("/rpc", data=b"{}", headers={"x-request-id": "not good!"})

@@ -56,7 +56,7 @@ async def test_another_spelling_of_the_same_payload_is_the_same_call(
         ({"sessionId": "3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90"}, "sessionId"),
     ],
 )
-async def test_another_payload_under_the_same_key_is_a_conflict_that_names_the_field(
+async def test_another_payload_under_a_key_is_a_conflict_naming_the_field(
     served: Served, change: dict[str, Any], field: str
 ) -> None:
     await served.post("/agent/swap/create", SWAP, idempotency_key="k-0123456789abcd")

@@ -151,7 +151,7 @@ async def test_an_answer_with_another_orders_data_is_in_doubt(
         assert health["checks"]["relay"]["status"] == "degraded"
 
 
-async def test_orders_of_an_upstream_that_tells_them_apart_by_payment_ids_are_all_taken(
+async def test_orders_of_an_upstream_with_payment_ids_are_all_taken(
     api: V1Api, tmp_path: Path
 ) -> None:
     """Its addresses differ at their very end only."""
@@ -183,7 +183,7 @@ IN_VAIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("change", IN_VAIN)
-async def test_an_order_that_nobody_should_pay_for_is_told_to_nobody_and_frees_its_key(
+async def test_order_that_must_not_be_paid_is_hidden_and_frees_its_key(
     api: V1Api, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -220,7 +220,7 @@ async def test_front_ends_are_told_of_no_order_that_has_expired(
 
 
 @pytest.mark.parametrize("surface", ["agent", "bff"])
-async def test_an_order_that_pays_usdc_in_says_nothing_of_chunks_where_xmr_alone_is_cut(
+async def test_usdc_order_has_no_twap_config_where_only_xmr_is_cut(
     api: V1Api, tmp_path: Path, surface: str
 ) -> None:
     to = stagenet_subaddress(bytes(range(64)))
@@ -271,7 +271,7 @@ async def test_a_call_that_the_service_did_not_survive_is_in_doubt(
         assert api.sent("POST", "/v1/order") == 0
 
 
-async def test_a_claim_that_the_operator_closes_frees_its_key_under_a_running_service(
+async def test_closing_a_claim_frees_its_key_under_a_running_service(
     api: V1Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with service(api.server.url, tmp_path) as served:
@@ -332,7 +332,7 @@ async def in_process(api: V1Api, data_dir: Path, name: str, params: dict[str, An
         return json.loads(await service.call(operation, params, "r", None))
 
 
-async def test_an_unknown_status_changes_nothing_and_known_spellings_are_understood(
+async def test_unknown_status_changes_nothing_and_known_spellings_count(
     api: V1Api, tmp_path: Path
 ) -> None:
     async with service(api.server.url, tmp_path) as served:

@@ -289,7 +289,7 @@ async def test_no_refund_address_is_asked_for_that_the_upstream_has(sidecar: Ser
     assert not awaits_upstream_refund(replace(waiting, report=Report(refund_address=STAGENET)))
 
 
-async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_no_more(
+async def test_late_deposit_is_refunded_though_the_sidecar_stopped_following(
     central: Served, sidecar: Served
 ) -> None:
     made = (await sidecar.rpc("swap.execute", SWAPS["x2u"])).body["result"]["data"]
@@ -313,7 +313,7 @@ async def test_a_deposit_after_the_end_goes_back_though_the_sidecar_follows_it_n
     assert [refund.address for refund in order.refunds] == [STAGENET]
 
 
-async def test_the_rest_of_an_order_that_was_swapped_in_part_is_asked_for_at_a_sidecar(
+async def test_sidecar_asks_for_the_rest_of_a_partly_swapped_order(
     central: Served, sidecar: Served
 ) -> None:
     body = {**ORDER, "fromAmount": str(4 * 10**12), "twapConfig": {"intervalMs": 1_000}}

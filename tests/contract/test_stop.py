@@ -59,7 +59,7 @@ async def _refuses_connections(port: str) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_server_stopped_under_load_ends_well_and_knows_every_order_it_acknowledged(
+async def test_stop_under_load_keeps_every_acknowledged_order(
     tmp_path: Path,
 ) -> None:
     port = free_port()

@@ -156,7 +156,7 @@ async def test_a_key_in_a_header_of_json_rpc_is_told_that_it_is_a_param(
     assert served.count("orders") == 0
 
 
-async def test_in_a_batch_with_a_key_in_the_header_only_the_creating_calls_are_refused(
+async def test_batch_with_a_key_header_refuses_only_creating_calls(
     served: Served,
 ) -> None:
     batch = b"[%b,%b,%b]" % (rpc("swap.create"), rpc("swap.plan"), rpc("swap.execute"))

@@ -280,7 +280,7 @@ async def test_a_fault_on_the_way_out_tells_nothing_of_itself(
     verify_response(got.to("POST", PLAN, b"{}"), served.up.signer.jwks())  # type: ignore[union-attr]
 
 
-def test_aiohttp_still_asks_its_connection_what_to_answer_for_what_it_can_t_read() -> None:
+def test_aiohttp_asks_its_connection_about_unreadable_requests() -> None:
     asked = inspect.signature(web.RequestHandler.handle_error)
 
     assert list(asked.parameters) == ["self", "request", "status", "exc", "message"]

@@ -179,7 +179,7 @@ async def test_a_creation_without_a_key_is_sent_once_and_its_outcome_is_unknown(
 
 
 @cases(LOST, GARBLED)
-async def test_a_creation_with_a_key_is_repeated_with_that_key_until_its_outcome_is_known(
+async def test_creation_with_a_key_repeats_until_its_outcome_is_known(
     world: World, behaviour: Behaviour
 ) -> None:
     created = await world.create(behaviour, behaviour, does.answer(OK), key="k-1")
@@ -302,7 +302,7 @@ async def test_a_creation_without_a_key_can_not_be_resumed(world: World) -> None
     assert not world.server.seen
 
 
-async def test_a_created_order_with_an_answer_of_no_use_is_unknown_and_its_id_is_kept(
+async def test_unusable_creation_answer_is_unknown_and_keeps_the_id(
     world: World,
 ) -> None:
     def broken(_answer: UpstreamAnswer) -> None:
@@ -529,7 +529,7 @@ async def test_what_an_upstream_says_is_kept_bounded(world: World) -> None:
 
 
 @pytest.mark.parametrize(("declared", "least"), [(True, 0), (False, 65_536)])
-async def test_of_an_answer_that_is_too_large_no_more_is_read_than_it_takes_to_know(
+async def test_oversized_answer_is_not_read_to_its_end(
     world: World, declared: bool, least: int
 ) -> None:
     with pytest.raises(UpstreamBroken, match="larger than 1048576 bytes") as caught:
@@ -556,7 +556,7 @@ async def test_the_clock_of_the_machine_goes_forward_while_one_sleeps() -> None:
 # --- breaker, budget, health -----------------------------------------------------------------
 
 
-async def test_after_repeated_failures_nothing_is_sent_until_the_breaker_lets_one_try(
+async def test_breaker_opens_after_failures_and_lets_one_probe_through(
     world: World,
 ) -> None:
     world.server.otherwise = does.answer({}, status=500)

@@ -130,7 +130,7 @@ async def test_health_is_degraded_with_the_reason_while_the_upstream_fails(
     assert "500" in engine["detail"]
 
 
-async def test_the_configured_key_is_shown_to_the_upstream_and_its_fee_is_taken_there(
+async def test_configured_key_is_sent_and_the_upstream_takes_its_fee(
     tmp_path: Path,
 ) -> None:
     async with (

@@ -76,7 +76,7 @@ async def test_an_order_that_was_paid_while_its_node_was_down_does_not_expire(
     assert (await box.up.service.venue.progress())["deposits"].ok
 
 
-async def test_the_first_beat_after_a_start_decides_on_nothing_that_it_has_not_seen(
+async def test_first_tick_decides_nothing_before_the_scan(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

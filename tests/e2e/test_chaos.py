@@ -138,7 +138,7 @@ def _db_check(data_dir: Path) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_whatever_happens_and_whenever_it_dies_no_money_is_lost_or_paid_twice(
+async def test_chaos_loses_no_money_and_pays_nothing_twice(
     tmp_path: Path,
 ) -> None:
     data_dir = tmp_path / "data"

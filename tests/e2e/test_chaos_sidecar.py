@@ -175,7 +175,7 @@ async def check(there: Path, here: Path, made: Sequence[Made], forlorn: int) -> 
 
 
 @pytest.mark.slow
-async def test_whichever_of_two_services_dies_no_order_is_made_twice_and_none_is_lost(
+async def test_chaos_sidecar_makes_no_order_twice_and_loses_none(
     tmp_path: Path,
 ) -> None:
     with seeded() as seed:

@@ -393,7 +393,7 @@ async def crash_with_payouts_pending(data_dir: Path, orders: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("orders", [200, 2_000])
-async def test_a_restart_with_open_orders_and_pending_payouts_is_quick_and_finishes_them(
+async def test_restart_with_open_orders_is_quick_and_finishes_them(
     tmp_path: Path, orders: int
 ) -> None:
     data_dir = tmp_path / "data"

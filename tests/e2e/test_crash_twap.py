@@ -175,7 +175,7 @@ async def test_a_crash_around_a_chunk_fills_each_once_and_pays_their_sum_once(
     await tell_through_a_crash(Client(tmp_path / "data", direction), crash)
 
 
-async def test_a_server_killed_between_all_chunks_fills_each_once_and_pays_their_sum_once(
+async def test_kill_between_all_chunks_fills_and_pays_each_once(
     tmp_path: Path,
 ) -> None:
     client = Client(tmp_path / "data", "u2x")

@@ -58,7 +58,7 @@ async def test_an_order_that_the_store_refuses_is_quarantined_and_all_others_go_
         assert "order_quarantined" in (health.detail or "")
 
 
-async def test_an_order_in_quarantine_is_tried_again_and_health_is_good_once_it_works(
+async def test_quarantined_order_is_retried_until_health_recovers(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

@@ -102,7 +102,7 @@ async def test_a_replaced_payment_and_a_failed_one_cost_what_is_mined_of_them(to
     assert await hot.ether(reader) == Ether(ETHER), "it is all as it was"
 
 
-async def test_an_opening_balance_whose_block_was_replaced_is_compared_with_nothing(
+async def test_replaced_opening_balance_is_compared_with_nothing(
     token: Token,
 ) -> None:
     hot = Hot(token)

@@ -262,7 +262,7 @@ def test_nullable_values_are_lists_of_types(site: Site) -> None:
     assert "(design" not in text
 
 
-def test_the_idempotency_key_is_a_header_over_https_and_a_param_over_json_rpc(site: Site) -> None:
+def test_idempotency_key_is_a_header_or_a_json_rpc_param(site: Site) -> None:
     document = openapi_document(site)
     assert "idempotency-key" not in document["components"]["schemas"]["SwapRequest"]["properties"]
     create = document["paths"]["/agent/swap/create"]["post"]

@@ -81,7 +81,7 @@ def world_with(direction: object, state: TransferState = OPEN) -> tuple[Restored
 # --- what looks like a payment -----------------------------------------------------------------
 
 
-def test_the_payment_of_an_open_transfer_is_named_with_the_command_that_adopts_it() -> None:
+def test_hint_for_an_open_transfer_names_the_adopt_command() -> None:
     at, order = world_with(U2X)
     (transfer,) = order.transfers
     at.leaves("paid", transfer.units, (order.to_address, transfer.units))
@@ -112,7 +112,7 @@ def test_of_a_transaction_that_pays_several_each_is_named() -> None:
     assert all(order.transfers[0].transfer_id in hint for order in orders)
 
 
-def test_another_amount_to_the_address_of_a_transfer_is_no_payment_of_it_and_is_told() -> None:
+def test_another_amount_to_a_transfers_address_is_reported() -> None:
     at, order = world_with(U2X)
     (transfer,) = order.transfers
     at.leaves("paid", transfer.units - 1, (order.to_address, transfer.units - 1))
@@ -120,7 +120,7 @@ def test_another_amount_to_the_address_of_a_transfer_is_no_payment_of_it_and_is_
     assert "adopt" not in at.only().hint
 
 
-def test_of_a_transfer_that_was_given_up_it_is_told_that_its_refund_would_pay_again() -> None:
+def test_hint_for_an_abandoned_transfer_warns_of_its_refund() -> None:
     at, order = world_with(U2X, TransferState.CANCELLED)
     (transfer,) = order.transfers
     order = replace(order, status="refunding", transfers=(replace(transfer, txid=None),))
@@ -177,7 +177,7 @@ def test_transfers_that_are_closed_by_hand_are_not_looked_for() -> None:
     assert at.report().differences == ()
 
 
-def test_a_payment_is_named_though_the_copy_does_not_say_since_when_it_looked() -> None:
+def test_payment_is_named_without_a_recorded_scan_start() -> None:
     at, order = world_with(U2X)
     (transfer,) = order.transfers
     at.leaves("old", 7, ("4stranger", 7))
@@ -206,7 +206,7 @@ def test_what_looks_like_nothing_has_no_hint() -> None:
 # --- what is explained -------------------------------------------------------------------------
 
 
-def test_an_explained_withdrawal_is_shown_with_what_the_chain_says_and_is_no_difference() -> None:
+def test_annotated_withdrawal_is_shown_and_is_no_difference() -> None:
     at = Restored(World())
     at.world.top_up(XMR)
     at.world.fill()
@@ -315,7 +315,7 @@ def test_a_batch_may_have_paid_orders_that_are_lost_if_that_is_explained() -> No
     assert at.only().kind == "sent"
 
 
-def test_a_transaction_that_pays_several_transfers_is_compared_with_their_sum() -> None:
+def test_batch_payment_is_compared_with_the_sum_of_its_transfers() -> None:
     world = World()
     orders = [
         world.keep(world.pay_out(world.deposit(world.order(U2X), units * USDC)))
@@ -345,7 +345,7 @@ def _merge(world: World, orders: list[OrderEntry], units: int) -> None:
 # --- strays ------------------------------------------------------------------------------------
 
 
-def test_money_at_an_address_without_an_order_is_a_note_until_it_is_explained() -> None:
+def test_unattributed_deposit_is_a_note_until_it_is_annotated() -> None:
     at = Restored(World())
     lost = evm_address(88)
     at.world.deposit_addresses.add(lost)

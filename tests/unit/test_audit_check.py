@@ -389,7 +389,7 @@ def test_a_second_event_within_a_recorded_payment_is_found() -> None:
     assert {"unrecorded_payment", "paid_on_chain"} <= kinds(audited(world))
 
 
-def test_an_xmr_transaction_that_is_not_on_record_is_found_since_the_first_block() -> None:
+def test_unrecorded_xmr_transaction_is_found_since_the_first_block() -> None:
     world = World()
     world.top_up(XMR)
     assert kinds(audited(world)) == set()

@@ -227,7 +227,7 @@ def test_facts_without_ether_are_of_a_network_without_an_opening_balance() -> No
 # --- what an older copy of the database has lost -------------------------------------------------
 
 
-def test_a_lost_sweep_is_named_by_what_it_cost_though_no_payment_is_on_record() -> None:
+def test_lost_sweep_is_named_by_its_cost_without_a_record() -> None:
     world = World()
     order = world.keep(world.deposit(world.order(U2X), 10**8))
     world.sweep(order)

@@ -142,7 +142,7 @@ async def test_past_its_time_an_order_is_decided_on_with_all_that_came_or_not_ye
     assert watcher.progress.lagging == (set() if is_done else {"ord_1"})
 
 
-async def test_past_its_time_an_order_is_not_decided_on_before_each_deposit_is_on_record() -> None:
+async def test_expired_order_waits_until_each_deposit_is_recorded() -> None:
     book = Book(0)
     book.shown = [replace(book.shown[0], key=key(n)) for n in range(TURN + 1)]
     watcher = watcher_of(book, Quarantine(), NOW + HOUR)

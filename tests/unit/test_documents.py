@@ -213,7 +213,7 @@ def test_the_sandbox_s_operations_are_described_only_where_they_are() -> None:
     assert "This installation settles in a sandbox" not in text
 
 
-def test_the_plugin_manifest_keeps_to_the_lengths_and_characters_of_its_fields() -> None:
+def test_plugin_manifest_keeps_to_field_lengths_and_characters() -> None:
     manifest = agent.ai_plugin(
         site_with(brand__name="N" * 64, brand__motto="m" * 200, brand__slug="a-b-c")
     )

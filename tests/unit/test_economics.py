@@ -17,7 +17,7 @@ def test_no_order_loses_more_than_the_bound(played: list[Played]) -> None:
         assert each.with_lock <= bound(BREAK_BPS, each.lag, SPREAD_BPS)
 
 
-def test_the_paths_would_cost_more_without_the_lock_and_its_break(played: list[Played]) -> None:
+def test_paths_cost_more_without_the_lock_and_its_break(played: list[Played]) -> None:
     """Else the paths would show nothing."""
     assert max(each.with_lock_of_window for each in played) > 5 * max(
         each.with_lock for each in played

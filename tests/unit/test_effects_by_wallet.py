@@ -120,7 +120,7 @@ async def test_what_waits_for_its_wallet_goes_on_in_turn_without_another_beat() 
     assert stand.desk.asked == ["xmr_0", "xmr_1", "xmr_2"]
 
 
-async def test_however_many_refunds_wait_for_a_wallet_payouts_have_every_other_turn() -> None:
+async def test_payouts_alternate_with_any_number_of_waiting_refunds() -> None:
     stand = Stand()
     for number in range(4):
         stand.due(f"refund_{number}", XMR, too_much=1)  # of USDC

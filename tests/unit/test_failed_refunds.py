@@ -14,7 +14,7 @@ from tests.unit.orders import HOUR, XMR_UNIT, key, terms
 OVER = LATER + HOUR  # the late window, too
 
 
-def test_what_waits_behind_a_refund_that_fails_goes_to_the_next_address_with_it() -> None:
+def test_deposits_behind_a_failed_refund_go_to_the_next_address() -> None:
     order = after(open_order(terms()), ev.DeadlinePassed(), now=OVER)
     for n in range(2):  # the second one while the first refund waits for its wallet
         order = after(order, seen(n, XMR_UNIT), ev.DepositConfirmed(key(n)), now=OVER)

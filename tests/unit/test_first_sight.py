@@ -99,7 +99,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         yield Scene(box, reader, placed, order.terms.deposit_address)
 
 
-async def test_a_payment_seen_in_time_and_mined_in_the_late_window_is_filled_at_the_quote(
+async def test_payment_pending_in_time_and_mined_late_gets_the_quote(
     scene: Scene,
 ) -> None:
     scene.sends("a")

@@ -44,7 +44,7 @@ async def test_a_service_of_real_wallets_is_started_with_no_other_engine(
         await start(engine(tmp_path))
 
 
-async def test_orders_at_an_upstream_are_followed_to_their_end_before_another_engine_starts(
+async def test_upstream_orders_end_before_another_engine_starts(
     tmp_path: Path,
 ) -> None:
     async with running(sandbox(tmp_path), clock=ManualClock()) as up:

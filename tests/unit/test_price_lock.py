@@ -151,7 +151,7 @@ def test_nobody_is_paid_more_than_his_parts_at_their_rates(
 
 @pytest.mark.parametrize("direction", Direction)
 @given(locked_rate=st.integers(1, 10**12), move=st.integers(-(10**6), 10**6))
-def test_a_lock_breaks_when_the_rate_moved_against_the_service_by_more_than_the_limit(
+def test_price_lock_breaks_when_the_rate_moves_beyond_the_limit(
     direction: Direction, locked_rate: int, move: int
 ) -> None:
     current = max(1, locked_rate + locked_rate * move // 10**7)

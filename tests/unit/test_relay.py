@@ -162,7 +162,7 @@ async def test_a_key_in_doubt_from_before_its_use_was_kept_is_resumed(world: Wor
     assert (await world.create("ord_2", MADE)).order_id == "ord_1"
 
 
-async def test_an_order_in_doubt_that_expired_meanwhile_ends_the_doubt_and_frees_its_key(
+async def test_unknown_outcome_that_expired_frees_its_key(
     world: World,
 ) -> None:
     with pytest.raises(Unavailable):
@@ -277,7 +277,7 @@ async def test_a_claim_that_became_an_order_is_never_in_doubt_again(world: World
     assert await world.record() == made
 
 
-async def test_a_doubt_that_can_not_be_written_is_told_remembered_and_written_later(
+async def test_unstored_unknown_outcome_is_reported_and_stored_later(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = Failing(world.store, after=1)
@@ -429,7 +429,7 @@ async def test_an_order_made_while_others_are_left_alone_is_asked_for_at_once(
     assert await world.follower.ask_next() <= 1_000
 
 
-async def test_an_order_that_nobody_polls_is_asked_for_beside_those_that_are_polled_all_the_time(
+async def test_follower_asks_for_unpolled_orders_beside_polled_ones(
     world: World,
 ) -> None:
     await world.follow("polled", "polled too", "left alone")

@@ -105,7 +105,7 @@ def expired(direction: Direction = Direction.XMR_TO_USDC, order_id: str = "ord_1
     return transition(order, ev.DeadlinePassed(), order.deadline_at).order
 
 
-def test_what_waits_for_a_refund_address_of_an_order_that_is_over_is_promised() -> None:
+def test_refund_waiting_for_an_address_stays_reserved() -> None:
     order = late_on(expired(), 1)
     assert order.status.is_terminal
     assert order.action_required == "refund_address"

@@ -245,9 +245,7 @@ def test_an_unknown_key_in_the_file_is_named_with_the_nearest_known_one(
         ("AGENT_RPC_TOKEN_FIEL", "AGENT_RPC_TOKEN_FILE"),
     ],
 )
-def test_an_unknown_variable_is_named_with_the_nearest_known_one_and_without_its_value(
-    variable: str, nearest: str
-) -> None:
+def test_unknown_variable_error_names_the_nearest_and_no_value(variable: str, nearest: str) -> None:
     assert refused(environ={variable: TOKEN}) == (
         f"{variable} (environment): is not a known key; the nearest known one is {nearest}",
     )
@@ -374,9 +372,7 @@ def test_an_inventory_may_be_as_large_as_the_store_can_count_and_no_larger() -> 
         ("RPCSVC_TRUSTED_PROXIES", "::/0"),
     ],
 )
-def test_a_wrong_value_in_the_environment_is_refused_by_the_name_of_its_variable(
-    variable: str, text: str
-) -> None:
+def test_wrong_environment_value_is_refused_by_variable_name(variable: str, text: str) -> None:
     (problem,) = refused(environ={variable: text})
 
     assert f"(env {variable})" in problem
@@ -564,7 +560,7 @@ def test_no_way_of_printing_the_settings_shows_a_token(secrets: list[str]) -> No
 # Reports
 
 
-def test_the_effective_configuration_lists_every_key_once_with_value_and_origin() -> None:
+def test_effective_configuration_lists_each_key_with_its_origin() -> None:
     loaded = load(environ={"AGENT_RPC_TOKEN": f"{TOKEN},{OTHER_TOKEN}"}, flags={"port": 9000})
 
     rows = effective_config(loaded)
@@ -614,7 +610,7 @@ def test_the_domain_is_the_host_of_the_site_unless_it_is_given() -> None:
     assert branded.settings.effective_domain == "brand.example"
 
 
-def test_the_late_window_is_a_quarter_of_the_deposit_window_unless_it_is_given() -> None:
+def test_late_window_defaults_to_a_quarter_of_the_deposit_window() -> None:
     assert load().settings.orders.effective_late_window_seconds == 900
     short = load(environ={"RPCSVC_ORDERS__DEPOSIT_WINDOW_SECONDS": "3"})
     assert short.settings.orders.effective_late_window_seconds == 1

@@ -137,7 +137,7 @@ def test_a_data_directory_has_one_owner(tmp_path: Path) -> None:
     OwnerLock(tmp_path).acquire()
 
 
-def test_who_removes_the_lock_file_of_a_running_service_lets_no_second_one_in(
+def test_removed_lock_file_lets_no_second_service_in(
     tmp_path: Path,
 ) -> None:
     first = OwnerLock(tmp_path)

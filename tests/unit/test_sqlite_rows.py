@@ -210,7 +210,7 @@ async def test_an_agreed_refund_address_is_never_changed(
         other.execute(f"UPDATE orders SET {column} = 'thief'")
 
 
-async def test_the_terms_and_the_standing_of_an_order_are_in_the_columns_of_their_names(
+async def test_terms_and_status_are_in_columns_of_their_names(
     store: SqlOrderStore, tmp_path: Path
 ) -> None:
     assert await store.order("ord_1") is not None

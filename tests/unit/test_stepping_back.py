@@ -19,7 +19,7 @@ from tests.unit.orders import IN_CHUNKS, XMR_UNIT, key, terms
 
 
 @pytest.mark.parametrize("chunks", [None, IN_CHUNKS])
-def test_a_payout_is_taken_back_with_its_deposit_when_only_dust_is_left_beside_it(
+def test_payout_is_cancelled_when_only_dust_is_left_beside_it(
     chunks: TwapPlan | None,
 ) -> None:
     order = funded(terms(twap_plan=chunks), XMR_UNIT, 1)

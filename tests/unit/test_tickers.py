@@ -125,7 +125,7 @@ def test_two_sources_of_one_name_are_refused_at_start(again: str) -> None:
         rate_source(RatesSettings(sources=("kraken", again, "kucoin"), quorum=2), ManualClock())
 
 
-def test_a_fixed_price_asks_nobody_and_the_median_says_nothing_before_it_has_asked() -> None:
+def test_fixed_price_needs_no_source_and_the_median_needs_answers() -> None:
     clock = ManualClock()
     fixed = rate_source(RatesSettings(fixed_usdc_per_xmr="165.5"), clock)
     assert (fixed.source.rate().usdc_per_xmr, fixed.run) == (165_500_000, None)

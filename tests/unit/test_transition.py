@@ -75,7 +75,7 @@ def reachable(status: OrderStatus) -> set[OrderStatus]:
 
 
 @pytest.mark.parametrize("status", [each for each in OrderStatus if not each.is_terminal])
-def test_whatever_becomes_of_an_order_between_two_polls_its_relayed_copy_follows(
+def test_relayed_copy_follows_whatever_happens_between_polls(
     status: OrderStatus,
 ) -> None:
     copy = replace(open_order(replace(terms(), upstream_id="theirs")), status=status)
@@ -123,7 +123,7 @@ def test_a_price_that_comes_when_the_payout_is_planned_is_refused() -> None:
         transition(order, ev.Repriced(165_000_000), NOW)
 
 
-def test_what_grows_above_the_maximum_while_it_is_priced_is_refunded_for_that() -> None:
+def test_sum_above_the_maximum_while_priced_is_refunded() -> None:
     order, late = open_order(terms()), NOW + HOUR + 1
     for n, units in ((1, XMR_UNIT), (2, order.terms.max_deposit)):
         order = transition(order, ev.DepositSeen(key(n), units, None, late), late).order
@@ -147,7 +147,7 @@ def test_a_deadline_does_not_pass_a_millisecond_before_its_time(
     assert passed.status in table[order.status][ev.DeadlinePassed].targets
 
 
-def test_a_relayed_order_that_never_ends_has_a_deadline_always_and_seldom_an_event_of_it() -> None:
+def test_relayed_order_without_end_has_a_deadline_and_few_events() -> None:
     order, year = open_order(replace(terms(), upstream_id="theirs")), 365 * 24 * HOUR
     assert order.deadline_at == NOW + TIMEOUTS.payout_check
     while (due := order.deadline_at) is not None and due < NOW + year:
@@ -172,7 +172,7 @@ def test_a_deadline_does_not_pass_twice() -> None:
         transition(expired, ev.DeadlinePassed(), order.deadline_at)
 
 
-def test_a_deadline_that_the_last_chunk_has_put_off_does_not_take_the_payout_back() -> None:
+def test_deadline_postponed_by_the_last_chunk_cancels_no_payout() -> None:
     order = open_order(terms(twap_plan=IN_CHUNKS))
     order = transition(order, ev.DepositSeen(key(1), XMR_UNIT, None, NOW), NOW).order
     order = transition(order, ev.DepositConfirmed(key(1)), NOW).order

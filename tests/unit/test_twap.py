@@ -112,7 +112,7 @@ def test_a_rate_under_the_orders_minimum_fills_nothing() -> None:
         fill(order, fair - 10_000)
 
 
-def test_a_filling_that_stops_midway_pays_what_was_swapped_and_refunds_the_rest() -> None:
+def test_filling_stopped_midway_pays_out_and_refunds_the_rest() -> None:
     order = filled(funded(U2X), 1)
     stopped = transition(order, ev.FillingStopped(1), NOW + 9)
     assert stopped.effects == (AdvanceTransfer("ord_1/payout/1"),)
@@ -137,7 +137,7 @@ def test_a_payout_after_a_long_wait_has_its_whole_time_to_be_prepared() -> None:
     assert transition(stopped, extra, hours_later + 60_000).order.deadline_at == due
 
 
-def test_what_is_left_of_xmr_waits_for_an_address_and_comes_back_when_its_refund_fails() -> None:
+def test_leftover_xmr_waits_for_an_address_after_a_failed_refund() -> None:
     order = transition(filled(funded(), 2), ev.FillingStopped(2), NOW + 9).order
     order = settled(order).order
     assert (order.status, order.action_required) == (OrderStatus.COMPLETED, "refund_address")

@@ -36,7 +36,7 @@ class Side(EvmAdapter):
         self.networks = frozenset({"arbitrum", "base"})
 
 
-async def test_a_deposit_on_another_network_is_told_with_the_order_that_has_the_address(
+async def test_deposit_on_another_network_names_the_order_of_the_address(
     tmp_path: Path,
 ) -> None:
     async with sandbox(tmp_path) as box:

@@ -114,7 +114,7 @@ def test_a_late_success_from_before_it_opened_does_not_close_it() -> None:
     assert b.state(T0) is BreakerState.OPEN
 
 
-def test_a_late_failure_from_before_it_opened_does_not_count_against_the_probe() -> None:
+def test_breaker_ignores_failures_from_before_it_opened() -> None:
     b = breaker()
     slow = b.admit(T0)
     fail(b, T0, 3)

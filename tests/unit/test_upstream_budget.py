@@ -93,7 +93,7 @@ def test_a_whole_budget_may_be_spent_at_once_and_no_more() -> None:
     simulate(story)
 
 
-def test_a_slot_is_held_for_a_window_after_the_call_has_ended_not_after_it_began() -> None:
+def test_budget_slot_is_held_for_a_window_after_the_call_ends() -> None:
     async def story(time: VirtualTime) -> None:
         b = budget(time, 1)
         with await b.slot(Demand(), max_wait_ms=0):
@@ -252,9 +252,7 @@ async def use_up(b: Budget, urgency: Urgency) -> int:
 
 @pytest.mark.parametrize("orders_first", [True, False])
 @pytest.mark.parametrize("limit", [4, 5, 20, 240])
-def test_of_a_limit_that_is_shared_each_has_a_quarter_whatever_the_other_does(
-    limit: int, orders_first: bool
-) -> None:
+def test_shared_budget_leaves_each_side_a_quarter(limit: int, orders_first: bool) -> None:
     async def story(time: VirtualTime) -> None:
         first, second = shares(time, limit) if orders_first else reversed(shares(time, limit))
 

@@ -295,9 +295,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(FIELDS), JSON)
-def test_whatever_a_field_holds_it_is_read_or_named_and_nothing_else(
-    where: tuple[str, Path], value: Any
-) -> None:
+def test_any_field_value_is_read_or_named_as_wrong(where: tuple[str, Path], value: Any) -> None:
     name, path = where
     try:
         read(name, changed(SHAPES[name].sample, path, value))
@@ -314,7 +312,7 @@ def test_whatever_a_field_holds_it_is_read_or_named_and_nothing_else(
         ("status", "completedAt", "9999-12-31T23:59:59-14:00"),
     ],
 )
-def test_what_no_answer_of_ours_could_hold_is_named(name: str, field: str, value: Any) -> None:
+def test_value_beyond_our_range_is_named(name: str, field: str, value: Any) -> None:
     with pytest.raises(failures.UpstreamBroken) as caught:
         read(name, changed(SHAPES[name].sample, (field,), value))
     assert caught.value.field == field
@@ -380,9 +378,7 @@ def test_an_amount_is_digits_and_nothing_else(amount: str) -> None:
         ("bridge order", "confirmations", 1.5),
     ],
 )
-def test_an_answer_that_is_not_to_the_question_is_not_believed(
-    name: str, field: str, value: Any
-) -> None:
+def test_answer_to_another_question_is_refused(name: str, field: str, value: Any) -> None:
     with pytest.raises(failures.UpstreamBroken) as caught:
         read(name, {**SHAPES[name].sample, field: value})
 
@@ -409,9 +405,7 @@ def flipped(address: str) -> str:
         (42161, EVM[:-1]),
     ],
 )
-def test_a_deposit_address_of_the_wrong_form_or_network_is_never_returned(
-    chain_id: int, address: str
-) -> None:
+def test_deposit_address_of_wrong_form_or_network_is_refused(chain_id: int, address: str) -> None:
     request = X2U if chain_id == 0 else U2X
     answer = {
         **ORDER,
@@ -444,14 +438,14 @@ def test_an_evm_deposit_address_is_returned_with_its_checksum() -> None:
     )
 
 
-def test_test_network_addresses_are_taken_where_the_upstream_is_a_sandbox() -> None:
+def test_sandbox_upstream_may_give_test_network_addresses() -> None:
     sandbox = Networks(monero=tuple(MoneroNetwork))
     answer = UpstreamAnswer({**ORDER, "depositAddress": STAGENET}, b"")
 
     assert answers.order(answer, X2U, sandbox).deposit_address == STAGENET
 
 
-def test_a_payout_address_is_compared_without_case_and_kept_as_it_was_asked() -> None:
+def test_payout_address_is_compared_without_case() -> None:
     found = read("order", {**ORDER, "toAddress": EVM.lower()})
 
     assert found.to_address == EVM
@@ -712,7 +706,7 @@ async def test_an_id_that_no_upstream_gives_is_not_sent(dialect: Dialect, order_
 
 
 @pytest.mark.parametrize("dialect", [BFF, V1], ids=["bff", "v1"])
-async def test_an_order_with_a_bad_deposit_address_is_on_record_and_never_shown(
+async def test_order_with_a_bad_deposit_address_is_recorded_and_hidden(
     dialect: Dialect,
 ) -> None:
     async with does.running() as server:

@@ -153,7 +153,7 @@ async def test_what_is_known_is_kept_when_a_refresh_fails(bad: list[int] | None)
     await watch.close()
 
 
-async def test_before_the_first_success_nothing_is_taken_and_it_is_asked_more_often() -> None:
+async def test_no_order_is_taken_before_the_first_chain_list() -> None:
     time = VirtualTime()
     told = Told(time, None, [0, 101], [ARBITRUM])
     watch, _ = watch_of(time, told)

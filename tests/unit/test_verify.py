@@ -763,7 +763,7 @@ def only_verification_errors(check: Callable[[], object]) -> None:
 
 @given(headers=ANY_HEADERS, jwks=ANY_JWKS, now=TIMES)
 @settings(max_examples=100, deadline=None)
-def test_whatever_headers_and_keys_come_only_a_verification_error_is_raised(
+def test_any_headers_and_keys_raise_only_a_verification_error(
     headers: Any, jwks: Any, now: datetime | None
 ) -> None:
     signed = KEY.headers(lines())

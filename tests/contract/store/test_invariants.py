@@ -137,7 +137,7 @@ async def test_a_deposit_that_comes_back_keeps_its_sender_and_its_first_sight(
     assert deposit.state is DepositState.CONFIRMED
 
 
-async def test_an_order_that_is_written_with_other_terms_keeps_those_it_was_made_with(
+async def test_order_written_with_other_terms_keeps_its_own(
     store: SqlOrderStore,
 ) -> None:
     order = await store.order("ord_1")
