@@ -118,7 +118,7 @@ async def test_an_unknown_property_is_a_known_error_of_every_operation(
 async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
     served: Served, monkeypatch: pytest.MonkeyPatch, operation: Operation
 ) -> None:
-    def fail(*_: Any) -> Any:
+    async def fail(*_: Any, **__: Any) -> Any:
         raise errors.Unavailable("The store is down.")
 
     made = await served.rpc("swap.create", SWAP)
@@ -132,7 +132,7 @@ async def test_a_store_that_is_down_is_a_known_error_of_what_needs_it(
         "sandbox.fund": order,
         "sandbox.fault": {"fault": "pause_blocks"},
     }
-    for access in ("read", "read_one", "write"):
+    for access in ("fetch", "fetch_one", "write"):
         monkeypatch.setattr(Database, access, fail)
     answer = await served.rpc(operation.name, calls.get(operation.name, {}))
     error = answer.body["result"].get("error") or {}

@@ -48,7 +48,7 @@ CLAIM = Claim("public", "mine", "swap.create", {"to": "0x1", "sessionId": "sessi
 MADE = Created("up-1", "an address", 1, 1, 2**53, b'{"orderId": "up-1"}')
 
 
-class Venue:
+class ScriptedUpstream:
     """An upstream with keys that answers as it is told to."""
 
     honours_keys = True
@@ -83,17 +83,17 @@ class World:
 
     def __init__(self, database: Database, path: Path) -> None:
         self.path = path
-        self.venue, self.clock = Venue(), ManualClock()
+        self.upstream, self.clock = ScriptedUpstream(), ManualClock()
         self.store = SqlOrderStore(database, lambda: "key")
         self.books = SqlOperatorBooks(database)
         processor = OrderProcessor(self.store, self.clock, lambda _order: None)
         self.processor = processor
-        venue = cast("Any", self.venue)
-        self.follower = Follower(self.store, processor, venue, self.clock)
-        self.relay = Relay(self.store, venue, self.clock, self.follower)
+        upstream = cast("Any", self.upstream)
+        self.follower = Follower(self.store, processor, upstream, self.clock)
+        self.relay = Relay(self.store, upstream, self.clock, self.follower)
 
     async def create(self, fresh_id: str, answer: Created | Exception) -> RelayRecord:
-        self.venue.answers.append(answer)
+        self.upstream.answers.append(answer)
         return (await self.relay.create(ASKED, CLAIM, fresh_id))[0]
 
     async def follow(self, *names: str) -> None:
@@ -107,11 +107,11 @@ class World:
 
     async def ask_for(self, for_ms: int) -> Counter[str]:
         """How often each order is asked for in a time; a call takes 50 ms."""
-        self.venue.asked.clear()
+        self.upstream.asked.clear()
         end = self.clock.now + for_ms
         while self.clock.now < end:
             self.clock.now += max(50, await self.follower.ask_next())
-        return Counter(self.venue.asked)
+        return Counter(self.upstream.asked)
 
     def note(self) -> str | None:
         """The operator's, of the only claim; read as another process does."""
@@ -183,7 +183,7 @@ async def test_the_price_of_now_is_no_measure_for_an_order_of_an_earlier_call(
 ) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
-    world.venue.answers.append(MADE)
+    world.upstream.answers.append(MADE)
     least = MADE.expected_output + 1
 
     made, _ = await world.relay.create(ASKED, CLAIM, "ord_2", least=least)
@@ -246,7 +246,7 @@ async def test_the_operators_note_outlives_a_call_that_was_under_way(
 ) -> None:
     with pytest.raises(Unavailable):
         await world.create("ord_1", CreationUnknown("no answer"))
-    world.venue.meanwhile = lambda: world.books.close_claim("ord_1", "looked up, not there")
+    world.upstream.meanwhile = lambda: world.books.close_claim("ord_1", "looked up, not there")
 
     with suppress(Unavailable):
         made = await world.create("ord_2", ends)
@@ -345,7 +345,7 @@ async def test_a_doubt_that_was_not_written_is_over_once_the_order_is_made(
 async def test_a_refusal_that_can_not_be_written_frees_the_key_all_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.venue.honours_keys = False
+    world.upstream.honours_keys = False
     with monkeypatch.context() as patched:
         patched.setattr(world.store, "commit", Failing(world.store, after=1).commit)
         with pytest.raises(OrderNotFound):
@@ -368,7 +368,7 @@ async def test_orders_are_asked_for_though_the_clock_has_gone_back(world: World)
 
 async def test_an_order_that_can_not_be_read_holds_up_no_other(world: World) -> None:
     await world.follow("lost", "gone", "bad", "well")
-    world.venue.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
+    world.upstream.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
 
     asked = await world.ask_for(60_000)
 
@@ -380,18 +380,18 @@ async def test_orders_that_can_not_be_read_are_not_asked_for_one_after_the_other
     world: World,
 ) -> None:
     await world.follow("lost", "well", "gone", "bad")
-    world.venue.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
+    world.upstream.unreadable = dict.fromkeys(("lost", "gone", "bad"), Unavailable("HTTP 500"))
     await world.ask_for(10_000)
     await world.ask_for(60_000)
 
-    pairs = zip(world.venue.asked, world.venue.asked[1:], strict=False)
+    pairs = zip(world.upstream.asked, world.upstream.asked[1:], strict=False)
 
     assert all("well" in pair for pair in pairs)
 
 
 async def test_an_order_that_can_be_read_again_is_followed_as_before(world: World) -> None:
     await world.follow("lost")
-    world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
+    world.upstream.unreadable = {"lost": Unavailable("HTTP 500")}
     assert (await world.ask_for(HOUR_MS))["lost"] <= 25
     assert (await world.relay.health()).detail is None
 
@@ -400,7 +400,7 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
         True, "1 upstream orders could not be read for an hour"
     )
 
-    world.venue.unreadable.clear()
+    world.upstream.unreadable.clear()
     await world.ask_for(LONGEST_PAUSE_MS)
     assert await world.relay.health() == Health(True)
     assert (await world.ask_for(60_000))["lost"] >= 40
@@ -409,12 +409,12 @@ async def test_an_order_that_can_be_read_again_is_followed_as_before(world: Worl
 async def test_an_upstream_that_is_left_alone_is_asked_for_no_order(world: World) -> None:
     await world.follow("lost", "well")
     resting = UpstreamResting("the breaker is open", 60_000)
-    world.venue.unreadable = {"lost": resting, "well": resting}
+    world.upstream.unreadable = {"lost": resting, "well": resting}
 
     world.clock.now += 1_000
     assert await world.follower.ask_next() == 60_000
 
-    world.venue.unreadable.clear()
+    world.upstream.unreadable.clear()
     assert await world.follower.ask_next() == 0
     assert min((await world.ask_for(10_000)).values()) >= 8
 
@@ -423,7 +423,7 @@ async def test_an_order_made_while_others_are_left_alone_is_asked_for_at_once(
     world: World,
 ) -> None:
     await world.follow("lost")
-    world.venue.unreadable = {"lost": Unavailable("HTTP 500")}
+    world.upstream.unreadable = {"lost": Unavailable("HTTP 500")}
     await world.ask_for(HOUR_MS)
 
     assert await world.follower.ask_next() <= 1_000
@@ -439,6 +439,6 @@ async def test_follower_asks_for_unpolled_orders_beside_polled_ones(
         world.clock.now += 3_000  # as with the public API's limit
         await world.follower.ask_next()
 
-    asked = Counter(world.venue.asked)
+    asked = Counter(world.upstream.asked)
     assert asked["left alone"] >= 5
     assert min(asked["polled"], asked["polled too"]) >= 12
