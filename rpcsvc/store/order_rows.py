@@ -63,7 +63,7 @@ FILL: Final = ("order_id", "chunk", *FILLED)
 # --- orders ------------------------------------------------------------------------------------
 
 
-def terms_values(terms: Terms) -> Values:
+def terms_values(terms: Terms) -> dict[str, Any]:
     """The values of TERMS."""
     price, timeouts, twap = terms.price, terms.timeouts, terms.twap
     return {
@@ -103,7 +103,7 @@ def terms_values(terms: Terms) -> Values:
     }
 
 
-def changing_values(order: Order) -> Values:
+def changing_values(order: Order) -> dict[str, Any]:
     """The values of CHANGING."""
     return {
         "status": order.status.value,

@@ -349,7 +349,7 @@ def _statements(change: Change, view_key: str) -> list[Statement]:
 def _order_statements(order: Order, *, is_new: bool) -> list[Statement]:
     changing = changing_values(order)
     if is_new:
-        return [Statement(_INSERT_ORDER, {**terms_values(order.terms), **changing}, first=True)]
+        return [Statement(_INSERT_ORDER, terms_values(order.terms) | changing, first=True)]
     order_id = order.order_id
     based_on = {**changing, "order_id": order_id, "based_on": order.version - 1}
     return [

@@ -299,5 +299,5 @@ async def test_lists_and_nulls_are_bound_as_values(
 async def test_a_value_that_is_not_given_is_an_error(database: Tables) -> None:
     with pytest.raises(KeyError):
         await database.fetch("SELECT order_id FROM orders WHERE order_id = :order_id")
-    with pytest.raises(KeyError):
+    with pytest.raises(StoreConflict):
         await database.write([Statement("DELETE FROM tickets WHERE ticket_id = :ticket_id")])

@@ -4,8 +4,6 @@ SQLite's own way is to let the commit that fills the log do it, and every order 
 that commit waits for the whole move: hundreds of milliseconds where the pages lie far apart. Here
 a connection of its own moves them while the writer goes on appending. Only the last step, starting
 the log again from its beginning, needs the writer to pause, and by then little is left to move.
-
-What does not live here: transactions (sqlite.py), which call ``note`` after each commit.
 """
 
 from __future__ import annotations

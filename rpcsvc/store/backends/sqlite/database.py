@@ -1,13 +1,9 @@
-"""The database file: owner lock, migrations, one writer with group commit, one reader.
+"""The database file: owner lock, one writer with group commit, one reader.
 
-Durability: WAL with ``synchronous=FULL``; ``write`` returns after the commit is on disk. Writes
-that wait at the same time share one transaction and so one fsync. The writer is an aiosqlite
-connection with its own thread. Reads are point look-ups by index on a read-only connection in
-the caller's thread: in WAL mode they never wait for the writer, and a few microseconds of SQLite
-cost less than a hop to a thread and back (docs/adr/0002-sqlite.md has the figures). From one
-commit to the next reads share one read transaction. It lasts SNAPSHOT_SECONDS at the most, since
-the operator's explanations are written beside the service (operator_books.py): they are seen by
-then.
+``write`` returns after the commit is on disk (WAL, ``synchronous=FULL``). Writes that wait at the
+same time share one transaction and so one fsync, on a connection with a thread of its own. Reads
+are look-ups on a read-only connection in the caller's thread (docs/adr/0002-sqlite.md has the
+figures); from one commit to the next they share a read transaction, for SNAPSHOT_SECONDS at most.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
-from rpcsvc.store.backends.sqlite.sql import compiled, inserts
+from rpcsvc.store.backends.sqlite.sql import Compiled, compiled, inserts
 from rpcsvc.store.database import Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
@@ -52,17 +48,12 @@ _DAMAGED = (
 MAX_GROUP = 512
 
 
-# The rows of each statement, by its text and whether each has to be found.
-RowsOf = dict[tuple[str, bool], list[Sequence[Any]]]
+class Rows(NamedTuple):
+    """The rows of one statement in a group. ``finds``: each has to change a row."""
 
-
-class Bound(NamedTuple):
-    """A statement with its values in order."""
-
-    sql: str
-    values: Sequence[Any]
-    first: bool
+    form: Compiled
     finds: bool
+    values: list[Sequence[Any]]
 
 
 class DataDirInUse(Exception):
@@ -111,34 +102,34 @@ class GroupConnection(sqlite3.Connection):
     group costs one such trip, whatever it holds.
     """
 
-    group: RowsOf
+    group: list[Rows]
 
     def commit(self) -> None:
         """Begin, run every statement of ``group``, commit; all or nothing."""
         try:
             self.execute("BEGIN IMMEDIATE")
-            for (sql, finds), rows in self.group.items():
-                self._run(sql, rows, finds=finds)
+            for rows in self.group:
+                self._run(rows)
             self.execute("COMMIT")
         except Exception:
             if self.in_transaction:
                 self.execute("ROLLBACK")
             raise
 
-    def _run(self, sql: str, rows: list[Sequence[Any]], *, finds: bool) -> None:
+    def _run(self, rows: Rows) -> None:
         """Run a statement for all rows.
 
         The thread gives the interpreter lock up and takes it back at every step of a statement,
         so rows are inserted many to a step.
         """
-        text, _, insert = compiled(sql)
+        (text, _, insert), finds, values = rows
         if insert is None:
-            changed = self.executemany(text, rows).rowcount
-            if finds and changed != len(rows):
+            changed = self.executemany(text, values).rowcount
+            if finds and changed != len(values):
                 raise StaleWrite
             return
-        for many, start, size in inserts(insert, len(rows)):
-            self.execute(many, [value for row in rows[start : start + size] for value in row])
+        for many, start, size in inserts(insert, len(values)):
+            self.execute(many, [value for row in values[start : start + size] for value in row])
 
 
 class Database(Reader):
@@ -160,7 +151,7 @@ class Database(Reader):
         self._is_restarting = False
         self._loop = asyncio.get_running_loop()
         self._snapshot_end: asyncio.TimerHandle | None = None
-        self._waiting: list[tuple[Sequence[Bound], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Sequence[Statement], asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
         self._failure: str | None = None
@@ -258,8 +249,7 @@ class Database(Reader):
         if self._closing:
             raise Unavailable("The service is stopping.")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        bound = [_bound(statement) for statement in statements]
-        self._waiting.append((bound, done))
+        self._waiting.append((statements, done))
         self._wake.set()
         await done  # if the caller is cancelled, its statements are committed all the same
 
@@ -294,10 +284,10 @@ class Database(Reader):
             report("info", "database_available_again")
 
     async def _commit_group(
-        self, group: list[tuple[Sequence[Bound], asyncio.Future[None]]]
+        self, group: list[tuple[Sequence[Statement], asyncio.Future[None]]]
     ) -> None:
         try:
-            await self._transaction(row for rows, _ in group for row in rows)
+            await self._transaction(each for statements, _ in group for each in statements)
         except sqlite3.OperationalError as error:
             self._failure = UNAVAILABLE
             _fail([done for _, done in group], unavailable(error))
@@ -312,7 +302,7 @@ class Database(Reader):
 
     async def _isolate(
         self,
-        group: list[tuple[Sequence[Bound], asyncio.Future[None]]],
+        group: list[tuple[Sequence[Statement], asyncio.Future[None]]],
         error: Exception,
     ) -> None:
         """Let one bad write not take its neighbours down: each gets its own transaction."""
@@ -329,16 +319,19 @@ class Database(Reader):
         conflict.__cause__ = error
         _fail([group[0][1]], conflict)
 
-    async def _transaction(self, rows: Iterable[Bound]) -> None:
-        rows_of: RowsOf = {}
-        for sql, values, _, finds in sorted(rows, key=_comes_later):
-            rows_of.setdefault((sql, finds), []).append(values)
-        self._connection.group = rows_of
+    async def _transaction(self, statements: Iterable[Statement]) -> None:
+        rows_of: dict[tuple[str, bool], Rows] = {}
+        for sql, values, _, finds in sorted(statements, key=_comes_later):
+            rows = rows_of.get((sql, finds))
+            if rows is None:
+                rows = rows_of[sql, finds] = Rows(compiled(sql), finds, [])
+            rows.values.append(rows.form.bind(values))
+        self._connection.group = list(rows_of.values())
         try:
             await self._writer.commit()
         finally:
             self._release_snapshot()  # before anyone is told: who was told sees what was committed
-        self._checkpoints.note(sum(map(len, rows_of.values())))
+        self._checkpoints.note(sum(len(rows.values) for rows in rows_of.values()))
 
     async def _restart_log(self) -> None:
         """Begin the log anew, while no read of this process holds on to it."""
@@ -350,13 +343,8 @@ class Database(Reader):
             self._is_restarting = False
 
 
-def _bound(statement: Statement) -> Bound:
-    sql, values, first, finds = statement
-    return Bound(sql, compiled(sql).bind(values), first, finds)
-
-
-def _comes_later(row: Bound) -> bool:
-    return not row.first
+def _comes_later(statement: Statement) -> bool:
+    return not statement.first
 
 
 _WRITER_PRAGMAS = (

@@ -1,7 +1,6 @@
-"""Looking after a database from outside: ``rpcsvc db check`` and ``rpcsvc db backup``.
+"""Checks and backups of a database file: ``rpcsvc db check`` and ``rpcsvc db backup``.
 
-Both work on the database of a running service: they change nothing in it. What does not live
-here: making or migrating a database (sqlite.py, migrations/).
+Both work on the database of a running service and change nothing in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The database as it was at one moment, for commands beside a running service: nothing is written.
-
-What does not live here: the rows that are asked for (orders.py, operator_books.py).
-"""
+"""The database as it was at one moment, read-only, beside a running service or without one."""
 
 from __future__ import annotations
 
