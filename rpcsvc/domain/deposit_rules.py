@@ -32,8 +32,8 @@ from rpcsvc.domain.events import (
     leftover_in,
     next_transfer_id,
     planned_payout,
+    remove_deposit,
     set_deposit,
-    withdraw,
 )
 from rpcsvc.domain.order import (
     Deposit,
@@ -116,8 +116,8 @@ def decide(order: Order, now: int, *, waited_enough: bool = False) -> Transition
     return refund(order, "The deposits stayed below the minimum until the order expired.")
 
 
-def undecided(order: Order) -> Order:
-    """Take back whatever is not signed: a deposit beside the payout counts towards it again."""
+def cancel_planned(order: Order) -> Order:
+    """Cancel unsigned transfers, so that their deposits count towards the payout again."""
     for transfer in order.transfers:
         if transfer.state is TransferState.PLANNED:
             order = cancel(order, transfer)
@@ -147,7 +147,7 @@ def repriced(order: Order, event: ev.Repriced, _now: int) -> Transition:
 
 
 def pay(order: Order, units: int, integrator_fee: int) -> Transition:
-    """Plan the payout that the deposits were taken up for, in payout units."""
+    """Plan the payout of the deposits that are assigned to it; amounts in payout units."""
     terms = order.terms
     payout = Transfer(
         transfer_id=next_transfer_id(order, TransferKind.PAYOUT),
@@ -167,7 +167,7 @@ def _swap(order: Order, total: int) -> Transition:
     if total > order.terms.max_deposit:
         return refund(order, _ABOVE_MAXIMUM)
     if twap.is_cut(order, total):
-        filling = replace(twap.take_up(order), status=OrderStatus.EXECUTING_SWAP)
+        filling = replace(twap.assign_to_payout(order), status=OrderStatus.EXECUTING_SWAP)
         return Transition(filling, (FillChunk(0),))
     confirmed = replace(order, status=OrderStatus.DEPOSIT_CONFIRMED)
     if any(d.rate is None for d in order.unspent):
@@ -190,7 +190,7 @@ def _output(order: Order, fresh: int) -> tuple[int, int]:
 def _plan_payout(order: Order, fresh: int) -> Transition:
     """Pay out what all unspent deposits bring; those without a rate at ``fresh``."""
     output, integrator_fee = _output(order, fresh)
-    return pay(twap.take_up(order), output, integrator_fee)
+    return pay(twap.assign_to_payout(order), output, integrator_fee)
 
 
 def confirmation_deadline(order: Order) -> int:
@@ -268,29 +268,29 @@ def _record_confirmed(order: Order, event: ev.DepositConfirmed) -> Order:
 
 def removed_in_detected(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
     """Decide with one deposit less."""
-    return decide(withdraw(order, event), now)
+    return decide(remove_deposit(order, event), now)
 
 
 def removed_before_payout(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
     """A counted deposit went away before anything was signed: take the payout back."""
     payout = planned_payout(order)
     spent_on = known_deposit(order, event.key).transfer_id
-    order = withdraw(order, event)
+    order = remove_deposit(order, event)
     if payout is not None and spent_on != payout.transfer_id:
         return refund_extra(order)
-    return decide(undecided(order), now)
+    return decide(cancel_planned(order), now)
 
 
 def removed_in_refunding(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
     """What it was to go back with is refunded without it."""
-    return refund_extra(withdraw(order, event))
+    return refund_extra(remove_deposit(order, event))
 
 
 def removed_later(order: Order, event: ev.DepositRemoved, _now: int) -> Transition:
     """A deposit went away after the payout was signed: no more of it goes back."""
     payout = order.payout
     deposit = known_deposit(order, event.key)
-    order = withdraw(order, event)
+    order = remove_deposit(order, event)
     if payout is None or deposit.transfer_id != payout.transfer_id:
         return refund_extra(order)
     return refund_extra(_withhold_leftover(order))

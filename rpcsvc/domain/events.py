@@ -86,7 +86,7 @@ class FillingStopped:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamReported:
-    """The upstream that settles the order told how it stands."""
+    """The upstream that settles the order reported its status."""
 
     status: OrderStatus
     report: Report
@@ -99,7 +99,7 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The order's owner gave it up."""
+    """The order's owner cancelled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def order_of(transfer_id: str) -> str:
 
 
 def release(order: Order, transfer_id: str) -> Order:
-    """Free what a transfer had taken up, because it will never be carried out."""
+    """Free the deposits of a transfer that will never be carried out."""
     taken = [d for d in order.deposits if d.transfer_id == transfer_id]
     leftover = order.leftover + leftover_in(order, transfer_id)
     return replace(mark(order, taken, transfer_id=None), leftover=leftover)
@@ -287,7 +287,7 @@ def put(order: Order, transfer: Transfer) -> Order:
 
 
 def cancel(order: Order, transfer: Transfer) -> Order:
-    """Take back a transfer that was not signed, and free what it had taken up."""
+    """Cancel a transfer that was not signed, and free its deposits."""
     cancelled = replace(transfer, state=TransferState.CANCELLED)
     return release(put(order, cancelled), transfer.transfer_id)
 
@@ -325,8 +325,8 @@ def set_deposit(order: Order, key: DepositKey, state: DepositState) -> Order:
     )
 
 
-def withdraw(order: Order, event: DepositRemoved) -> Order:
-    """Mark the deposit removed, and take back a refund of it that was not signed yet.
+def remove_deposit(order: Order, event: DepositRemoved) -> Order:
+    """Mark the deposit removed, and cancel a refund of it that was not signed yet.
 
     Other deposits that were to go back with it are free again: the caller plans anew.
     """

@@ -60,7 +60,7 @@ class TransferState(StrEnum):
 
     PLANNED: decided, nothing signed. PREPARED: signed bytes and transaction id are committed.
     PUBLISHED: the network has it. UNKNOWN: it may have it. SETTLED and FAILED are what the
-    network says for good. CANCELLED: taken back before anything was signed.
+    network says for good. CANCELLED: before anything was signed.
     """
 
     PLANNED = "planned"
@@ -369,7 +369,7 @@ class Order:
 
     @property
     def unspent(self) -> tuple[Deposit, ...]:
-        """Confirmed deposits that no payout or refund has taken up yet."""
+        """Confirmed deposits that no payout or refund spends."""
         return tuple(d for d in self.deposits if d.is_unspent)
 
     @property
@@ -390,7 +390,7 @@ class Order:
 
     @property
     def payout(self) -> Transfer | None:
-        """The payout that counts: the last one that was not taken back."""
+        """The current payout: the last one that was not cancelled."""
         return next(
             (
                 t

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain import twap
-from rpcsvc.domain.deposit_rules import decide, pay, removed_later, undecided
+from rpcsvc.domain.deposit_rules import cancel_planned, decide, pay, removed_later
 from rpcsvc.domain.events import (
     AdvanceTransfer,
     Effect,
@@ -24,8 +24,8 @@ from rpcsvc.domain.events import (
     planned_payout,
     put,
     release,
+    remove_deposit,
     transfer_in,
-    withdraw,
 )
 from rpcsvc.domain.order import Order, OrderStatus, TransferKind, TransferState
 from rpcsvc.domain.refunds import finish_refunding, refund, refund_extra
@@ -74,7 +74,7 @@ def settled(order: Order, event: ev.TransferSettled, _now: int) -> Transition:
 
 
 def failed(order: Order, event: ev.TransferFailed, _now: int) -> Transition:
-    """A transfer can never be carried out: what it had taken up goes back another way."""
+    """A transfer failed for good: its deposits are refunded by another one."""
     order, kind = _record_failed(order, event)
     if kind is TransferKind.PAYOUT:
         return refund(replace(order, leftover=0), "The payout failed on its network.")
@@ -104,7 +104,7 @@ def _record_failed(order: Order, event: ev.TransferFailed) -> tuple[Order, Trans
 
 
 def _withdraw_refunds_to(order: Order, address: str) -> Order:
-    """Take back what is not signed yet and goes where a refund has just failed to arrive.
+    """Cancel unsigned refunds to an address that a refund has just failed to reach.
 
     It would fail as well; and once another address is given, nobody would sign it any more.
     """
@@ -118,7 +118,7 @@ def _withdraw_refunds_to(order: Order, address: str) -> Order:
 
 
 def deadline_in_executing(order: Order, event: ev.DeadlinePassed, now: int) -> Transition:
-    """A payout that is signed is looked after; one that is not is taken back."""
+    """Keep watching a signed payout; cancel an unsigned one."""
     if planned_payout(order) is not None:
         return cancel_and_refund(order, event, now)
     return look_again(order, event, now)
@@ -169,16 +169,16 @@ def filling_stopped(order: Order, event: ev.FillingStopped, _now: int) -> Transi
 
 
 def removed_in_executing(order: Order, event: ev.DepositRemoved, now: int) -> Transition:
-    """While nothing is signed, chunks are taken back with the deposit that they were cut from."""
+    """Cancel the chunks of a removed deposit while nothing is signed."""
     payout = planned_payout(order)
     if payout is None and not twap.is_filling(order):
         return removed_later(order, event, now)
     payout_id = payout.transfer_id if payout else next_transfer_id(order, TransferKind.PAYOUT)
     spent_on = known_deposit(order, event.key).transfer_id
-    order = withdraw(order, event)
+    order = remove_deposit(order, event)
     if spent_on != payout_id:
         return refund_extra(order)
-    order = undecided(order if payout else release(order, payout_id))
+    order = cancel_planned(order if payout else release(order, payout_id))
     return decide(replace(order, fills=(), leftover=0, error_message=None), now)
 
 

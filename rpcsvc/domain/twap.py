@@ -22,8 +22,8 @@ LEAST_CHUNKS = 2
 # An order that is worth more is cut into larger chunks.
 MOST_CHUNKS = 1_000
 # A chunk waits this long for a fair rate: ten intervals, and not less than ten minutes.
-PATIENCE_INTERVALS = 10
-LEAST_PATIENCE_MS = 600_000
+ABANDON_INTERVALS = 10
+LEAST_ABANDON_MS = 600_000
 
 
 def chunks_of(plan: TwapPlan, direction: Direction, rate: int, total: int) -> tuple[int, ...]:
@@ -75,8 +75,8 @@ def is_filling(order: Order) -> bool:
     return order.terms.twap is not None and bool(counted(order))
 
 
-def take_up(order: Order) -> Order:
-    """Set what is unspent aside for the payout that the chunks will make."""
+def assign_to_payout(order: Order) -> Order:
+    """Assign the unspent deposits to the payout that the chunks will make."""
     payout_to_be = next_transfer_id(order, TransferKind.PAYOUT)
     taken = {d.key for d in order.unspent}
     deposits = tuple(
@@ -128,7 +128,7 @@ def due_at(order: Order) -> int:
 def gives_up_at(order: Order) -> int:
     """When the next chunk has waited long enough for a fair rate, in ms."""
     interval = order.terms.twap.interval_ms if order.terms.twap else 0
-    return due_at(order) + max(PATIENCE_INTERVALS * interval, LEAST_PATIENCE_MS)
+    return due_at(order) + max(ABANDON_INTERVALS * interval, LEAST_ABANDON_MS)
 
 
 def swapped_units(order: Order) -> int:

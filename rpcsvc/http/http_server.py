@@ -182,7 +182,7 @@ def _fault(error: BaseException | None) -> Exception:
 
 
 def _unreadable() -> InvalidRequest:
-    """What a client is told whose request could not be read; the same words for all causes."""
+    """The answer to an unreadable request, in the same words for all causes."""
     return InvalidRequest(
         "The request can't be read as HTTP/1.1. Send a request line and headers of at most"
         f" {_LINE_BYTES} bytes each, at most {_HEADERS} headers, host, content-type and"

@@ -604,7 +604,7 @@ async def test_calls_beyond_the_budget_are_never_sent(world: World) -> None:
 
     with pytest.raises(BudgetSpent) as caught:
         async with world.client() as client:
-            await client.create(CREATE, _value, key=None, demand=Demand(), patience_ms=1_000)
+            await client.create(CREATE, _value, key=None, demand=Demand(), total_ms=1_000)
 
     assert not caught.value.may_have_acted
     assert caught.value.retry_after_ms == 60_250
@@ -641,7 +641,7 @@ async def test_a_breaker_that_opens_while_a_call_waits_gives_its_slot_back(world
 
     async with world.client() as client:
         with pytest.raises(BreakerOpen):
-            await client.read(READ, _value, demand=Demand(), patience_ms=70_000)
+            await client.read(READ, _value, demand=Demand(), total_ms=70_000)
 
     assert world.calls.free() == 20
     assert not world.server.seen

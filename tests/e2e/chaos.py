@@ -352,7 +352,7 @@ class Caller:
         return str(uuid.UUID(int=self.random.getrandbits(128), version=4))
 
 
-async def weather(
+async def fault_schedule(
     service: Mortal, faults: Sequence[Mapping[str, Any]], seed: int, end: float
 ) -> None:
     """Faults of a whole sandbox, until ``end`` of the monotonic clock."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.audit import audit, count, orders_of
-from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
+from tests.e2e.chaos import Caller, Made, Mortal, Refused, fault_schedule, mortal, seeded
 from tests.e2e.chaos_orders import AMOUNTS, come_to_rest, faults_of, let_time_pass, stored
 from tests.e2e.processes import Gone
 from tests.sandbox import ORDER_FAULTS
@@ -34,7 +34,7 @@ ENVIRON: Final = {
 SECONDS: Final = 25.0
 CALLERS: Final = 6
 # A fault is ended more often than it is made: else nothing would move for most of the time.
-WEATHER: Final[list[dict[str, Any]]] = [
+FAULT_SCHEDULE: Final[list[dict[str, Any]]] = [
     *[{"fault": fault} for fault in ("engine_down", "rates_down", "pause_blocks")],
     *[{"fault": fault} for fault in ("engine_up", "rates_up", "resume_blocks") for _ in range(3)],
     *[{"fault": "set_rate", "rate": rate} for rate in ("120", "165", "166", "190")],
@@ -149,7 +149,7 @@ async def test_chaos_loses_no_money_and_pays_nothing_twice(
             async with asyncio.TaskGroup() as life:
                 for user in users:
                     life.create_task(user.live(end))
-                life.create_task(weather(service, WEATHER, seed, end))
+                life.create_task(fault_schedule(service, FAULT_SCHEDULE, seed, end))
                 life.create_task(die_again_and_again(service, seed, end))
             await heal(service, users)
             for user in users:

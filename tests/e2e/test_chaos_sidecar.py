@@ -22,7 +22,7 @@ from rpcsvc.domain.order import PERPS, OrderStatus
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.e2e.audit import audit, count, orders_of
 from tests.e2e.bad_line import BadLine, bad_line
-from tests.e2e.chaos import Caller, Made, Mortal, Refused, mortal, seeded, weather
+from tests.e2e.chaos import Caller, Made, Mortal, Refused, fault_schedule, mortal, seeded
 from tests.e2e.chaos_orders import AMOUNTS, faults_of, let_time_pass, stored
 from tests.e2e.processes import Gone, until
 from tests.e2e.sidecar import environ
@@ -32,7 +32,7 @@ SECONDS: Final = 25.0
 CALLERS: Final = 4
 # What the log says of a call that was cut off, and that its caller may repeat.
 IN_DOUBT: Final = "upstream_order_in_doubt"
-WEATHER: Final = [
+FAULT_SCHEDULE: Final = [
     {"fault": fault}
     for fault in (
         *("engine_down", "rates_down", "pause_blocks"),
@@ -189,7 +189,7 @@ async def test_chaos_sidecar_makes_no_order_twice_and_loses_none(
                 async with asyncio.TaskGroup() as life:
                     for patron in patrons:
                         life.create_task(patron.live(end))
-                    life.create_task(weather(exchange, WEATHER, seed, end))
+                    life.create_task(fault_schedule(exchange, FAULT_SCHEDULE, seed, end))
                     life.create_task(die_in_turn((exchange, sidecar), line, seed, end))
                 line.rate = 0
                 await heal(exchange, patrons)

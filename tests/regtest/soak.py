@@ -29,7 +29,7 @@ from tests.regtest.faults import well
 from tests.regtest.ledger_of_chains import usdc_received
 from tests.regtest.line import Line, garbage
 from tests.regtest.token import compiled
-from tests.regtest.trading import Deal, Trader, kill_anvil, trading
+from tests.regtest.trading import PaidOrder, Trader, kill_anvil, trading
 
 MOST_OPEN: Final = 4
 _DEEPEST: Final = CONFIRMATIONS - 1
@@ -71,7 +71,7 @@ class Soak:
         # How often it is asked depends on the machine: it must not change what is drawn next.
         self._luck_of_answers = random.Random(seed)
         self._server: Server | None = None
-        self._open: dict[str, tuple[Deal, str]] = {}
+        self._open: dict[str, tuple[PaidOrder, str]] = {}
         self._faults: list[Callable[[], Awaitable[None]]] = [
             self._kill_service,
             self._kill_daemon,

@@ -14,7 +14,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.exchange import reaches, status
 from tests.regtest.ledger_of_chains import xmr_payments
-from tests.regtest.trading import DEATH_SECONDS, Deal, Trader
+from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,7 +28,7 @@ CHAINS: dict[str, list[Crash]] = {
 }
 
 
-async def all_due(trader: Trader) -> list[Deal]:
+async def all_due(trader: Trader) -> list[PaidOrder]:
     """Orders that are confirmed and held back by the operator, all of them."""
     switch = PauseSwitch(trader.stack.data_dir)
     async with trader.stack.serving() as at:
@@ -43,7 +43,7 @@ async def all_due(trader: Trader) -> list[Deal]:
     return [deal for deal, _ in orders]
 
 
-async def until_due(trader: Trader, at: Server, deal: Deal) -> None:
+async def until_due(trader: Trader, at: Server, deal: PaidOrder) -> None:
     async def is_due() -> bool:
         await trader.stack.mine_in_time()
         return bool((await status(at, deal.order_id))["status"] == "deposit_confirmed")
@@ -51,7 +51,7 @@ async def until_due(trader: Trader, at: Server, deal: Deal) -> None:
     await until(is_due, seconds=DEATH_SECONDS)
 
 
-async def paid_by(trader: Trader, deals: Sequence[Deal]) -> int:
+async def paid_by(trader: Trader, deals: Sequence[PaidOrder]) -> int:
     """How many transactions it took."""
     return len(await xmr_payments(trader.payee, {deal.to for deal in deals}))
 

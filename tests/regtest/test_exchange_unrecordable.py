@@ -18,7 +18,7 @@ from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import Crash, Gone, Server, until
 from tests.regtest.commands import command
 from tests.regtest.exchange import STEP_SECONDS, details, reaches
-from tests.regtest.trading import DEATH_SECONDS, Deal, Trader
+from tests.regtest.trading import DEATH_SECONDS, PaidOrder, Trader
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,7 +31,7 @@ COMMITTED: Final[Crash] = ("engine publish", "before", 1)
 class Books:
     """The database of a service that is not running."""
 
-    def __init__(self, trader: Trader, deal: Deal) -> None:
+    def __init__(self, trader: Trader, deal: PaidOrder) -> None:
         self._path = trader.stack.data_dir / DATABASE_NAME
         self._order_id = deal.order_id
 
@@ -52,7 +52,7 @@ class Books:
             return database.execute(sql, values).fetchall()
 
 
-async def killed(trader: Trader, direction: str, crash: Crash) -> tuple[Deal, str]:
+async def killed(trader: Trader, direction: str, crash: Crash) -> tuple[PaidOrder, str]:
     """An order, and its deposit address, of which the service dies at ``crash``."""
     made = None
     async with trader.stack.serving(crash) as at:
@@ -76,7 +76,7 @@ async def quarantine(trader: Trader, at: Server, direction: str, address: str) -
     await until(is_quarantined, seconds=STEP_SECONDS)
 
 
-async def refunds(at: Server, deal: Deal) -> list[dict[str, str]]:
+async def refunds(at: Server, deal: PaidOrder) -> list[dict[str, str]]:
     """What goes back of an order's deposits, as its status tells it."""
     transfers = (await details(at, deal.order_id))["transfers"]
     return [item for item in transfers if item["kind"] == "refund"]
@@ -132,7 +132,7 @@ async def test_what_a_broken_order_has_committed_is_paid_once_and_keeps_nobody_w
     await check(trader)
 
 
-async def sent_back(trader: Trader, at: Server, deal: Deal) -> None:
+async def sent_back(trader: Trader, at: Server, deal: PaidOrder) -> None:
     """Wait until what was paid beside the order has gone back, or waits for an XMR address."""
 
     async def is_over() -> bool:

@@ -28,7 +28,7 @@ DEATH_SECONDS = 300
 
 
 @dataclass
-class Deal:
+class PaidOrder:
     """An order that was paid for. ``to``: where its payout goes, and nothing else."""
 
     direction: str
@@ -44,19 +44,19 @@ class Trader:
     stack: Exchange
     payee: WalletClient
     books: Books
-    deals: list[Deal] = field(default_factory=list)
+    deals: list[PaidOrder] = field(default_factory=list)
 
-    async def order(self, at: Server, direction: str) -> tuple[Deal, str]:
+    async def order(self, at: Server, direction: str) -> tuple[PaidOrder, str]:
         """An order that is not paid yet, and its deposit address. Raises Gone."""
         to = await self._address(direction)
         amount = "1" if direction == "x2u" else "165"
         made = await create(at, direction=direction, amount=amount, to=to)
         order = made["data"]["order"]
-        deal = Deal(direction, order["orderId"], to, int(order["expectedOutput"]))
+        deal = PaidOrder(direction, order["orderId"], to, int(order["expectedOutput"]))
         self.deals.append(deal)
         return deal, str(order["depositAddress"])
 
-    async def deal(self, at: Server, direction: str) -> Deal:
+    async def deal(self, at: Server, direction: str) -> PaidOrder:
         """Order, and pay. Raises Gone only before it is ordered."""
         deal, address = await self.order(at, direction)
         await self.pay(direction, address)
@@ -72,16 +72,16 @@ class Trader:
             await self.stack.pay_usdc(address, 165 * USDC)
             self.books.usdc_in += 165 * USDC
 
-    async def finish(self, at: Server, *deals: Deal) -> None:
+    async def finish(self, at: Server, *deals: PaidOrder) -> None:
         """Follow these orders, or all, to their completion."""
         for deal in deals or self.deals:
             await reaches(self.stack, at, deal.order_id, "completed")
 
-    def give_up(self, deal: Deal) -> None:
+    def give_up(self, deal: PaidOrder) -> None:
         """An order that is not paid out: its deposit is the user's, and in the wallet."""
         self.deals.remove(deal)
 
-    async def through(self, direction: str, crashes: Sequence[Crash]) -> Deal:
+    async def through(self, direction: str, crashes: Sequence[Crash]) -> PaidOrder:
         """One order with a service that dies at each of these points in turn, and is restarted."""
         deal = None
         for crash in crashes:
@@ -111,9 +111,9 @@ class Trader:
             assert sorted(paid) == sorted(expected), (paid, deals)
         assert await self.differences() == []
 
-    def _by_payee(self) -> list[list[Deal]]:
+    def _by_payee(self) -> list[list[PaidOrder]]:
         """The deals that are paid to one address, such as two refunds of an order, together."""
-        found: dict[str, list[Deal]] = {}
+        found: dict[str, list[PaidOrder]] = {}
         for deal in self.deals:
             found.setdefault(deal.to, []).append(deal)
         return list(found.values())
@@ -127,7 +127,7 @@ class Trader:
         self.books.payments = len(await xmr_payments(self.payee, {deal.to for deal in self.deals}))
         return await self.books.differences()
 
-    async def received(self, deal: Deal) -> list[int]:
+    async def received(self, deal: PaidOrder) -> list[int]:
         """The payments that came to a deal's address."""
         if deal.direction == "x2u":
             return await usdc_received(self.stack, deal.to)

@@ -21,8 +21,8 @@ class Told:
         self.network = network
         self.asked: list[Urgency] = []
 
-    async def network_told(self, demand: Demand, *, patience_ms: int | None = None) -> str:
-        assert patience_ms is None
+    async def network_told(self, demand: Demand, *, total_ms: int | None = None) -> str:
+        assert total_ms is None
         self.asked.append(demand.urgency)
         if self.network is None:
             raise NeverSent("no connection")

@@ -35,10 +35,10 @@ class Told:
         self.is_silent = False
 
     async def chains(
-        self, demand: Demand | None = None, *, patience_ms: int | None = None
+        self, demand: Demand | None = None, *, total_ms: int | None = None
     ) -> UpstreamChains:
         assert demand is not None
-        assert (patience_ms is None) is (demand.urgency is Urgency.ROUTINE)
+        assert (total_ms is None) is (demand.urgency is Urgency.ROUTINE)
         self.asked.append((self.time.now, demand.urgency))
         if self.is_silent:
             await asyncio.get_running_loop().create_future()
@@ -53,8 +53,8 @@ class ToldWithNetwork(Told):
 
     where = "mainnet"
 
-    async def network(self, _demand: Demand, *, patience_ms: int | None = None) -> str:
-        assert patience_ms is None or patience_ms > 0
+    async def network(self, _demand: Demand, *, total_ms: int | None = None) -> str:
+        assert total_ms is None or total_ms > 0
         return self.where
 
 

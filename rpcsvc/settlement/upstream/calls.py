@@ -99,22 +99,20 @@ class Upstream:
         """Whether the dialect has a call that tells on which network orders are settled."""
         return "capabilities" in self._dialect.paths
 
-    async def network(self, demand: Demand, *, patience_ms: int | None = None) -> str:
+    async def network(self, demand: Demand, *, total_ms: int | None = None) -> str:
         """The network on which it settles: sandbox, mainnet, stagenet, ..."""
         call = replace(self._call("capabilities"), takes_key=False)
-        return await self._client.read(
-            call, answers.network, demand=demand, patience_ms=patience_ms
-        )
+        return await self._client.read(call, answers.network, demand=demand, total_ms=total_ms)
 
     async def chains(
-        self, demand: Demand | None = None, *, patience_ms: int | None = None
+        self, demand: Demand | None = None, *, total_ms: int | None = None
     ) -> answers.UpstreamChains:
         """The chains that it offers."""
         return await self._client.read(
             self._call("chains"),
             answers.UpstreamChains.read,
             demand=demand or Demand(),
-            patience_ms=patience_ms,
+            total_ms=total_ms,
         )
 
     async def quote(

@@ -115,14 +115,14 @@ class UpstreamClient:
     # --- the two kinds of calls ---
 
     async def read(
-        self, call: UpstreamCall, parse: Parse[T], *, demand: Demand, patience_ms: int | None = None
+        self, call: UpstreamCall, parse: Parse[T], *, demand: Demand, total_ms: int | None = None
     ) -> T:
-        """Send a call that changes nothing, as often as it takes within ``patience_ms``.
+        """Send a call that changes nothing, as often as it takes within ``total_ms``.
 
         Just once if ``demand`` says so.
         Raises NeverSent, Refused, NoAnswer or UpstreamBroken.
         """
-        deadline = self._deadline(patience_ms, self._options.read_patience_ms)
+        deadline = self._deadline(total_ms, self._options.read_total_ms)
         attempt = 0
         while True:
             attempt += 1
@@ -142,7 +142,7 @@ class UpstreamClient:
         key: str | None,
         demand: Demand,
         resumed: bool = False,
-        patience_ms: int | None = None,
+        total_ms: int | None = None,
     ) -> T:
         """Send a call that creates something: once, or with ``key`` until its outcome is known.
 
@@ -158,7 +158,7 @@ class UpstreamClient:
         if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
             raise ValueError("an idempotency key is 1 to 255 printable ASCII characters")
         unknown = _unknown_before() if resumed else None
-        deadline = self._deadline(patience_ms, self._options.create_patience_ms)
+        deadline = self._deadline(total_ms, self._options.create_total_ms)
         attempt = 0
         while True:
             attempt += 1
@@ -234,8 +234,8 @@ class UpstreamClient:
 
     # --- small things ---
 
-    def _deadline(self, patience_ms: int | None, usual_ms: int) -> int:
-        return self._timing.now_ms() + (usual_ms if patience_ms is None else patience_ms)
+    def _deadline(self, total_ms: int | None, usual_ms: int) -> int:
+        return self._timing.now_ms() + (usual_ms if total_ms is None else total_ms)
 
     def _pause_ms(self, attempt: int, error: UpstreamError) -> int:
         """Exponential backoff with full jitter, after what the upstream asked for."""

@@ -57,8 +57,8 @@ _HEADER_VALUE: Final = re.compile(r"[!-~]{1,512}", re.ASCII)
 class ClientOptions:
     """Where the upstream is, and how patient this client is. Times in milliseconds.
 
-    ``connect_ms``, ``read_ms`` and ``create_ms`` bound one attempt. ``read_patience_ms`` and
-    ``create_patience_ms`` bound what comes before the last attempt: waiting for the budget,
+    ``connect_ms``, ``read_ms`` and ``create_ms`` bound one attempt. ``read_total_ms`` and
+    ``create_total_ms`` bound what comes before the last attempt: waiting for the budget,
     failed attempts, and the pauses between them.
 
     ``url`` is https; plain http is taken for loopback only, unless ``plain_http`` says that the
@@ -72,8 +72,8 @@ class ClientOptions:
     connect_ms: int = 5_000
     read_ms: int = 15_000
     create_ms: int = 30_000
-    read_patience_ms: int = 20_000
-    create_patience_ms: int = 45_000
+    read_total_ms: int = 20_000
+    create_total_ms: int = 45_000
     max_bytes: int = 1_048_576
     attempts: int = 4
     backoff_ms: int = 250

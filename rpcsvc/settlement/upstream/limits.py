@@ -245,7 +245,7 @@ class Permit:
         self._breaker._failed(self._era, reason, now_ms)
 
     def abandoned(self) -> None:
-        """The call was given up before it told anything; another may be the probe."""
+        """The call ended without an outcome; another may be the probe."""
         self._breaker._abandoned(self._era)
 
 

@@ -36,7 +36,7 @@ _MONERO_OF: Final = {
 
 
 class NetworkCheck:
-    """What the upstream last told of its network. A call that fails changes nothing."""
+    """The network that the upstream reported last. A failed call changes nothing."""
 
     def __init__(self, upstream: Upstream, ours: MoneroNetwork) -> None:
         self._upstream = upstream
@@ -44,10 +44,10 @@ class NetworkCheck:
         self._told: str | None = None
         self._problem = "it was not asked yet"
 
-    async def ask(self, demand: Demand, *, patience_ms: int | None = None) -> bool:
-        """Ask for the network now; whether it was told. What goes wrong is logged."""
+    async def ask(self, demand: Demand, *, total_ms: int | None = None) -> bool:
+        """Ask for the network now; returns whether it was reported. Failures are logged."""
         try:
-            told = await self._upstream.network(demand, patience_ms=patience_ms)
+            told = await self._upstream.network(demand, total_ms=total_ms)
         except UpstreamError as error:
             self._problem = error.reason
             log.warning("upstream_network_unknown", reason=error.reason)
@@ -85,7 +85,7 @@ class NetworkCheck:
         self.require_same()
 
     def health(self) -> Health:
-        """Not ok until the upstream has told that it is on our network."""
+        """Not ok until the upstream has reported that it is on our network."""
         if self._told is None:
             return Health(False, f"The upstream's network is not known: {self._problem}")
         if not self._is_another:
@@ -111,7 +111,7 @@ _MOST_DOLLARS: Final = Decimal(10**12)
 
 
 class OfferedChains(ChainRegistry):
-    """The configured chains that are on offer; all of them until the upstream has told its list.
+    """The configured chains that are on offer; all of them until the upstream has sent its list.
 
     A chain that is not on offer is still found by its name and number: an order that was made on
     it stays readable, and the retry of a key gets its first answer.
@@ -207,7 +207,7 @@ class ChainWatch:
         """Ask, without waiting long: the upstream may be down. Then ask again now and then."""
         try:
             async with asyncio.timeout(self._pace.start / 1000):
-                await self.ask(Urgency.WATCHED, patience_ms=self._pace.start // 2)
+                await self.ask(Urgency.WATCHED, total_ms=self._pace.start // 2)
         except TimeoutError:
             self._failed(f"no answer within {self._pace.start} ms")
         self._task = asyncio.create_task(self._run(), name="upstream chains")
@@ -245,7 +245,7 @@ class ChainWatch:
         self._due_at = min(self._due_at, self._timing.now_ms() + self._pace.unknown)
 
     def health(self) -> Health:
-        """Not ok until the upstream has told its list once, and that it is on our network."""
+        """Not ok until the upstream has sent its list once and reported our network."""
         if self._network is not None and not (network := self._network.health()).ok:
             return network
         if self._learned_at is None:
@@ -256,22 +256,22 @@ class ChainWatch:
         """The list may have changed."""
         self._due_at = min(self._due_at, self._asked_at + self._pace.least)
 
-    async def ask(self, urgency: Urgency, *, patience_ms: int | None = None) -> None:
+    async def ask(self, urgency: Urgency, *, total_ms: int | None = None) -> None:
         """Ask for the list and the network now. What goes wrong is logged, and in ``health``."""
         self._asked_at = self._timing.now_ms()
         if self._network is None:
-            await self._ask_for_chains(urgency, patience_ms)
+            await self._ask_for_chains(urgency, total_ms)
             return
         await asyncio.gather(
-            self._ask_for_chains(urgency, patience_ms),
-            self._network.ask(Demand(urgency), patience_ms=patience_ms),
+            self._ask_for_chains(urgency, total_ms),
+            self._network.ask(Demand(urgency), total_ms=total_ms),
         )
         if not self._network.health().ok:
             self._ask_for_network_soon()
 
-    async def _ask_for_chains(self, urgency: Urgency, patience_ms: int | None) -> None:
+    async def _ask_for_chains(self, urgency: Urgency, total_ms: int | None) -> None:
         try:
-            told = await self._upstream.chains(Demand(urgency), patience_ms=patience_ms)
+            told = await self._upstream.chains(Demand(urgency), total_ms=total_ms)
         except UpstreamError as error:
             self._failed(error.reason)
             return
@@ -304,7 +304,7 @@ class ChainWatch:
 
 
 def _dollars(minimum: Decimal) -> int:
-    """Whole dollars, rounded up; what is beyond any swap is told as the most that is sane."""
+    """Whole dollars, rounded up, and at most 10^12."""
     return math.ceil(min(minimum, _MOST_DOLLARS))
 
 

@@ -1,4 +1,4 @@
-"""Random lives of orders: whatever happens, every unit is accounted for (order_lives.py).
+"""Random lives of orders: whatever happens, every unit is accounted for (order_scenarios.py).
 
 A die throws all that can happen to one order: it is paid too little, too much and late, by up to
 three senders; the chain takes deposits and gives them back; transfers fail or get lost; deadlines
@@ -21,7 +21,7 @@ from rpcsvc.domain.order import DepositState, OrderStatus, Terms, Transfer, Tran
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.deposits import events_of
 from rpcsvc.orders.ports.wallets import DepositSighting
-from tests.unit.order_lives import (
+from tests.unit.order_scenarios import (
     ON_CHAIN,
     Accountant,
     Unsound,
