@@ -4,29 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-from rpcsvc.cli.main import run
-
-if TYPE_CHECKING:
-    from rpcsvc.operations.dispatch import LocalService
-    from rpcsvc.settings import Settings
-
-
-async def _serve(settings: Settings) -> None:
-    from rpcsvc.serving import serve  # noqa: PLC0415 - most commands need no server
-
-    await serve(settings)
-
-
-@asynccontextmanager
-async def _local(settings: Settings) -> AsyncIterator[LocalService]:
-    from rpcsvc.app import local_service  # noqa: PLC0415 - most commands need no server
-
-    async with local_service(settings) as service:
-        yield service
+from rpcsvc.health_probe import probe
 
 
 def _open_standard_streams() -> None:
@@ -41,9 +20,15 @@ def _open_standard_streams() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. A probe is answered before anything else is imported."""
     _open_standard_streams()
-    sys.exit(run(sys.argv[1:], os.environ, serve=_serve, local=_local))
+    words = sys.argv[1:]
+    status = probe(words[1:], os.environ) if words[:1] == ["health"] else None
+    if status is None:
+        from rpcsvc.entry import run_command  # noqa: PLC0415 - it imports nearly everything
+
+        status = run_command(words, os.environ)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

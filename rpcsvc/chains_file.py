@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from rpcsvc.domain.chains import ChainRegistry, load_chains
-from rpcsvc.settings_plain import SettingsError
+from rpcsvc.settings_sources import SettingsError
 
 
 def read_chains(configured: Path | None) -> ChainRegistry:

@@ -26,8 +26,8 @@ from pydantic_core import ErrorDetails
 
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.engines import ENGINES
+from rpcsvc.health_probe import DEFAULT_DATA_DIR
 from rpcsvc.settings_onchain import OnchainSettings, RatesSettings
-from rpcsvc.settings_plain import DEFAULT_DATA_DIR, SettingsError, without_userinfo
 from rpcsvc.settings_sources import (
     BLANK_IS_NONE,
     CONFIG_VARIABLE,
@@ -45,6 +45,7 @@ from rpcsvc.settings_sources import (
     Networks,
     Origins,
     RatePath,
+    SettingsError,
     SiteUrl,
     Tokens,
     decimal,
@@ -55,6 +56,7 @@ from rpcsvc.settings_sources import (
     read_file,
     read_flags,
     whole,
+    without_userinfo,
 )
 
 __all__ = [
@@ -233,7 +235,7 @@ class Settings(Group):
 
     host: Host = "127.0.0.1"
     port: Annotated[int, whole(0, 65_535)] = 8080
-    data_dir: FilePath = DEFAULT_DATA_DIR
+    data_dir: FilePath = Path(DEFAULT_DATA_DIR)
     engine: Annotated[str, AfterValidator(_engine)] = "sandbox"
     site_url: SiteUrl = ""
     tls_cert: Annotated[FilePath | None, BLANK_IS_NONE] = None

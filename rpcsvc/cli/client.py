@@ -8,11 +8,9 @@ answer says (answer.py).
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
-import os
-import socket
 import ssl
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +18,14 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from rpcsvc.cli.agent.answer import ForeignAnswer, read_answer, read_result
-from rpcsvc.settings_plain import without_userinfo
+from rpcsvc.health_probe import CONNECT_SECONDS, SOCKET_NAME, connected
+from rpcsvc.settings_sources import without_userinfo
 
-SOCKET_NAME = "rpcsvc.sock"
 TIMEOUT_SECONDS = 30
-PROBE_SECONDS = 2
 # The service's longest is the status of an order with thousands of deposits: some hundred KB.
 LARGEST_ANSWER: Final = 16 * 2**20
 Json = dict[str, Any]
 
-# struct ucred of unix(7): process, user and group of the peer.
-_PEER: Final = struct.Struct("iII")
 _AGENT_API: Final = "/api/v1"
 _ROOT_URLS: Final = "such as http://127.0.0.1:8080 or https://swap.example/base"
 MAYBE_DONE: Final = (
@@ -41,10 +36,6 @@ MAYBE_DONE: Final = (
 
 class Unreachable(Exception):
     """No service answers there."""
-
-
-class UntrustedSocket(Exception):
-    """Somebody else listens on the data directory's socket."""
 
 
 class BadUrl(Exception):
@@ -72,7 +63,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = str(path)
 
     def connect(self) -> None:
-        self.sock = _connected(self._path, self.timeout)
+        self.sock = connected(self._path, self.timeout)
 
 
 def find_endpoint(url: str | None, data_dir: Path) -> Endpoint | None:
@@ -117,7 +108,7 @@ def socket_endpoint(data_dir: Path) -> Endpoint | None:
     """
     path = data_dir / SOCKET_NAME
     try:
-        _connected(str(path), PROBE_SECONDS).close()
+        connected(str(path), CONNECT_SECONDS).close()
     except OSError:
         return None
     return Endpoint(str(path), "/rpc", lambda: _UnixConnection(path), takes_token=False)
@@ -202,45 +193,12 @@ def _connection_to(parts: SplitResult) -> Callable[[], http.client.HTTPConnectio
 
 def is_this_machine(host: str) -> bool:
     """Whether nobody is on the way to ``host``."""
-    import ipaddress  # noqa: PLC0415 - a probe asks over the socket, and needs none of it
-
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _connected(path: str, seconds: float | None) -> socket.socket:
-    """A connected UNIX socket. Raises OSError, also for a path that is too long for one."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.settimeout(seconds)
-        made.connect(path)
-        _require_trusted(made, path)
-    except (OSError, UntrustedSocket):
-        made.close()
-        raise
-    return made
-
-
-def _require_trusted(connection: socket.socket, path: str) -> None:
-    """Raise UntrustedSocket unless this user, root, or for root the directory's owner listens."""
-    owner = _listener_of(connection)
-    ours = os.geteuid()
-    trusted = {0, ours} if ours else {0, Path(path).parent.stat().st_uid}
-    if owner not in trusted:
-        raise UntrustedSocket(
-            f"User id {owner} listens on {path}, and you are {ours}: nothing was sent. Run the"
-            " command as the service's user, or give the --data-dir of your own service."
-        )
-
-
-def _listener_of(connection: socket.socket) -> int:
-    """The user id of the process that listens at the other end."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return int(_PEER.unpack(peer)[1])
 
 
 def _headers(
@@ -285,11 +243,6 @@ def read_response(connection: http.client.HTTPConnection) -> tuple[int, bytes]:
     if len(body) > LARGEST_ANSWER:
         raise http.client.HTTPException(f"it answers with more than {LARGEST_ANSWER} bytes")
     return response.status, body
-
-
-def printable(text: str) -> str:
-    """Without what a terminal would take for orders: anything may answer at a URL."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
 
 
 def _connect(endpoint: Endpoint, connection: http.client.HTTPConnection) -> None:

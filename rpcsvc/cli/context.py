@@ -6,18 +6,18 @@ What does not live here: the commands (main.py) and the calls (call.py).
 from __future__ import annotations
 
 import argparse
+import sqlite3
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rpcsvc.cli.client import Unreachable
-from rpcsvc.settings_plain import plain_data_dir
-
-if TYPE_CHECKING:
-    from rpcsvc.operations.dispatch import LocalService
-    from rpcsvc.settings import LoadedSettings, Settings
+from rpcsvc.operations.dispatch import LocalService
+from rpcsvc.settings import LoadedSettings, Settings, load_settings
+from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.store.backends.sqlite.database import DataDirInUse
+from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -58,7 +58,6 @@ class Context:
 
     def loaded(self) -> LoadedSettings:
         """The settings with this command's flags on top, with origins. Raises SettingsError."""
-        from rpcsvc.settings import load_settings  # noqa: PLC0415 - help and probes need no pydantic
 
         flags = {name: getattr(self.options, name, None) for name in (*SERVE_FLAGS, "data_dir")}
         return load_settings(config_file=self.options.config, environ=self.environ, flags=flags)
@@ -66,12 +65,6 @@ class Context:
     def settings(self) -> Settings:
         """The settings with this command's flags on top. Raises SettingsError."""
         return self.loaded().settings
-
-    def data_dir(self) -> Path:
-        """The data directory, for a command that needs no other setting. Raises SettingsError."""
-        options = self.options
-        plain = plain_data_dir(options.config, self.environ, options.data_dir)
-        return self.settings().data_dir if plain is None else plain
 
     def url(self) -> str | None:
         """The service that was named, if one was."""
@@ -112,12 +105,6 @@ def opening(settings: Settings) -> Iterator[None]:
 
     Raises Unreachable when another process has the data directory, else UsageError.
     """
-    import sqlite3  # noqa: PLC0415 - asking a server needs none of these
-
-    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.database import DataDirInUse  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.migrations import UnknownSchema  # noqa: PLC0415
-
     try:
         yield
     except DataDirInUse as error:

@@ -118,7 +118,7 @@ def check_of(command: str) -> str:
     """Which question a probe asks, as the program reads its command line."""
     program, *words = re.findall(r"[^\s,\"]+", command)
     assert program.endswith("/rpcsvc")
-    return str(build_parser("health").parse_args(words).check)
+    return str(build_parser().parse_args(words).check)
 
 
 @pytest.mark.parametrize(("probe", "asks"), [("readiness", "ready"), ("liveness", "live")])

@@ -37,6 +37,7 @@ from rpcsvc.cli.context import (
 )
 from rpcsvc.errors import InvalidJson, InvalidRequest, ServiceError, Unavailable
 from rpcsvc.ids import request_id, system_random
+from rpcsvc.logs import configure_logging
 from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.inputs import is_session_id
 from rpcsvc.operations.operation import Operation
@@ -237,8 +238,6 @@ def _network_of(settings: Settings) -> str:
 def _call_in_process(
     context: Context, settings: Settings, params: Json, key: Any, session: str | None
 ) -> Json:
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - a server does its own logging
-
     configure_logging(settings.log.format, "warning")
     operation: Operation = context.options.operation
     given = context.options.request_id

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from rpcsvc.cli.client import Endpoint, call_rpc, printable
+from rpcsvc.cli.client import Endpoint, call_rpc
 from rpcsvc.domain.addresses import evm_address_from_seed, stagenet_subaddress
+from rpcsvc.health_probe import printable
 from rpcsvc.ids import system_random
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.table import OPERATIONS

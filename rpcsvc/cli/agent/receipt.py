@@ -14,10 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.options import Once, Text
+from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
+from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
+from rpcsvc.settlement.onchain.evm.node import EvmClient
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient
+from rpcsvc.settlement.onchain.receipt_check import NotProven, check_evm, check_monero
 from rpcsvc.strict_json import loads
 
 Common = Callable[[argparse.ArgumentParser], None]
@@ -48,7 +54,6 @@ def add_receipt(commands: Any, common: Common) -> None:
 
 def _verify(context: Context) -> int:
     given = context.options
-    from rpcsvc.settlement.onchain.receipt_check import NotProven  # noqa: PLC0415 - an extra
 
     receipt = _receipt(given.receipt)
     differs = _difference(receipt, given)
@@ -61,8 +66,6 @@ def _verify(context: Context) -> int:
 
 
 async def _checked(context: Context, receipt: Json) -> Json:
-    from rpcsvc.domain.money import format_units  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure  # noqa: PLC0415
 
     try:
         check = _monero if receipt.get("asset") == "XMR" else _evm
@@ -79,9 +82,6 @@ async def _checked(context: Context, receipt: Json) -> Json:
 
 
 async def _monero(context: Context, receipt: Json) -> Any:
-    from rpcsvc.settlement.onchain.daemon_rpc import Endpoint  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.monero.wallet import WalletClient  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.receipt_check import check_monero  # noqa: PLC0415
 
     given = context.options
     url = _required(given.wallet_rpc, "--wallet-rpc", "XMR")
@@ -102,9 +102,6 @@ def _password(file: str | None) -> str | None:
 
 
 async def _evm(context: Context, receipt: Json) -> Any:
-    from rpcsvc.settlement.onchain.daemon_rpc import Endpoint  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm.node import EvmClient  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.receipt_check import check_evm  # noqa: PLC0415
 
     token = _token(context, receipt)
     try:
@@ -117,8 +114,6 @@ async def _evm(context: Context, receipt: Json) -> Any:
 
 def _token(context: Context, receipt: Json) -> str:
     """The USDC contract of the receipt's chain, from this installation's own table of chains."""
-    from rpcsvc.chains_file import read_chains  # noqa: PLC0415
-
     chains = read_chains(context.settings().chains_file)
     number = receipt.get("chainId")
     chain = chains.by_id(number) if isinstance(number, int) else None
@@ -149,8 +144,6 @@ def _receipt(source: str) -> Json:
 
 def _difference(receipt: Json, given: argparse.Namespace) -> str | None:
     """How it differs from what the caller ordered: a receipt of another payout proves nothing."""
-    from rpcsvc.domain.money import USDC, XMR, parse_amount  # noqa: PLC0415
-
     address, asset = str(receipt.get("address")), XMR if receipt["asset"] == "XMR" else USDC
     same = address == given.to or (asset is USDC and address.lower() == str(given.to).lower())
     if given.to is not None and not same:

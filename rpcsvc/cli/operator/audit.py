@@ -11,16 +11,19 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from rpcsvc.audit.auditor import open_auditor
+from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
+from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
-
-if TYPE_CHECKING:
-    from rpcsvc.audit.records import Annotated, Difference, Report
-    from rpcsvc.settings import Settings
+from rpcsvc.logs import configure_logging
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
+from rpcsvc.store.database import BooksUnreadable
 
 Common = Callable[[argparse.ArgumentParser], None]
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
@@ -41,11 +44,6 @@ def add_audit(commands: Any, common: Common) -> None:
 
 def _audit(context: Context) -> int:
     """Raises UsageError when there are no books to read, Unreachable when there is no chain."""
-    from rpcsvc.audit.records import ChainMoved, Unfit  # noqa: PLC0415 - help needs none of it
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure  # noqa: PLC0415
-    from rpcsvc.store.database import BooksUnreadable  # noqa: PLC0415
-
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
     try:
@@ -62,9 +60,6 @@ def _audit(context: Context) -> int:
 
 
 async def _made(settings: Settings) -> Report:
-    from rpcsvc.audit.auditor import open_auditor  # noqa: PLC0415
-    from rpcsvc.chains_file import read_chains  # noqa: PLC0415
-
     chains = read_chains(settings.chains_file)
     async with open_auditor(settings.onchain, chains, settings.data_dir) as auditor:
         return await auditor.audit()

@@ -6,21 +6,35 @@ Nobody is asked: whether a node, a wallet or an upstream is there is for ``rpcsv
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
+from typing import Any
 
+from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import OK, Context
+from rpcsvc.engines import engine_of
+from rpcsvc.settings import (
+    check_bind,
+    check_integrators,
+    render_config,
+)
+
+Common = Callable[[argparse.ArgumentParser], None]
+
+
+def add_config(commands: Any, common: Common) -> None:
+    """Hang the command into the tree; ``common`` adds the shared options."""
+    parser = commands.add_parser("config", help="look at the configuration")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "print every setting and where it came from, and check them as a start does"
+    check = actions.add_parser("check", help=text, description=text)
+    common(check)
+    check.set_defaults(command=check_config)
 
 
 def check_config(context: Context) -> int:
     """The command. Raises SettingsError once everything is printed."""
-    from rpcsvc.chains_file import read_chains  # noqa: PLC0415 - help needs none of it
-    from rpcsvc.engines import engine_of  # noqa: PLC0415
-    from rpcsvc.settings import (  # noqa: PLC0415
-        check_bind,
-        check_integrators,
-        render_config,
-    )
-
     loaded = context.loaded()
     sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings

@@ -1,25 +1,17 @@
-"""``rpcsvc health``: what a running service says of itself, for probes and for people.
+"""``rpcsvc health``: what a running service says of itself, for people and for remote probes.
 
-Only asks: unlike the operations it never runs the service in its own process. A probe runs it every
-few seconds, so it imports as little as it can.
-What does not live here: the checks (health.py).
+It only asks, and never runs the service. Over the socket it is health_probe.py that asks.
 """
 
 from __future__ import annotations
 
 import http.client
 import sys
-from typing import Any, Final
+from typing import Any
 
-from rpcsvc.cli.client import (
-    Unreachable,
-    find_endpoint,
-    printable,
-    read_response,
-)
+from rpcsvc.cli.client import Unreachable, endpoint_of, read_response
 from rpcsvc.cli.context import FAILED, OK, Context
-
-_PATHS: Final = {"health": "/health", "ready": "/readyz", "live": "/livez"}
+from rpcsvc.health_probe import PATHS, ask, printable
 
 
 def add_health(commands: Any, add_common: Any, add_target: Any) -> None:
@@ -32,23 +24,21 @@ def add_health(commands: Any, add_common: Any, add_target: Any) -> None:
     add_common(parser)
     add_target(parser)
     parser.add_argument(
-        "--check", choices=tuple(_PATHS), default="health", help="which question (health)"
+        "--check", choices=tuple(PATHS), default="health", help="which question (health)"
     )
     parser.set_defaults(command=_health)
 
 
 def _health(context: Context) -> int:
     """Print the answer. Raises Unreachable and BadUrl."""
-    data_dir = context.data_dir()
-    endpoint = find_endpoint(context.url(), data_dir)
-    if endpoint is None:
-        raise Unreachable(
-            f"No service runs on the data directory {data_dir}. Start one, or give --url."
-        )
+    url = context.url()
+    if url is None:
+        return ask(context.settings().data_dir, PATHS[context.options.check])
+    endpoint = endpoint_of(url)
     connection = endpoint.connection()
     try:
-        path = endpoint.path.removesuffix("/rpc") + _PATHS[context.options.check]
-        token = context.given_token() if endpoint.takes_token else None
+        path = endpoint.path.removesuffix("/rpc") + PATHS[context.options.check]
+        token = context.given_token()
         connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
         status, body = read_response(connection)
     except (OSError, http.client.HTTPException) as error:

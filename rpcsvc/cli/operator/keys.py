@@ -10,14 +10,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rpcsvc.cli.context import OK, Context, Json, UsageError
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
-
-if TYPE_CHECKING:
-    from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.logs import configure_logging
+from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.keys import (
+    KEYS_DIR,
+    SigningKeyError,
+)
 
 Common = Callable[[argparse.ArgumentParser], None]
 
@@ -63,9 +66,6 @@ def _list(context: Context) -> int:
 
 
 def _rotate(context: Context) -> int:
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - only this command logs
-    from rpcsvc.signing.keys import SigningKeyError  # noqa: PLC0415 - no other command needs keys
-
     configure_logging(context.settings().log.format, "warning")
     ring = _ring(context)
     try:
@@ -87,12 +87,6 @@ def _export_public(context: Context) -> int:
 
 
 def _ring(context: Context) -> KeyRing:
-    from rpcsvc.signing.key_ring import KeyRing  # noqa: PLC0415 - as above
-    from rpcsvc.signing.keys import (  # noqa: PLC0415
-        KEYS_DIR,
-        SigningKeyError,
-    )
-
     directory = context.settings().data_dir / KEYS_DIR
     try:
         return KeyRing.load(directory, SystemClock(), system_random)

@@ -14,17 +14,41 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from aiohttp import ClientSession
 
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.operator.output import onchain_settings, print_json
 from rpcsvc.cli.operator.service import is_running
 from rpcsvc.cli.options import Once, Text
-
-if TYPE_CHECKING:
-    from rpcsvc.settings import Settings
-    from rpcsvc.settlement.onchain.readiness import Check
-    from rpcsvc.treasury.wallets import Recorded
+from rpcsvc.cli.recovery.reread import reread_deposits
+from rpcsvc.cli.recovery.skip import skip_addresses
+from rpcsvc.clock import SystemClock
+from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.errors import Unavailable
+from rpcsvc.ids import system_random
+from rpcsvc.logs import configure_logging
+from rpcsvc.rates.sources import (
+    MedianRate,
+    rate_source,
+)
+from rpcsvc.settings import Settings
+from rpcsvc.settlement.onchain import readiness, wiring
+from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX
+from rpcsvc.settlement.onchain.evm.keys import (
+    HdKeys,
+    KeyFileRefused,
+    OnchainExtraMissing,
+    create_mnemonic,
+    read_mnemonic,
+)
+from rpcsvc.settlement.onchain.readiness import Check
+from rpcsvc.settlement.onchain.wiring import key_path
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, DataDirInUse, OwnerLock
+from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
+from rpcsvc.store.database import BooksUnreadable
+from rpcsvc.treasury.wallets import Recorded, look_at_all, recorded_wallets
 
 Common = Callable[[argparse.ArgumentParser], None]
 _MOST_SKIPPED: Final = 100_000
@@ -96,7 +120,6 @@ def _block(text: str) -> int:
 
 
 def _reread(context: Context) -> int:
-    from rpcsvc.cli.recovery.reread import reread_deposits  # noqa: PLC0415 - help needs none of it
 
     return reread_deposits(context)
 
@@ -108,13 +131,11 @@ def _count(text: str) -> int:
 
 
 def _skip(context: Context) -> int:
-    from rpcsvc.cli.recovery.skip import skip_addresses  # noqa: PLC0415 - help needs none of it
 
     return skip_addresses(context)
 
 
 def _init(context: Context) -> int:
-    from rpcsvc.logs import configure_logging  # noqa: PLC0415 - help needs none of it
 
     settings = onchain_settings(context)
     configure_logging(settings.log.format, "error")
@@ -126,11 +147,6 @@ def _init(context: Context) -> int:
 
 def _recorded(settings: Settings) -> Recorded:
     """The wallets that a service was started with here before. Raises UsageError."""
-    from rpcsvc.store.backends.sqlite.database import DATABASE_NAME  # noqa: PLC0415
-    from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot  # noqa: PLC0415
-    from rpcsvc.store.database import BooksUnreadable  # noqa: PLC0415
-    from rpcsvc.treasury.wallets import recorded_wallets  # noqa: PLC0415
-
     is_new = not (settings.data_dir / DATABASE_NAME).exists()
     try:
         with empty_snapshot() if is_new else snapshot(settings.data_dir) as taken:
@@ -142,8 +158,6 @@ def _recorded(settings: Settings) -> Recorded:
 @contextmanager
 def _owning(settings: Settings) -> Iterator[bool]:
     """Keep a service from starting meanwhile; False when one runs. Raises UsageError."""
-    from rpcsvc.store.backends.sqlite.database import DataDirInUse, OwnerLock  # noqa: PLC0415
-
     lock = OwnerLock(settings.data_dir)
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -175,10 +189,6 @@ def _key_check(
     settings: Settings, recorded: str | None, *, alone: bool
 ) -> tuple[Check, str | None]:
     """Whether the mnemonic is there and the right one; made anew only where none ever was."""
-    from rpcsvc.settlement.onchain.evm.keys import KeyFileRefused, OnchainExtraMissing  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.wiring import key_path  # noqa: PLC0415
-
     path = key_path(settings.onchain, settings.data_dir)
     try:
         is_made = _is_missing(path) and recorded is None and alone
@@ -213,16 +223,10 @@ def _is_missing(path: Path) -> bool:
 
 
 def _make_keys(path: Path) -> None:
-    from rpcsvc.ids import system_random  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm.keys import create_mnemonic  # noqa: PLC0415
-
     create_mnemonic(path, system_random)
 
 
 def _hot_address(path: Path) -> str:
-    from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX  # noqa: PLC0415
-    from rpcsvc.settlement.onchain.evm.keys import HdKeys, read_mnemonic  # noqa: PLC0415
-
     return HdKeys(read_mnemonic(path)).address(HOT_WALLET_INDEX)
 
 
@@ -233,10 +237,6 @@ async def _look(
     settings: Settings, recorded: Recorded, hot_wallet: str | None, *, alone: bool
 ) -> list[Check]:
     """Ask every node and rate source once. Raises SettingsError."""
-    from rpcsvc.domain.money import USDC, XMR  # noqa: PLC0415
-    from rpcsvc.settlement.onchain import readiness, wiring  # noqa: PLC0415
-    from rpcsvc.treasury.wallets import look_at_all  # noqa: PLC0415
-
     found = await look_at_all(settings, recorded.monero, hot_wallet, alone=alone)
     floors = wiring.floors(settings.onchain)
     checks = list(readiness.monero_checks(found.monero, found.options, floors[XMR]))
@@ -249,17 +249,6 @@ async def _look(
 
 
 async def _rate_check(settings: Settings) -> Check:
-    from aiohttp import ClientSession  # noqa: PLC0415
-
-    from rpcsvc.clock import SystemClock  # noqa: PLC0415
-    from rpcsvc.domain.money import USDC, format_units  # noqa: PLC0415
-    from rpcsvc.errors import Unavailable  # noqa: PLC0415
-    from rpcsvc.rates.sources import (  # noqa: PLC0415
-        MedianRate,
-        rate_source,
-    )
-    from rpcsvc.settlement.onchain.readiness import Check  # noqa: PLC0415
-
     source = rate_source(settings.rates, SystemClock()).source
     try:
         if isinstance(source, MedianRate):

@@ -20,7 +20,7 @@ Common = Callable[[argparse.ArgumentParser], None]
 KEY_BYTES: Final = 24
 
 
-def add_books(commands: Any, common: Common) -> None:
+def add_records(commands: Any, common: Common) -> None:
     """Hang both into the command tree; ``common`` adds the shared options."""
     parser = commands.add_parser("integrators", help="look after those who bring orders")
     actions = parser.add_subparsers(required=True, metavar="ACTION")

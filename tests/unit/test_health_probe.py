@@ -1,12 +1,12 @@
-"""What a command of the CLI imports, and that a branch of its tree is as it is in the whole tree.
+"""``rpcsvc health``: what it says, and what it costs.
 
 A probe runs ``rpcsvc health`` every few seconds: what it imports is what it costs.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
-from typing import Any
 
 import pytest
 
+from rpcsvc import health_probe
 from rpcsvc.cli import client
-from rpcsvc.cli import main as cli
-from rpcsvc.cli.main import build_parser, run
-from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.settings_plain import PLAIN
+from rpcsvc.health_probe import probe
 
 # Runs a command line, then writes its exit status and what it imported.
 RUN = """
@@ -44,19 +41,19 @@ SIDECAR = {
     "RPCSVC_PORT": "8080",
     "AGENT_RPC_TOKEN": "correct-horse-battery",
 }
-TREE = build_parser()
 
 
-class Probed(BaseHTTPRequestHandler):
-    """Answers as a healthy service does."""
-
-    def do_GET(self) -> None:
-        self.wfile.write(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"status":"ok"}')
+WELL = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"status":"ok"}'
 
 
 @contextmanager
-def listening(data_dir: Path) -> Iterator[None]:
+def listening(data_dir: Path, answer: bytes = WELL) -> Iterator[None]:
     """What a running service looks like from outside."""
+
+    class Probed(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(answer)
+
     data_dir.mkdir(mode=0o700)
     with ThreadingUnixStreamServer(str(data_dir / "rpcsvc.sock"), Probed) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -112,9 +109,7 @@ def test_the_probe_of_a_service_that_is_not_there_imports_no_library_either(tmp_
     assert foreign(modules) == set()
 
 
-def test_the_probe_takes_the_data_directory_from_a_file_as_other_commands_do(
-    tmp_path: Path,
-) -> None:
+def test_what_the_probe_does_not_read_is_left_to_the_command_line(tmp_path: Path) -> None:
     data_dir = tmp_path / "d"
     (tmp_path / "rpcsvc.toml").write_text(f'data_dir = "{data_dir}"\n')
     with listening(data_dir):
@@ -123,92 +118,62 @@ def test_the_probe_takes_the_data_directory_from_a_file_as_other_commands_do(
     assert (status, json.loads(out)) == (0, {"status": "ok"})
 
 
-@pytest.mark.parametrize("name", ["RPCSVC_PORT", "RPCSVC_SANDBOX__XMR_FLOAT", "RPCSVC_NOPE"])
-def test_the_probe_refuses_a_wrong_setting_as_other_commands_do(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--help"], 0),
+        (["--check", "nothing"], 2),
+        (["--data", "abbreviated"], 2),
+        (["too", "many"], 2),
+        (["--check"], 2),
+        (["--data-dir", ""], 2),
+        (["--url", "ftp://swap.example"], 2),
+        (["--check", "live", "--check", "ready"], 3),
+    ],
+)
+def test_probe_leaves_other_words_to_the_command_line(
+    tmp_path: Path, words: list[str], status: int
 ) -> None:
-    environ = {"RPCSVC_DATA_DIR": str(tmp_path), name: "x"}
-    ends = [
-        (run(line, environ, serve=_never, local=_never), capsys.readouterr())
-        for line in (["health"], ["config", "check"])
-    ]
-
-    assert ends[0] == ends[1]
-    assert ends[0][0] == 2
-    assert name in ends[0][1].err
-
-
-def _never(*_: Any) -> Any:
-    raise AssertionError("no service is needed")
-
-
-def test_the_shipped_probes_give_what_is_read_without_a_library() -> None:
-    config = Path(__file__).parents[2] / "config"
-    text = (config / "Containerfile").read_text() + (config / "sidecar.yaml").read_text()
-    for name in (*CONTAINER, *SIDECAR, "RPCSVC_DATA_DIR"):
-        assert name in text
-        assert name in PLAIN
-
-
-# --- branches --------------------------------------------------------------------------------
-
-
-def branches(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a parser, by name."""
-    actions: list[Any] = parser._actions
-    return {
-        name: branch
-        for action in actions
-        if isinstance(action, argparse._SubParsersAction)
-        for name, branch in action.choices.items()
-    }
-
-
-def helps(parser: argparse.ArgumentParser) -> list[str]:
-    """The help of a command and of all that hangs below it."""
-    below = branches(parser).values()
-    return [parser.format_help(), *(text for branch in below for text in helps(branch))]
-
-
-@pytest.mark.parametrize("name", branches(TREE))
-def test_a_branch_says_what_it_does_in_the_whole_tree(name: str) -> None:
-    assert helps(branches(build_parser(name))[name]) == helps(branches(TREE)[name])
-
-
-def test_the_whole_tree_has_every_branch_under_its_name() -> None:
-    operations = [operation.command for operation in OPERATIONS]
-    assert list(branches(TREE)) == [*cli._BRANCHES, *operations]
-
-
-def test_what_is_no_command_is_answered_with_all_of_them() -> None:
-    for word in ("helth", "-h", "--", ""):
-        assert list(branches(build_parser(word))) == list(branches(TREE))
+    assert probe(words, {}) is None
+    assert carried_out(tmp_path, "health", *words)[0] == status
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("answer", "status", "says"),
     [
-        ["--version", "no-command"],
-        ["health", "--version"],
-        ["health", "too", "many"],
-        ["health", "--check", "nothing"],
-        ["health", "--data", "abbreviated"],
-        ["keys"],
-        ["payouts", "pause"],
-        ["treasury", "explain", "--note"],
+        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 4\r\n\r\nsick", 1, ""),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", 3, "its answer breaks off"),
+        (b"HTTP/1.1 200 OK\r\n", 3, "does not answer in HTTP"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", 3, "does not answer in HTTP"),
+        (b"", 3, "does not answer in HTTP"),
     ],
-    ids=" ".join,
 )
-def test_a_branch_ends_a_bad_command_line_as_the_whole_tree_does(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+def test_probe_says_what_it_was_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: bytes, status: int, says: str
 ) -> None:
-    ends = []
-    for parser in (build_parser(words[0]), TREE):
-        with pytest.raises(SystemExit) as ended:
-            parser.parse_args(words)
-        ends.append((ended.value.code, capsys.readouterr()))
+    with listening(tmp_path / "d", answer):
+        assert probe(["--data-dir", str(tmp_path / "d")], {}) == status
+    assert says in capsys.readouterr().err
 
-    assert ends[0] == ends[1]
+
+def test_probe_takes_under_60_ms_of_cpu(tmp_path: Path) -> None:
+    """The least of some runs, beside a bare interpreter: the machine has other things to do."""
+
+    def least(*arguments: str) -> float:
+        return min(cpu_ms(*arguments) for _ in range(7))
+
+    with listening(tmp_path / "d"):
+        asked = least("-m", "rpcsvc", "health", "--data-dir", str(tmp_path / "d"))
+    assert asked - least("-c", "pass") < 40
+    assert asked < 120
+
+
+def cpu_ms(*arguments: str) -> float:
+    """CPU time of a Python process, of user and system."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def test_socket_of_another_user_is_sent_nothing(
@@ -217,8 +182,8 @@ def test_socket_of_another_user_is_sent_nothing(
     """Whoever listens there could take the token, and show deposit addresses of their own."""
     with listening(tmp_path / "data"):
         assert client.socket_endpoint(tmp_path / "data") is not None
-        monkeypatch.setattr(client, "_listener_of", lambda _connection: 54_321)
-        with pytest.raises(client.UntrustedSocket, match="54321 listens"):
+        monkeypatch.setattr(health_probe, "_listener_of", lambda _connection: 54_321)
+        with pytest.raises(health_probe.UntrustedSocket, match="54321 listens"):
             client.socket_endpoint(tmp_path / "data")
 
 
