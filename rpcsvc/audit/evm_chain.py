@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from rpcsvc.audit.records import (
     Books,
@@ -23,15 +23,32 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
-from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, TooLarge
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    BadAnswer,
+    NodeError,
+    Text,
+    TooLarge,
+    named,
+    read_answer,
+)
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node_types import Block, Data, EvmCall, Quantity, Receipt, Tag
 
 # Questions under way at once.
 _AT_ONCE: Final = 8
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    topics: tuple[Data, ...]
+    data: Data
+    txid: Annotated[Text, named("transactionHash")]
+    block: Annotated[Quantity, named("blockNumber")]
+    index: Annotated[Quantity, named("logIndex")]
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +318,8 @@ class EvmReader:
         }
         items = await self._client.rpc.read(_GET_LOGS, [params])
         name = self._client.rpc.endpoint.name
-        answer = Fields(name, _GET_LOGS, {"logs": items})
-        moves = (_move(item) for item in answer.each("logs") if not item.value.get("removed"))
+        events = read_answer(list[_Event], name, _GET_LOGS, items)
+        moves = (_move(item, name) for item in events if not item.removed)
         # Anyone can move nothing in anybody's name.
         return {key: move for key, move in moves if move.units > 0}
 
@@ -429,17 +446,16 @@ def _costs(payment: PaymentEntry, opening: Opening | None) -> bool:
     return opening is not None and payment.nonce is not None and payment.nonce >= opening.nonce
 
 
-def _move(item: Fields) -> tuple[tuple[str, int], Move]:
+def _move(item: _Event, node: str) -> tuple[tuple[str, int], Move]:
     """A log as an event of the token. Raises BadAnswer."""
     try:
-        topics = [bytes.fromhex(text[2:]) for text in item.texts("topics")]
-        event = usdc.read_transfer(topics, bytes.fromhex(item.text("data")[2:]))
-        block, index = int(item.text("blockNumber"), 16), int(item.text("logIndex"), 16)
+        event = usdc.read_transfer(item.topics, item.data)
     except ValueError as error:
-        raise item.bad("has an event that is not the token's Transfer") from error
-    txid = item.text("transactionHash").lower()
-    move = Move(txid, event.sender.lower(), event.to.lower(), event.units, block)
-    return (txid, index), move
+        problem = "the answer has an event that is not the token's Transfer"
+        raise BadAnswer(node, _GET_LOGS, problem) from error
+    txid = item.txid.lower()
+    move = Move(txid, event.sender.lower(), event.to.lower(), event.units, item.block)
+    return (txid, item.index), move
 
 
 def _batches(items: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator
 
 from rpcsvc.audit.records import (
     MONERO,
@@ -24,7 +26,17 @@ from rpcsvc.audit.records import (
     Unfit,
     Watched,
 )
-from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError, parse_json
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    BadAnswer,
+    Flag,
+    Model,
+    NodeError,
+    Text,
+    Whole,
+    named,
+    parse_json,
+    read_answer,
+)
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions
 from rpcsvc.settlement.onchain.monero.monerod import BlockHeader, MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
@@ -37,6 +49,74 @@ _MANY: Final = 400
 _TRANSACTIONS_PER_CALL: Final = 50
 # Blocks that are read again each time: deeper ones are kept.
 _YOUNG: Final = 60
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    txid: Text
+    address: Text
+    amount: Whole
+    height: Whole
+    unlock_time: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    address: Text
+    amount: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Went:
+    txid: Text
+    amount: Whole
+    fee: Whole
+    height: Whole
+    destinations: tuple[_Destination, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    came: Annotated[tuple[_Came, ...], named("in")] = ()
+    went: Annotated[tuple[_Went, ...], named("out")] = ()
+    pool: tuple[_Came, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Balance:
+    balance: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Signatures:
+    fee: Annotated[Whole, named("txnFee")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    rct_signatures: _Signatures
+
+
+def _decoded(value: Any) -> Any:
+    """A transaction's own JSON, which the answer holds as text."""
+    return parse_json(value.encode()) if isinstance(value, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _OnNode:
+    txid: Annotated[Text, named("tx_hash")]
+    in_pool: Flag
+    body: Annotated[_Body, BeforeValidator(_decoded), named("as_json")]
+    height: Annotated[Whole | None, named("block_height")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    status: Text
+    txs: tuple[_OnNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +213,21 @@ class MoneroReader:
         while after < top:
             upto = min(after + self._window, top)
             answer = await self._transfers(after, upto)
-            came, went = answer.each("in"), answer.each("out")
-            arrivals += map(_arrival, came)
-            sent += map(_sent, went)
+            arrivals += map(_arrival, answer.came)
+            sent += map(_sent, answer.went)
             after = upto
-            busy = len(came) + len(went) > _MANY
+            busy = len(answer.came) + len(answer.went) > _MANY
             wider = min(self._window * 2, _WIDEST_WINDOW)
             self._window = max(1, self._window // 4) if busy else wider
         return arrivals, sent
 
     async def _waiting(self) -> list[Arrival]:
         """What came and waits in the pool."""
-        answer = await self._ask_wallet(
-            "get_transfers", {"pool": True, "account_index": self._wallet.account}
-        )
-        return [replace(_arrival(item), block=None) for item in answer.each("pool")]
+        params = {"pool": True, "account_index": self._wallet.account}
+        answer = await self._ask_wallet(_Listed, "get_transfers", params)
+        return [replace(_arrival(item), block=None) for item in answer.pool]
 
-    async def _transfers(self, after: int, upto: int) -> Fields:
+    async def _transfers(self, after: int, upto: int) -> _Listed:
         """What the wallet lists of the blocks above ``after`` and up to ``upto``."""
         params = {
             "in": True,
@@ -159,7 +237,7 @@ class MoneroReader:
             "min_height": after,
             "max_height": upto,
         }
-        return await self._ask_wallet("get_transfers", params)
+        return await self._ask_wallet(_Listed, "get_transfers", params)
 
     async def _balance(self) -> tuple[int, bool]:
         """What the blocks alone say that the account holds: nothing that is unconfirmed.
@@ -172,7 +250,7 @@ class MoneroReader:
             "address_indices": [0],
             "strict": True,
         }
-        balance = (await self._ask_wallet("get_balance", params)).whole("balance")
+        balance = (await self._ask_wallet(_Balance, "get_balance", params)).balance
         listed, is_whole = await list_unspent(self._wallet)
         held_back = sum(item.amount for item in listed if item.frozen and not item.spent)
         return balance + held_back, is_whole
@@ -213,14 +291,15 @@ class MoneroReader:
         body = {"txs_hashes": list(txids), "decode_as_json": True, "prune": True}
         path = "/get_transactions"
         name = self._node.rpc.endpoint.name
-        answer = Fields(name, path, await self._node.rpc.read_path(path, body))
-        if answer.text("status") != "OK":
-            raise answer.bad(f"has the status {answer.text('status')}")
+        answer = read_answer(_Known, name, path, await self._node.rpc.read_path(path, body))
+        if answer.status != "OK":
+            raise BadAnswer(name, path, f"the answer has the status {answer.status}")
         found = {}
-        for item in answer.each("txs"):
-            block = None if item.flag("in_pool") else item.whole("block_height")
-            txid = item.text("tx_hash")
-            found[txid] = Sighting(txid, block, 0, _fee(item))
+        for item in answer.txs:
+            if not item.in_pool and item.height is None:
+                raise BadAnswer(name, path, "the answer has a mined transaction without height")
+            block = None if item.in_pool else item.height
+            found[item.txid] = Sighting(item.txid, block, 0, item.body.rct_signatures.fee)
         return found
 
     async def _proven(self, payment: PaymentEntry, found: Sighting, head: BlockHeader) -> Sighting:
@@ -309,37 +388,20 @@ class MoneroReader:
         if scanned != head.height + 1 or now is None or now.hash != head.hash:
             raise ChainMoved(f"the Monero chain went on from block {head.height}")
 
-    async def _ask_wallet(self, method: str, params: dict[str, Any]) -> Fields:
+    async def _ask_wallet(self, model: Model[T], method: str, params: dict[str, Any]) -> T:
         name = self._wallet.rpc.endpoint.name
-        return Fields(name, method, await self._wallet.rpc.read(method, params))
+        return read_answer(model, name, method, await self._wallet.rpc.read(method, params))
 
 
-def _arrival(item: Fields) -> Arrival:
+def _arrival(item: _Came) -> Arrival:
     return Arrival(
-        txid=item.text("txid"),
-        address=item.text("address"),
-        units=item.whole("amount"),
-        block=item.whole("height"),
-        timelocked=item.whole("unlock_time") > 0,
+        item.txid, item.address, item.amount, item.height, timelocked=item.unlock_time > 0
     )
 
 
-def _sent(item: Fields) -> _Sent:
-    departure = Departure(
-        item.text("txid"), item.whole("amount"), item.whole("fee"), item.whole("height")
-    )
-    paid = tuple((to.text("address"), to.whole("amount")) for to in item.each("destinations"))
-    return _Sent(departure, paid)
-
-
-def _fee(item: Fields) -> int:
-    """The fee in a transaction's own bytes. Raises BadAnswer."""
-    try:
-        decoded = parse_json(item.text("as_json").encode())
-    except ValueError as error:
-        raise item.bad("has a transaction that is not JSON") from error
-    signatures = Fields(item.node, item.method, decoded).inner("rct_signatures")
-    return signatures.whole("txnFee")
+def _sent(item: _Went) -> _Sent:
+    departure = Departure(item.txid, item.amount, item.fee, item.height)
+    return _Sent(departure, tuple((to.address, to.amount) for to in item.destinations))
 
 
 def _batches(items: Sequence[PaymentEntry]) -> Iterator[Sequence[PaymentEntry]]:

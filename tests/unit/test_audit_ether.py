@@ -164,7 +164,7 @@ async def test_what_is_deep_is_asked_once_and_what_is_young_again() -> None:
         ({"l1_fee": 5}, OPERATOR, 26),
         ({"l1_fee": 0}, OPERATOR, 21),
         ({}, OPERATOR, None),
-        ({"l1_fee": 5, "has_operator_fee": True}, OPERATOR, None),
+        ({"l1_fee": 5, "operator_fee_scalar": 1}, OPERATOR, None),
     ],
 )
 async def test_the_cost_is_gas_and_the_fee_for_l1_or_not_known(

@@ -9,7 +9,6 @@ import pytest
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
-    Fields,
     HttpFailure,
     NodeError,
     OutcomeUnknown,
@@ -20,7 +19,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import (
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm.scan import pending_payments
+from rpcsvc.settlement.onchain.evm.scan import pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import Database
 from tests.logs import captured
 from tests.unit.evm_chain import (
@@ -360,7 +359,7 @@ async def test_an_answer_that_is_no_block_is_no_failure_of_the_look(
 
 def test_strange_transactions_that_do_not_call_the_token_are_passed_over() -> None:
     strange = [{}, {"to": 7}, {"to": STRANGER, "hash": None}, {"to": None, "input": None}]
-    block = Fields(*NODE, {"transactions": [*strange, paying("a")]})
+    block = read_pending(NODE[0], {"transactions": [*strange, paying("a")]})
     assert [item.txid for item in pending_payments(block, TOKEN)] == [txid_of("a")]
-    with pytest.raises(BadAnswer, match="whole transactions"):
-        list(pending_payments(Fields(*NODE, {"transactions": [7]}), TOKEN))
+    with pytest.raises(BadAnswer, match="valid dictionary"):
+        read_pending(NODE[0], {"transactions": [7]})

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from rpcsvc.domain.order import OrderStatus
-from rpcsvc.settlement.onchain.daemon_rpc import Fields
 from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
-from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments
+from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.backends.sqlite.sql import compiled
 from rpcsvc.store.database import StoreConflict
@@ -60,7 +59,7 @@ async def test_no_more_calls_are_read_than_a_block_can_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(evm_pool, "_MOST_CALLS", 3)
-    block = Fields(*NODE, {"transactions": [paying(f"tx{n}") for n in range(5)]})
+    block = read_pending(NODE[0], {"transactions": [paying(f"tx{n}") for n in range(5)]})
     assert [item.txid for item in pending_payments(block, TOKEN)] == [
         txid_of(f"tx{n}") for n in range(3)
     ]

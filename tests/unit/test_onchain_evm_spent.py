@@ -17,15 +17,14 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentState,
     Purpose,
 )
+from rpcsvc.settlement.onchain.evm.node import read_sent_in
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
-    EvmFields,
     EvmTransaction,
     Receipt,
     SentIn,
     Tag,
-    read_sent_in,
 )
 from rpcsvc.settlement.onchain.evm.presence import (
     EvmPresence,
@@ -229,10 +228,10 @@ async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
     assert isinstance(await spent.find(payment, by, block(5_000 + A_MINUTE)), Spender)
 
 
-def answer(transactions: list[Any]) -> EvmFields:
+def answer(transactions: list[Any]) -> dict[str, Any]:
     word = "0x" + "ab" * 32
     members = {"number": "0x5", "hash": word, "parentHash": word, "timestamp": "0x1"}
-    return EvmFields("node", "eth_getBlockByNumber", {**members, "transactions": transactions})
+    return {**members, "transactions": transactions}
 
 
 def test_of_a_block_only_what_the_account_sent_is_read() -> None:
@@ -240,10 +239,10 @@ def test_of_a_block_only_what_the_account_sent_is_read() -> None:
     mine = {"from": HOT.lower(), "to": TOKEN, "nonce": "0x7", "hash": txid, "value": "0x0"}
     mine["input"] = "0x" + CALL.hex()
     strange = {"from": STRANGER, "type": "0x7e"}
-    (found,) = read_sent_in(answer([strange, mine]), HOT).sent.values()
+    (found,) = read_sent_in("node", answer([strange, mine]), HOT).sent.values()
     assert (found.txid, found.nonce, found.to, found.data) == (txid.lower(), NONCE, TOKEN, CALL)
 
 
 def test_a_block_without_whole_transactions_is_refused() -> None:
     with pytest.raises(BadAnswer):
-        read_sent_in(answer(["0x" + "cd" * 32]), HOT)
+        read_sent_in("node", answer(["0x" + "cd" * 32]), HOT)

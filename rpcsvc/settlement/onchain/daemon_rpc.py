@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import count
-from typing import Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import (
@@ -37,6 +37,7 @@ from aiohttp import (
     DigestAuthMiddleware,
     TCPConnector,
 )
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rpcsvc.clock import steady_ms
 
@@ -306,65 +307,57 @@ class DaemonRpc:
         return answer["result"]
 
 
-class Fields:
-    """Reads the fields of an answer by type. Each method raises BadAnswer when it can't.
+# Types of an answer's fields: nothing is converted. A whole number is not negative.
+Whole = Annotated[int, Field(strict=True, ge=0)]
+Text = Annotated[str, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
-    ``default`` stands for a field that is left out, as Monero's daemons do with empty lists.
-    """
+WHOLE: Final[TypeAdapter[int]] = TypeAdapter(Whole)
+TEXT: Final[TypeAdapter[str]] = TypeAdapter(Text)
+FLAG: Final[TypeAdapter[bool]] = TypeAdapter(Flag)
 
-    def __init__(self, node: str, method: str, value: Any) -> None:
-        self.node = node
-        self.method = method
-        if not isinstance(value, dict):
-            raise self.bad("is not an object")
-        self.value: JsonObject = value
 
-    def bad(self, problem: str) -> BadAnswer:
-        """A BadAnswer about this answer, for the caller to raise."""
-        return BadAnswer(self.node, self.method, f"the answer {problem}")
+def named(name: str) -> Any:
+    """What a field is called in the answer, for its annotation."""
+    return Field(validation_alias=name)
 
-    def whole(self, key: str, default: int | None = None) -> int:
-        """An integer that is not negative."""
-        value = self.value.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.bad(f"has no whole number under {key}")
-        return value
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
-        value = self.value.get(key, default)
-        if not isinstance(value, str):
-            raise self.bad(f"has no string under {key}")
-        return value
+Model = type[T] | TypeAdapter[T]
 
-    def flag(self, key: str, default: bool | None = None) -> bool:
-        """A boolean."""
-        value = self.value.get(key, default)
-        if not isinstance(value, bool):
-            raise self.bad(f"has no boolean under {key}")
-        return value
 
-    def items(self, key: str) -> list[Any]:
-        """A list; empty when left out."""
-        value = self.value.get(key, [])
-        if not isinstance(value, list):
-            raise self.bad(f"has no list under {key}")
-        return value
+_adapters: dict[Any, TypeAdapter[Any]] = {}
 
-    def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; empty when left out."""
-        values = self.items(key)
-        if not all(isinstance(value, str) for value in values):
-            raise self.bad(f"has no list of strings under {key}")
-        return tuple(values)
 
-    def inner(self, key: str) -> Fields:
-        """An object within this one."""
-        return Fields(self.node, self.method, self.value.get(key))
+def _adapter(model: Model[T]) -> TypeAdapter[T]:
+    """That of a type, made at its first use."""
+    if isinstance(model, TypeAdapter):
+        return model
+    if model not in _adapters:
+        _adapters[model] = TypeAdapter(model)
+    return _adapters[model]
 
-    def each(self, key: str) -> list[Fields]:
-        """A list of objects; empty when left out."""
-        return [Fields(self.node, self.method, value) for value in self.items(key)]
+
+def read_answer(model: Model[T], node: str, method: str, value: Any) -> T:
+    """An answer as its model. Fields that the model lacks are ignored. Raises BadAnswer."""
+    try:
+        return _adapter(model).validate_python(value)
+    except ValidationError as error:
+        # Without its cause, which quotes the answer: a wallet's may hold secrets.
+        raise BadAnswer(node, method, f"the answer {_first_problem(error)}") from None
+
+
+def read_field(model: Model[T], node: str, method: str, answer: Any, key: str) -> T:
+    """One field of an answer. Raises BadAnswer, also when the field is left out."""
+    if not isinstance(answer, dict) or key not in answer:
+        raise BadAnswer(node, method, f"the answer has no {key}")
+    return read_answer(model, node, f"{method}: {key}", answer[key])
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    problem = first["msg"].removeprefix("Value error, ")
+    return f"is not as expected{' at ' if where else ''}{where}: {problem}"
 
 
 def parse_json(content: bytes) -> Any:

@@ -9,42 +9,57 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Self, TypeVar
+
+from pydantic import TypeAdapter
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
     BadAnswer,
     DaemonRpc,
     Endpoint,
     JsonObject,
+    Model,
     NodeError,
     Pause,
+    Text,
     TooLarge,
+    named,
+    read_answer,
+    read_field,
 )
 from rpcsvc.settlement.onchain.evm.node_types import (
     Block,
     BlockRef,
+    Data,
     EvmCall,
-    EvmFields,
     EvmTransaction,
     FeeData,
     Log,
     LogFilter,
     LogRange,
+    Quantity,
     Receipt,
     Reverted,
     SentIn,
     Submission,
     SubmissionResult,
     Tag,
-    read_block,
-    read_log,
-    read_receipt,
-    read_sent_in,
-    read_transaction,
 )
 from rpcsvc.settlement.onchain.evm.usdc import keccak256
 
 WIDEST_LOG_RANGE: Final = 2000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    sender: Annotated[Text, named("from")]
+
+
+_QUANTITY: Final[TypeAdapter[int]] = TypeAdapter(Quantity)
+_DATA: Final[TypeAdapter[bytes]] = TypeAdapter(Data)
 
 _REVERTED: Final = 3
 # Nodes have no common code for "too many logs"; these codes and words cover those in use.
@@ -82,7 +97,7 @@ class EvmClient:
         """
         method = "eth_getBlockByNumber"
         answer = await self.rpc.read(method, [_block_ref(number), True])
-        return None if answer is None else read_sent_in(self._fields(method, answer), sender)
+        return None if answer is None else read_sent_in(self.rpc.endpoint.name, answer, sender)
 
     async def pending_block(self, *, seconds: float) -> Any:
         """The block that the node would mine next, with whole transactions, as JSON has it.
@@ -109,8 +124,8 @@ class EvmClient:
         items = await self.rpc.read("eth_getLogs", [params])
         if not isinstance(items, list):
             raise self._bad("eth_getLogs", "is not a list")
-        fields = [self._fields("eth_getLogs", item) for item in items]
-        return tuple(read_log(item) for item in fields if item.value.get("removed") is not True)
+        kept = [item for item in items if not _is_removed(item)]
+        return self._model(tuple[Log, ...], "eth_getLogs", kept)
 
     async def scan(
         self, wanted: LogFilter, first: int, last: int, *, span: int = WIDEST_LOG_RANGE
@@ -181,13 +196,13 @@ class EvmClient:
         """A transaction in the pool or the chain; None when unknown."""
         method = "eth_getTransactionByHash"
         answer = await self.rpc.read(method, [txid])
-        return None if answer is None else read_transaction(self._fields(method, answer))
+        return None if answer is None else self._model(EvmTransaction, method, answer)
 
     async def receipt(self, txid: str) -> Receipt | None:
         """What became of a transaction; None while it is not mined, or not any more."""
         method = "eth_getTransactionReceipt"
         answer = await self.rpc.read(method, [txid])
-        return None if answer is None else read_receipt(self._fields(method, answer))
+        return None if answer is None else self._model(Receipt, method, answer)
 
     # --- plumbing ------------------------------------------------------------------------------
 
@@ -201,19 +216,40 @@ class EvmClient:
 
     async def _block(self, method: str, which: str) -> Block | None:
         answer = await self.rpc.read(method, [which, False])
-        return None if answer is None else read_block(self._fields(method, answer))
+        return None if answer is None else self._model(Block, method, answer)
 
-    def _fields(self, method: str, value: Any) -> EvmFields:
-        return EvmFields(self.rpc.endpoint.name, method, value)
+    def _model(self, model: Model[T], method: str, value: Any) -> T:
+        return read_answer(model, self.rpc.endpoint.name, method, value)
 
     def _quantity(self, method: str, value: Any) -> int:
-        return self._fields(method, {"result": value}).quantity("result")
+        return self._model(_QUANTITY, method, value)
 
     def _data(self, method: str, value: Any) -> bytes:
-        return self._fields(method, {"result": value}).data("result")
+        return self._model(_DATA, method, value)
 
     def _bad(self, method: str, problem: str) -> BadAnswer:
         return BadAnswer(self.rpc.endpoint.name, method, f"the answer {problem}")
+
+
+def read_sent_in(node: str, answer: Any, sender: str) -> SentIn:
+    """What ``sender`` sent in a block of eth_getBlockByNumber that has whole transactions.
+
+    Of the others only the sender is read: some networks have kinds of their own. Raises BadAnswer.
+    """
+    method = "eth_getBlockByNumber"
+    block = read_answer(Block, node, method, answer)
+    senders = read_field(list[_Sender], node, method, answer, "transactions")
+    mine = [
+        read_answer(EvmTransaction, node, method, item)
+        for item, by in zip(answer["transactions"], senders, strict=True)
+        if by.sender.lower() == sender.lower()
+    ]
+    return SentIn(block, {one.nonce: one for one in mine})
+
+
+def _is_removed(item: Any) -> bool:
+    """Whether it is a log that a reorganisation took away."""
+    return isinstance(item, dict) and item.get("removed") is True
 
 
 def _block_ref(at: BlockRef) -> str:

@@ -1,4 +1,4 @@
-"""What an EVM node answers, in types, and reading it off the JSON.
+"""What an EVM node answers: strict models of its JSON.
 
 Amounts are wei, gas and fees per gas included. Hashes and transaction ids are 0x and lower-case
 hex; addresses are in EIP-55 form; data is bytes.
@@ -8,18 +8,26 @@ Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import Field, PlainValidator
 
 from rpcsvc.domain.addresses import evm_checksum
-from rpcsvc.settlement.onchain.daemon_rpc import Fields, NodeError
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, named
 
 _QUANTITY: Final = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)", re.ASCII | re.IGNORECASE)
 _DATA: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
-_HASH_BYTES: Final = 32
-_ADDRESS_BYTES: Final = 20
+_HASH: Final = re.compile(r"0x[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]{40}", re.ASCII | re.IGNORECASE)
+
+T = TypeVar("T")
+
+# The events of a pass are of one contract.
+_checksum: Final = lru_cache(maxsize=1024)(evm_checksum)
 
 
 class Tag(StrEnum):
@@ -34,15 +42,58 @@ class Tag(StrEnum):
 BlockRef = int | Tag
 
 
+def read_quantity(value: Any) -> int:
+    """A number: 0x and hex digits without leading zeros. Raises ValueError."""
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise ValueError("it is no quantity")
+    return int(value, 16)
+
+
+def read_data(value: Any) -> bytes:
+    """Bytes of any length: 0x and hex digits. Raises ValueError."""
+    if not isinstance(value, str) or not _DATA.fullmatch(value):
+        raise ValueError("it is no hex data")
+    return bytes.fromhex(value[2:])
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise ValueError("it is not 32 bytes")
+    return value.lower()
+
+
+def _address(value: Any) -> str:
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+        raise ValueError("it is no address")
+    return _checksum(value)
+
+
+def _is_one(value: Any) -> bool:
+    return read_quantity(value) == 1
+
+
+def _or_none(read: Callable[[Any], T]) -> PlainValidator:
+    return PlainValidator(lambda value: None if value is None else read(value))
+
+
+Quantity = Annotated[int, PlainValidator(read_quantity)]
+Data = Annotated[bytes, PlainValidator(read_data)]
+Hash = Annotated[str, PlainValidator(_hash)]
+Address = Annotated[str, PlainValidator(_address)]
+MaybeQuantity = Annotated[int | None, _or_none(read_quantity), Field(default=None)]
+MaybeHash = Annotated[str | None, _or_none(_hash), Field(default=None)]
+MaybeAddress = Annotated[str | None, _or_none(_address), Field(default=None)]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A block. ``timestamp``: seconds; ``base_fee``: None on a network without EIP-1559."""
 
-    number: int
-    hash: str
-    parent: str
-    timestamp: int
-    base_fee: int | None
+    number: Quantity
+    hash: Hash
+    parent: Annotated[Hash, named("parentHash")]
+    timestamp: Quantity
+    base_fee: Annotated[MaybeQuantity, named("baseFeePerGas")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +111,13 @@ class Log:
     Receipt.position_of gives the place within the transaction, which does not.
     """
 
-    address: str
-    topics: tuple[bytes, ...]
-    data: bytes
-    txid: str
-    block_number: int
-    block_hash: str
-    log_index: int
+    address: Address
+    topics: Annotated[tuple[Data, ...], Field(default=())]
+    data: Data
+    txid: Annotated[Hash, named("transactionHash")]
+    block_number: Annotated[Quantity, named("blockNumber")]
+    block_hash: Annotated[Hash, named("blockHash")]
+    log_index: Annotated[Quantity, named("logIndex")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +133,25 @@ class LogRange:
 class Receipt:
     """What became of a mined transaction. ``ok`` False: it failed, and its nonce is spent.
 
-    The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top, None
-    where the node tells none; and ``has_operator_fee``: one more, from Isthmus on, that is reckoned
-    as the chain's release says.
+    The fee is ``gas_used`` times ``gas_price``. On OP-stack chains ``l1_fee`` comes on top; None
+    where the node tells none.
     """
 
-    txid: str
-    ok: bool
-    block_number: int
-    block_hash: str
-    gas_used: int
-    gas_price: int
-    logs: tuple[Log, ...]
-    l1_fee: int | None = None
-    has_operator_fee: bool = False
+    txid: Annotated[Hash, named("transactionHash")]
+    ok: Annotated[bool, PlainValidator(_is_one), named("status")]
+    block_number: Annotated[Quantity, named("blockNumber")]
+    block_hash: Annotated[Hash, named("blockHash")]
+    gas_used: Annotated[Quantity, named("gasUsed")]
+    gas_price: Annotated[Quantity, named("effectiveGasPrice")]
+    logs: Annotated[tuple[Log, ...], Field(default=())]
+    l1_fee: Annotated[MaybeQuantity, named("l1Fee")] = None
+    operator_fee_scalar: Annotated[MaybeQuantity, named("operatorFeeScalar")] = None
+    operator_fee_constant: Annotated[MaybeQuantity, named("operatorFeeConstant")] = None
+
+    @property
+    def has_operator_fee(self) -> bool:
+        """Whether one more fee comes on top (Isthmus), reckoned as the chain's release says."""
+        return bool(self.operator_fee_scalar or self.operator_fee_constant)
 
     def position_of(self, log_index: int) -> int:
         """Where among this transaction's logs the one of that ``log_index`` is, from 0.
@@ -109,14 +165,14 @@ class Receipt:
 class EvmTransaction:
     """A transaction that the node knows. ``block_number`` is None until it is mined."""
 
-    txid: str
-    sender: str
-    to: str | None
-    nonce: int
-    value: int
-    data: bytes
-    block_number: int | None
-    block_hash: str | None
+    txid: Annotated[Hash, named("hash")]
+    sender: Annotated[Address, named("from")]
+    to: MaybeAddress
+    nonce: Quantity
+    value: Quantity
+    data: Annotated[Data, named("input")]
+    block_number: Annotated[MaybeQuantity, named("blockNumber")]
+    block_hash: Annotated[MaybeHash, named("blockHash")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,121 +233,6 @@ class Reverted(NodeError):
     def __init__(self, error: NodeError) -> None:
         super().__init__(error.node, error.method, error.code, error.text, error.data)
         self.output = _revert_output(error.data)
-
-
-class EvmFields(Fields):
-    """Fields in the encodings of Ethereum's JSON-RPC. Each method raises BadAnswer."""
-
-    def quantity(self, key: str) -> int:
-        """A number: 0x and hex digits without leading zeros."""
-        text = self.text(key)
-        if not _QUANTITY.fullmatch(text):
-            raise self.bad(f"has no quantity under {key}")
-        return int(text, 16)
-
-    def optional_quantity(self, key: str) -> int | None:
-        """A number, or None where there is none."""
-        return None if self.value.get(key) is None else self.quantity(key)
-
-    def data(self, key: str) -> bytes:
-        """Bytes of any length."""
-        return self._as_bytes(self.text(key), key)
-
-    def hash(self, key: str) -> str:
-        """32 bytes, as 0x and lower-case hex."""
-        return "0x" + self._sized(key, _HASH_BYTES).hex()
-
-    def optional_hash(self, key: str) -> str | None:
-        """32 bytes, or None where there are none."""
-        return None if self.value.get(key) is None else self.hash(key)
-
-    def address(self, key: str) -> str:
-        """An address in EIP-55 form."""
-        return evm_checksum("0x" + self._sized(key, _ADDRESS_BYTES).hex())
-
-    def topics(self) -> tuple[bytes, ...]:
-        """The topics of a log."""
-        return tuple(self._as_bytes(text, "topics") for text in self.texts("topics"))
-
-    def list_of(self, key: str) -> list[EvmFields]:
-        """The objects of a list."""
-        return [EvmFields(self.node, self.method, item) for item in self.items(key)]
-
-    def _sized(self, key: str, size: int) -> bytes:
-        value = self.data(key)
-        if len(value) != size:
-            raise self.bad(f"has not {size} bytes under {key}")
-        return value
-
-    def _as_bytes(self, text: str, key: str) -> bytes:
-        if not _DATA.fullmatch(text):
-            raise self.bad(f"has no hex data under {key}")
-        return bytes.fromhex(text[2:])
-
-
-def read_block(item: EvmFields) -> Block:
-    """A block of eth_getBlockByNumber. Raises BadAnswer."""
-    return Block(
-        number=item.quantity("number"),
-        hash=item.hash("hash"),
-        parent=item.hash("parentHash"),
-        timestamp=item.quantity("timestamp"),
-        base_fee=item.optional_quantity("baseFeePerGas"),
-    )
-
-
-def read_sent_in(item: EvmFields, sender: str) -> SentIn:
-    """What ``sender`` sent in a block of eth_getBlockByNumber that has whole transactions.
-
-    Of the others only the sender is read: some networks have kinds of their own. Raises BadAnswer.
-    """
-    made = item.list_of("transactions")
-    mine = [each for each in made if each.text("from").lower() == sender.lower()]
-    return SentIn(read_block(item), {one.nonce: one for one in map(read_transaction, mine)})
-
-
-def read_log(item: EvmFields) -> Log:
-    """A log of eth_getLogs or of a receipt. Raises BadAnswer."""
-    return Log(
-        address=item.address("address"),
-        topics=item.topics(),
-        data=item.data("data"),
-        txid=item.hash("transactionHash"),
-        block_number=item.quantity("blockNumber"),
-        block_hash=item.hash("blockHash"),
-        log_index=item.quantity("logIndex"),
-    )
-
-
-def read_receipt(item: EvmFields) -> Receipt:
-    """The answer of eth_getTransactionReceipt. Raises BadAnswer."""
-    return Receipt(
-        txid=item.hash("transactionHash"),
-        ok=item.quantity("status") == 1,
-        block_number=item.quantity("blockNumber"),
-        block_hash=item.hash("blockHash"),
-        gas_used=item.quantity("gasUsed"),
-        gas_price=item.quantity("effectiveGasPrice"),
-        logs=tuple(read_log(log) for log in item.list_of("logs")),
-        l1_fee=item.optional_quantity("l1Fee"),
-        has_operator_fee=any(
-            item.optional_quantity(key) for key in ("operatorFeeScalar", "operatorFeeConstant")
-        ),
-    )
-
-
-def read_transaction(item: EvmFields) -> EvmTransaction:
-    """The answer of eth_getTransactionByHash. Raises BadAnswer."""
-    return EvmTransaction(
-        txid=item.hash("hash"),
-        sender=item.address("from"),
-        to=None if item.value.get("to") is None else item.address("to"),
-        nonce=item.quantity("nonce"),
-        value=item.quantity("value"),
-        data=item.data("input"),
-        block_number=item.optional_quantity("blockNumber"),
-        block_hash=item.optional_hash("blockHash"),
-    )
 
 
 def _revert_output(data: Any) -> bytes:

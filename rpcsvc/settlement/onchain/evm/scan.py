@@ -8,16 +8,22 @@ then.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import structlog
 
 from rpcsvc.clock import Clock
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
-from rpcsvc.settlement.onchain.daemon_rpc import BadAnswer, Fields, RpcFailure
+from rpcsvc.settlement.onchain.daemon_rpc import (
+    BadAnswer,
+    JsonObject,
+    RpcFailure,
+    named,
+    read_answer,
+)
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.ledger import (
     LARGEST_DEPOSIT,
@@ -26,7 +32,16 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmDepositLedger,
     PoolSighting,
 )
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, LogRange, Receipt
+from rpcsvc.settlement.onchain.evm.node_types import (
+    Block,
+    Data,
+    Hash,
+    Log,
+    LogFilter,
+    LogRange,
+    Receipt,
+    read_quantity,
+)
 from rpcsvc.settlement.onchain.evm.usdc import (
     TRANSFER_TOPIC,
     TransferEvent,
@@ -242,16 +257,26 @@ _MOST_CALLS: Final = 2_000
 MOST_PER_LOOK: Final = 256
 MOST_PER_ADDRESS: Final = 8
 
-_TXID: Final = re.compile(r"0x[0-9a-f]{64}", re.ASCII | re.IGNORECASE)
-_DATA: Final = re.compile(r"0x([0-9a-f]{2})*", re.ASCII | re.IGNORECASE)
-_QUANTITY: Final = re.compile(r"0x[0-9a-f]{1,16}", re.ASCII | re.IGNORECASE)
-
 
 class PendingPayment(NamedTuple):
     """A call of the token that would pay ``to``, in lower case."""
 
     txid: str
     to: str
+
+
+class PendingBlock(NamedTuple):
+    """What ``node`` would mine next. ``number``: any JSON; transactions as JSON has them."""
+
+    node: str
+    number: Any
+    transactions: list[JsonObject]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    txid: Annotated[Hash, named("hash")]
+    data: Annotated[Data, named("input")]
 
 
 class PoolWatch:
@@ -296,7 +321,7 @@ class PoolWatch:
         answer = await client.pending_block(seconds=_SECONDS)
         if answer is None:
             return {}
-        block = Fields(client.rpc.endpoint.name, _METHOD, answer)
+        block = read_pending(client.rpc.endpoint.name, answer)
         if _is_mined(block, head):
             return {}
         return dict(pending_payments(block, self._network.token))
@@ -346,38 +371,39 @@ class PoolWatch:
             log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))
 
 
-def pending_payments(block: Fields, token: str) -> Iterator[PendingPayment]:
+def pending_payments(block: PendingBlock, token: str) -> Iterator[PendingPayment]:
     """The calls of a token in a block with whole transactions that would pay somebody.
 
-    Raises BadAnswer for what is no such block.
+    Raises BadAnswer for a call without hash or input.
     """
-    wanted = token.lower()
-    calls = [item for item in block.items("transactions") if _target(item, block) == wanted]
+    calls = [item for item in block.transactions if _target(item) == token.lower()]
     for item in calls[:_MOST_CALLS]:
-        call = Fields(block.node, block.method, item)
-        txid, data = call.text("hash"), call.text("input")
-        if not _TXID.fullmatch(txid) or not _DATA.fullmatch(data):
-            raise block.bad("has a transaction without hash or input")
-        paying = read_paying_call(bytes.fromhex(data[2:]))
+        call = read_answer(_Call, block.node, _METHOD, item)
+        paying = read_paying_call(call.data)
         # Anyone may move nothing from anyone to anyone.
         if paying is not None and 0 < paying.units <= LARGEST_DEPOSIT:
-            yield PendingPayment(txid.lower(), paying.to)
+            yield PendingPayment(call.txid, paying.to)
 
 
-def _target(item: Any, block: Fields) -> str | None:
+def read_pending(node: str, answer: Any) -> PendingBlock:
+    """A pending block with whole transactions. Raises BadAnswer."""
+    block = read_answer(JsonObject, node, _METHOD, answer)
+    transactions = read_answer(list[JsonObject], node, _METHOD, block.get("transactions", []))
+    return PendingBlock(node, block.get("number"), transactions)
+
+
+def _target(item: JsonObject) -> str | None:
     """Whom a transaction calls, in lower case; None when it makes a contract."""
-    if not isinstance(item, dict):
-        raise block.bad("has no whole transactions")
     to = item.get("to")
     return to.lower() if isinstance(to, str) else None
 
 
-def _is_mined(block: Fields, head: Block) -> bool:
+def _is_mined(block: PendingBlock, head: Block) -> bool:
     """Whether it is a block that the node has already, as of a network without a pool to see."""
-    number = block.value.get("number")
-    if not isinstance(number, str) or not _QUANTITY.fullmatch(number):
+    try:
+        return read_quantity(block.number) <= head.number
+    except ValueError:
         return False  # some nodes give a pending block no number
-    return int(number, 16) <= head.number
 
 
 class NotReread(Exception):

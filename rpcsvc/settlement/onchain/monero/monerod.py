@@ -11,16 +11,28 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
+
+from pydantic import AliasPath, Field, PlainValidator, TypeAdapter, ValidationError
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
+    FLAG,
+    TEXT,
+    WHOLE,
+    BadAnswer,
     DaemonRpc,
     Endpoint,
-    Fields,
+    Flag,
     JsonObject,
+    Model,
     NodeError,
     Pause,
+    Text,
+    Whole,
+    named,
     parse_json,
+    read_answer,
+    read_field,
 )
 
 _RPC_PATH: Final = "/json_rpc"
@@ -30,6 +42,25 @@ _HEIGHT_BEYOND_TOP: Final = -2
 _INTERNAL_ERROR: Final = -5
 
 
+T = TypeVar("T")
+
+
+def _is_above_0(value: Any) -> bool:
+    if type(value) is not int or value < 0:
+        raise ValueError("it is no whole number")
+    return value > 0
+
+
+def _key_images(value: Any) -> tuple[str, ...]:
+    """Those of the inputs of a transaction that is JSON within the answer."""
+    if not isinstance(value, str):
+        raise ValueError("it is no string")  # noqa: TRY004 - pydantic wants a ValueError
+    try:
+        return tuple(each.image for each in _BODY.validate_python(parse_json(value.encode())).vin)
+    except ValidationError:
+        raise ValueError("an input is without key image") from None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """State of a monerod. ``height`` is the number of blocks: the top block's height plus one.
@@ -37,36 +68,36 @@ class NodeInfo:
     ``nettype``: mainnet, stagenet, testnet, or fakechain (regtest).
     """
 
-    height: int
-    top_hash: str
-    nettype: str
-    synchronized: bool
-    busy_syncing: bool
-    offline: bool
-    target_height: int
-    pool_size: int
-    version: str
+    height: Whole
+    top_hash: Annotated[Text, named("top_block_hash")]
+    nettype: Text
+    synchronized: Flag
+    busy_syncing: Annotated[Flag, Field(default=False)]
+    offline: Flag
+    target_height: Whole
+    pool_size: Annotated[Whole, named("tx_pool_size")]
+    version: Text
 
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
     """A block of the main chain, or of another branch when ``orphan``. ``timestamp``: seconds."""
 
-    height: int
-    hash: str
-    previous: str
-    timestamp: int
-    orphan: bool
-    transactions: int
+    height: Whole
+    hash: Text
+    previous: Annotated[Text, named("prev_hash")]
+    timestamp: Whole
+    orphan: Annotated[Flag, named("orphan_status")]
+    transactions: Annotated[Whole, named("num_txes")]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTransaction:
     """A transaction that monerod knows. ``height`` is None while it is in the pool."""
 
-    txid: str
+    txid: Annotated[Text, named("tx_hash")]
     height: int | None
-    double_spend_seen: bool
+    double_spend_seen: Flag
 
     @property
     def in_pool(self) -> bool:
@@ -81,9 +112,9 @@ class NodeBytes:
     ``height`` is None while it is in the pool.
     """
 
-    txid: str
-    raw: str
-    key_images: tuple[str, ...]
+    txid: Annotated[Text, named("tx_hash")]
+    raw: Annotated[Text, named("as_hex")]
+    key_images: Annotated[tuple[str, ...], PlainValidator(_key_images), named("as_json")]
     height: int | None
 
 
@@ -134,14 +165,19 @@ class PoolTransaction:
     mine it. A restricted node doesn't tell.
     """
 
-    txid: str
-    fee: int
-    weight: int
-    relayed: bool
-    do_not_relay: bool
-    double_spend_seen: bool
-    received_at: int
-    given_up: bool
+    txid: Annotated[Text, named("id_hash")]
+    fee: Whole
+    weight: Whole
+    relayed: Flag
+    do_not_relay: Flag
+    double_spend_seen: Flag
+    received_at: Annotated[Whole, named("receive_time")]
+    given_up: Annotated[
+        bool,
+        PlainValidator(_is_above_0),
+        named("last_failed_height"),
+        Field(default=False),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +186,41 @@ class FeeEstimate:
 
     per_byte: tuple[int, ...]
     quantum: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    image: Annotated[str, Field(strict=True, validation_alias=AliasPath("key", "k_image"))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    vin: tuple[_Input, ...] = ()
+
+
+_BODY: Final = TypeAdapter(_Body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    in_pool: Flag
+    block_height: Whole | None = None
+
+    def __post_init__(self) -> None:
+        if not self.in_pool and self.block_height is None:
+            raise ValueError("a mined transaction has no height")
+
+    @property
+    def height(self) -> int | None:
+        """In the pool it has none, whatever the node says under block_height."""
+        return None if self.in_pool else self.block_height
+
+
+@dataclass(frozen=True, slots=True)
+class _Fees:
+    fees: tuple[Whole, ...] = ()
+    fee: Whole | None = None
+    quantization_mask: Whole = 1
 
 
 _INVALID_FLAGS: Final = (
@@ -193,91 +264,90 @@ class MonerodClient:
 
     async def info(self) -> NodeInfo:
         """The node's state, the network it is on included."""
-        answer = await self._read("get_info")
-        return NodeInfo(
-            height=answer.whole("height"),
-            top_hash=answer.text("top_block_hash"),
-            nettype=answer.text("nettype"),
-            synchronized=answer.flag("synchronized"),
-            busy_syncing=answer.flag("busy_syncing", default=False),
-            offline=answer.flag("offline"),
-            target_height=answer.whole("target_height"),
-            pool_size=answer.whole("tx_pool_size"),
-            version=answer.text("version"),
-        )
+        return self._model(NodeInfo, "get_info", await self._read("get_info"))
 
     async def header_at(self, height: int) -> BlockHeader | None:
         """The main chain's block at ``height``; None above the top."""
+        method = "get_block_header_by_height"
         try:
-            answer = await self._read("get_block_header_by_height", {"height": height})
+            answer = await self._read(method, {"height": height})
         except NodeError as error:
             if error.code == _HEIGHT_BEYOND_TOP:
                 return None
             raise
-        return _header(answer.inner("block_header"))
+        return self._field(BlockHeader, method, answer, "block_header")
 
     async def transactions(self, txids: Sequence[str]) -> dict[str, NodeTransaction]:
         """Those of ``txids`` that are in the pool or the main chain, by transaction id."""
         found: dict[str, NodeTransaction] = {}
         for some in _batches(txids):
-            answer = await self._read_path(
-                "/get_transactions", {"txs_hashes": some, "decode_as_json": False, "prune": True}
-            )
-            for item in answer.each("txs"):
-                found[item.text("tx_hash")] = _node_transaction(item)
+            body = {"txs_hashes": some, "decode_as_json": False, "prune": True}
+            found |= {item.txid: item for item in await self._transactions(NodeTransaction, body)}
         return found
 
     async def transaction_bytes(self, txid: str) -> NodeBytes | None:
         """A transaction of the pool or the main chain with its bytes; None when unknown."""
         body = {"txs_hashes": [txid], "decode_as_json": True, "prune": False}
-        items = (await self._read_path("/get_transactions", body)).each("txs")
-        return _node_bytes(items[0]) if items else None
+        items = await self._transactions(NodeBytes, body)
+        return items[0] if items else None
 
     async def bodies(self, txids: Sequence[str]) -> dict[str, NodeBytes]:
         """Those of ``txids`` that are in the pool or the main chain, pruned, by transaction id."""
         found: dict[str, NodeBytes] = {}
         for some in _batches(txids):
             body = {"txs_hashes": some, "decode_as_json": True, "prune": True}
-            answer = await self._read_path("/get_transactions", body)
-            found |= {made.txid: made for made in map(_node_bytes, answer.each("txs"))}
+            found |= {made.txid: made for made in await self._transactions(NodeBytes, body)}
         return found
+
+    async def _transactions(self, model: type[T], body: JsonObject) -> list[T]:
+        path = "/get_transactions"
+        items = (await self._read_path(path, body)).get("txs", [])
+        places = self._model(list[_Place], path, items)
+        return [
+            self._model(model, path, item | {"height": place.height})
+            for item, place in zip(items, places, strict=True)
+        ]
 
     async def key_images(self, images: Sequence[str]) -> dict[str, Spent]:
         """Whether each key image is spent, by key image."""
         states: dict[str, Spent] = {}
         for some in _batches(images):
-            answer = await self._read_path("/is_key_image_spent", {"key_images": some})
-            codes = answer.items("spent_status")
-            if len(codes) != len(some) or not set(codes) <= set(Spent):
-                raise answer.bad("has no known state for each key image")
-            states.update(zip(some, map(Spent, codes), strict=True))
+            path = "/is_key_image_spent"
+            answer = await self._read_path(path, {"key_images": some})
+            codes = self._model(list[Spent], path, answer.get("spent_status", []))
+            if len(codes) != len(some):
+                raise self._bad(path, "has not one state for each key image")
+            states.update(zip(some, codes, strict=True))
         return states
 
     async def pool(self) -> list[PoolTransaction]:
         """The transactions that wait in the node's pool."""
-        answer = await self._read_path("/get_transaction_pool", {})
-        return [_pool_transaction(item) for item in answer.each("transactions")]
+        path = "/get_transaction_pool"
+        answer = await self._read_path(path, {})
+        return self._model(list[PoolTransaction], path, answer.get("transactions", []))
 
     async def fees(self) -> FeeEstimate:
         """The fees of the moment."""
-        answer = await self._read("get_fee_estimate")
-        per_byte = answer.items("fees") or [answer.whole("fee")]
-        if not all(type(fee) is int and fee >= 0 for fee in per_byte):
-            raise answer.bad("has fees that are not whole numbers")
-        return FeeEstimate(tuple(per_byte), answer.whole("quantization_mask", 1))
+        method = "get_fee_estimate"
+        told = self._model(_Fees, method, await self._read(method))
+        per_byte = told.fees or ((told.fee,) if told.fee is not None else ())
+        if not per_byte:
+            raise self._bad(method, "has no fee")
+        return FeeEstimate(per_byte, told.quantization_mask)
 
     # --- acting --------------------------------------------------------------------------------
 
     async def submit(self, raw: str) -> SubmissionResult:
         """Hand a signed transaction to the network. The same bytes may be handed over again."""
-        answer = Fields(
-            self.rpc.endpoint.name,
-            "/send_raw_transaction",
-            await self.rpc.act_path("/send_raw_transaction", {"tx_as_hex": raw}),
+        path = "/send_raw_transaction"
+        answer = await self.rpc.act_path(path, {"tx_as_hex": raw})
+        status = self._field(TEXT, path, answer, "status")
+        flags = tuple(
+            flag
+            for flag in _SUBMISSION_FLAGS
+            if flag in answer and self._field(FLAG, path, answer, flag)
         )
-        status = answer.text("status")
-        flags = tuple(flag for flag in _SUBMISSION_FLAGS if answer.flag(flag, default=False))
-        reason = answer.text("reason", "") or status
+        reason = self._field(TEXT, path, {"reason": ""} | answer, "reason") or status
         return SubmissionResult(_submission(status, flags), flags, reason)
 
     async def relay(self, txids: Sequence[str]) -> None:
@@ -297,29 +367,38 @@ class MonerodClient:
         answer = self._checked(
             "generateblocks", await self.rpc.act("generateblocks", params, seconds=_SLOW_SECONDS)
         )
-        return answer.texts("blocks")
+        return self._model(tuple[Text, ...], "generateblocks", answer.get("blocks", []))
 
     async def pop_blocks(self, count: int) -> int:
         """Take the newest blocks off the chain; the height after. Needs an unrestricted node."""
         answer = await self.rpc.act_path("/pop_blocks", {"nblocks": count})
-        return self._checked("/pop_blocks", answer).whole("height")
+        return self._field(WHOLE, "/pop_blocks", self._checked("/pop_blocks", answer), "height")
 
     # --- plumbing ------------------------------------------------------------------------------
 
-    async def _read(self, method: str, params: JsonObject | None = None) -> Fields:
+    async def _read(self, method: str, params: JsonObject | None = None) -> JsonObject:
         return self._checked(method, await self.rpc.read(method, params))
 
-    async def _read_path(self, path: str, body: JsonObject) -> Fields:
+    async def _read_path(self, path: str, body: JsonObject) -> JsonObject:
         return self._checked(path, await self.rpc.read_path(path, body))
 
-    def _checked(self, method: str, value: Any) -> Fields:
+    def _checked(self, method: str, value: Any) -> JsonObject:
         """monerod reports some failures in a field ``status`` of a good answer."""
-        answer = Fields(self.rpc.endpoint.name, method, value)
-        status = answer.text("status")
-        if status == "OK":
-            return answer
-        code = self.BUSY_CODE if status == "BUSY" else _INTERNAL_ERROR
-        raise NodeError(answer.node, method, code, status)
+        status = self._field(TEXT, method, value, "status")
+        if status != "OK":
+            code = self.BUSY_CODE if status == "BUSY" else _INTERNAL_ERROR
+            raise NodeError(self.rpc.endpoint.name, method, code, status)
+        answer: JsonObject = value
+        return answer
+
+    def _model(self, model: Model[T], method: str, value: Any) -> T:
+        return read_answer(model, self.rpc.endpoint.name, method, value)
+
+    def _field(self, model: Model[T], method: str, answer: Any, key: str) -> T:
+        return read_field(model, self.rpc.endpoint.name, method, answer, key)
+
+    def _bad(self, method: str, problem: str) -> BadAnswer:
+        return BadAnswer(self.rpc.endpoint.name, method, f"the answer {problem}")
 
 
 def _submission(status: str, flags: tuple[str, ...]) -> Submission:
@@ -333,49 +412,6 @@ def _submission(status: str, flags: tuple[str, ...]) -> Submission:
     if any(flag in _INVALID_FLAGS for flag in flags):
         return Submission.INVALID
     return Submission.FEE_TOO_LOW if "fee_too_low" in flags else Submission.REFUSED
-
-
-def _header(item: Fields) -> BlockHeader:
-    return BlockHeader(
-        height=item.whole("height"),
-        hash=item.text("hash"),
-        previous=item.text("prev_hash"),
-        timestamp=item.whole("timestamp"),
-        orphan=item.flag("orphan_status"),
-        transactions=item.whole("num_txes"),
-    )
-
-
-def _node_transaction(item: Fields) -> NodeTransaction:
-    return NodeTransaction(
-        txid=item.text("tx_hash"),
-        height=None if item.flag("in_pool") else item.whole("block_height"),
-        double_spend_seen=item.flag("double_spend_seen"),
-    )
-
-
-def _node_bytes(item: Fields) -> NodeBytes:
-    try:
-        decoded = parse_json(item.text("as_json").encode())
-    except ValueError as error:
-        raise item.bad("has a transaction that is not JSON") from error
-    inputs = Fields(item.node, item.method, decoded).each("vin")
-    images = tuple(each.inner("key").text("k_image") for each in inputs)
-    height = None if item.flag("in_pool") else item.whole("block_height")
-    return NodeBytes(item.text("tx_hash"), item.text("as_hex"), images, height)
-
-
-def _pool_transaction(item: Fields) -> PoolTransaction:
-    return PoolTransaction(
-        txid=item.text("id_hash"),
-        fee=item.whole("fee"),
-        weight=item.whole("weight"),
-        relayed=item.flag("relayed"),
-        do_not_relay=item.flag("do_not_relay"),
-        double_spend_seen=item.flag("double_spend_seen"),
-        received_at=item.whole("receive_time"),
-        given_up=item.whole("last_failed_height", 0) > 0,
-    )
 
 
 def _batches(items: Sequence[str]) -> Iterable[list[str]]:

@@ -10,16 +10,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from rpcsvc.settlement.onchain.daemon_rpc import (
+    TEXT,
+    WHOLE,
+    BadAnswer,
     DaemonRpc,
     Endpoint,
-    Fields,
     JsonObject,
+    Model,
     NodeError,
     Pause,
+    Text,
     TooLarge,
+    Whole,
+    read_answer,
+    read_field,
 )
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     AddressCheck,
@@ -35,12 +42,6 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     TransferKind,
     WalletCode,
     WalletTransfer,
-    _kind,
-    read_output,
-    read_payment_check,
-    read_prepared,
-    read_subaddress_balance,
-    read_transfer,
 )
 
 MOST_ADDRESSES_PER_CALL: Final = 64
@@ -60,6 +61,21 @@ _DO_NOT_RELAY: Final = {
     "get_tx_hex": True,
     "get_tx_metadata": True,
 }
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    address_indices: tuple[Whole, ...] = ()
+    addresses: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    address_index: Whole
+    address: Text
 
 
 class WalletClient:
@@ -90,7 +106,7 @@ class WalletClient:
 
     async def version(self) -> tuple[int, int]:
         """Major and minor version of the wallet RPC."""
-        number = (await self._read("get_version")).whole("version")
+        number = await self._read_field(WHOLE, "version", "get_version")
         return number >> 16, number & 0xFFFF
 
     async def create(self, filename: str, password: str) -> None:
@@ -125,18 +141,18 @@ class WalletClient:
 
     async def seed(self) -> str:
         """The wallet's 25 words. They are the money: keep them out of logs."""
-        return (await self._read("query_key", {"key_type": "mnemonic"})).text("key")
+        return await self._read_field(TEXT, "key", "query_key", {"key_type": "mnemonic"})
 
     # --- following the chain -------------------------------------------------------------------
 
     async def height(self) -> int:
         """The number of blocks that the wallet has scanned."""
-        return (await self._read("get_height")).whole("height")
+        return await self._read_field(WHOLE, "height", "get_height")
 
     async def refresh(self) -> Refreshed:
         """Scan up to the daemon's top, and its pool."""
         answer = await self._act("refresh", seconds=_SLOW_SECONDS)
-        return Refreshed(answer.whole("blocks_fetched"), answer.flag("received_money"))
+        return self._model(Refreshed, "refresh", answer)
 
     async def auto_refresh(self, *, enabled: bool, period: int = 20) -> None:
         """Whether the daemon refreshes by itself, every ``period`` seconds."""
@@ -159,57 +175,54 @@ class WalletClient:
         """The account's own address (index 0). Change goes there."""
         # Without an index it would give all that there are.
         params = {"account_index": self.account, "address_index": [0]}
-        return (await self._read("get_address", params)).text("address")
+        return await self._read_field(TEXT, "address", "get_address", params)
 
     async def create_account(self) -> int:
         """Make another account; its number. ``store`` before it is used."""
-        return (await self._act("create_account")).whole("account_index")
+        return self._field(
+            WHOLE, "create_account", await self._act("create_account"), "account_index"
+        )
 
     async def create_addresses(self, count: int) -> list[Subaddress]:
         """Make 1 to 64 subaddresses. ``store`` before any of them is given to anyone."""
         if not 1 <= count <= MOST_ADDRESSES_PER_CALL:
             raise ValueError(f"1 to {MOST_ADDRESSES_PER_CALL} addresses a call, not {count}")
-        answer = await self._act("create_address", {"account_index": self.account, "count": count})
-        indices, addresses = answer.items("address_indices"), answer.texts("addresses")
-        if len(indices) != count or len(addresses) != count:
-            raise answer.bad("has another number of addresses than asked for")
+        method, params = "create_address", {"account_index": self.account, "count": count}
+        made = self._model(_Made, method, await self._act(method, params))
+        if len(made.address_indices) != count or len(made.addresses) != count:
+            problem = "the answer has another number of addresses than asked for"
+            raise BadAnswer(self.rpc.endpoint.name, method, problem)
         return [
             Subaddress(SubaddressIndex(self.account, index), address)
-            for index, address in zip(indices, addresses, strict=True)
+            for index, address in zip(made.address_indices, made.addresses, strict=True)
         ]
 
     async def addresses(self, indices: Sequence[int]) -> list[Subaddress]:
         """Addresses that were made before. The wallet raises NodeError beyond the newest."""
         params = {"account_index": self.account, "address_index": list(indices)}
         answer = await self._read("get_address", params)
+        listed = self._model(list[_Listed], "get_address", answer.get("addresses", []))
         return [
-            Subaddress(
-                SubaddressIndex(self.account, item.whole("address_index")), item.text("address")
-            )
-            for item in answer.each("addresses")
+            Subaddress(SubaddressIndex(self.account, item.address_index), item.address)
+            for item in listed
         ]
 
     async def index_of(self, address: str) -> SubaddressIndex | None:
         """Where an address is in the wallet; None when it is somebody else's."""
         try:
-            answer = await self._read("get_address_index", {"address": address})
+            return await self._read_field(
+                SubaddressIndex, "index", "get_address_index", {"address": address}
+            )
         except NodeError as error:
             if error.code == WalletCode.WRONG_ADDRESS:
                 return None
             raise
-        inner = answer.inner("index")
-        return SubaddressIndex(inner.whole("major"), inner.whole("minor"))
 
     async def validate(self, address: str) -> AddressCheck:
         """What the wallet says of an address, of whatever network."""
         params = {"address": address, "any_net_type": True, "allow_openalias": False}
         answer = await self._read("validate_address", params)
-        return AddressCheck(
-            valid=answer.flag("valid"),
-            integrated=answer.flag("integrated"),
-            subaddress=answer.flag("subaddress"),
-            nettype=answer.text("nettype"),
-        )
+        return self._model(AddressCheck, "validate_address", answer)
 
     # --- what came in and went out -------------------------------------------------------------
 
@@ -224,7 +237,11 @@ class WalletClient:
         params |= {"account_index": self.account, "filter_by_height": True}
         params["min_height"] = max(from_height - 1, 0)
         answer = await self._read("get_transfers", params)
-        return [read_transfer(kind, item) for kind in kinds for item in answer.each(kind)]
+        listed = [
+            self._model(list[WalletTransfer], "get_transfers", answer.get(kind, []))
+            for kind in kinds
+        ]
+        return [item for some in listed for item in some]
 
     async def transfer(self, txid: str) -> list[WalletTransfer]:
         """What the wallet knows of one transaction; empty when nothing."""
@@ -235,8 +252,9 @@ class WalletClient:
             if error.code == WalletCode.WRONG_TXID:
                 return []
             raise
-        items = answer.each("transfers")
-        return [read_transfer(_kind(item), item) for item in items]
+        return self._model(
+            list[WalletTransfer], "get_transfer_by_txid", answer.get("transfers", [])
+        )
 
     async def balance(self, indices: Sequence[int] = ()) -> Balance:
         """The balance of an account, and of these subaddresses (none given: of all in use).
@@ -246,13 +264,7 @@ class WalletClient:
         params: JsonObject = {"account_index": self.account}
         if indices:
             params["address_indices"] = list(indices)
-        answer = await self._read("get_balance", params)
-        return Balance(
-            total=answer.whole("balance"),
-            unlocked=answer.whole("unlocked_balance"),
-            blocks_to_unlock=answer.whole("blocks_to_unlock"),
-            subaddresses=tuple(map(read_subaddress_balance, answer.each("per_subaddress"))),
-        )
+        return self._model(Balance, "get_balance", await self._read("get_balance", params))
 
     async def outputs(
         self, which: OutputFilter = OutputFilter.AVAILABLE, indices: Sequence[int] = ()
@@ -262,7 +274,7 @@ class WalletClient:
         if indices:
             params["subaddr_indices"] = list(indices)
         answer = await self._read("incoming_transfers", params)
-        return [read_output(item) for item in answer.each("transfers")]
+        return self._model(list[Output], "incoming_transfers", answer.get("transfers", []))
 
     # --- paying --------------------------------------------------------------------------------
 
@@ -285,14 +297,16 @@ class WalletClient:
         }
         if from_indices:
             params["subaddr_indices"] = list(from_indices)
-        return read_prepared(await self._act("transfer", params | _DO_NOT_RELAY))
+        answer = await self._act("transfer", params | _DO_NOT_RELAY)
+        return self._model(PreparedPayment, "transfer", answer)
 
     async def prepare_sweep(
         self, key_image: str, address: str, *, priority: int = 0
     ) -> PreparedPayment:
         """Sign a transaction that sends one whole output to ``address``, without publishing it."""
         params = {"key_image": key_image, "address": address, "priority": priority}
-        return read_prepared(await self._act("sweep_single", params | _DO_NOT_RELAY))
+        answer = await self._act("sweep_single", params | _DO_NOT_RELAY)
+        return self._model(PreparedPayment, "sweep_single", answer)
 
     async def relay(self, metadata: str) -> str:
         """Publish a prepared payment through the wallet, which notes it; the transaction id.
@@ -300,7 +314,8 @@ class WalletClient:
         At most once per payment, then ``store``: for one that is mined the wallet reports success
         and books it a second time, for good. After that, MonerodClient.submit.
         """
-        return (await self._act("relay_tx", {"hex": metadata})).text("tx_hash")
+        answer = await self._act("relay_tx", {"hex": metadata})
+        return self._field(TEXT, "relay_tx", answer, "tx_hash")
 
     async def freeze(self, key_image: str) -> None:
         """Keep an output from being spent until thawed."""
@@ -314,12 +329,12 @@ class WalletClient:
 
     async def tx_key(self, txid: str) -> str:
         """The key of a transaction that this wallet made, while it remembers it."""
-        return (await self._read("get_tx_key", {"txid": txid})).text("tx_key")
+        return await self._read_field(TEXT, "tx_key", "get_tx_key", {"txid": txid})
 
     async def prove_payment(self, txid: str, address: str, message: str = "") -> str:
         """A signature that this wallet's transaction paid ``address``."""
         params = {"txid": txid, "address": address, "message": message}
-        return (await self._read("get_tx_proof", params)).text("signature")
+        return await self._read_field(TEXT, "signature", "get_tx_proof", params)
 
     async def check_proof(
         self, txid: str, address: str, signature: str, message: str = ""
@@ -327,7 +342,7 @@ class WalletClient:
         """What ``prove_payment``'s signature shows."""
         params = {"txid": txid, "address": address, "message": message, "signature": signature}
         answer = await self._read("check_tx_proof", params)
-        return read_payment_check(answer, valid=answer.flag("good"))
+        return self._model(PaymentCheck, "check_tx_proof", answer)
 
     async def check_key(self, txid: str, tx_key: str, address: str) -> PaymentCheck:
         """What a transaction paid ``address``, by the transaction's key.
@@ -339,20 +354,29 @@ class WalletClient:
             name, text = self.rpc.endpoint.name, "not asked: that is no transaction key"
             raise NodeError(name, "check_tx_key", WalletCode.WRONG_TX_KEY, text)
         params = {"txid": txid, "tx_key": tx_key, "address": address}
-        return read_payment_check(await self._read("check_tx_key", params), valid=True)
+        answer = await self._read("check_tx_key", params) | {"good": True}
+        return self._model(PaymentCheck, "check_tx_key", answer)
 
     # --- plumbing ------------------------------------------------------------------------------
 
-    async def _read(self, method: str, params: JsonObject | None = None) -> Fields:
-        return self._answer(method, await self.rpc.read(method, params))
+    async def _read(self, method: str, params: JsonObject | None = None) -> JsonObject:
+        return self._model(JsonObject, method, await self.rpc.read(method, params))
 
     async def _act(
         self, method: str, params: JsonObject | None = None, *, seconds: float | None = None
-    ) -> Fields:
-        return self._answer(method, await self.rpc.act(method, params, seconds=seconds))
+    ) -> JsonObject:
+        return self._model(JsonObject, method, await self.rpc.act(method, params, seconds=seconds))
 
-    def _answer(self, method: str, value: Any) -> Fields:
-        return Fields(self.rpc.endpoint.name, method, value)
+    async def _read_field(
+        self, model: Model[T], key: str, method: str, params: JsonObject | None = None
+    ) -> T:
+        return self._field(model, method, await self._read(method, params), key)
+
+    def _model(self, model: Model[T], method: str, value: Any) -> T:
+        return read_answer(model, self.rpc.endpoint.name, method, value)
+
+    def _field(self, model: Model[T], method: str, answer: JsonObject, key: str) -> T:
+        return read_field(model, self.rpc.endpoint.name, method, answer, key)
 
 
 def _checked_destinations(destinations: Sequence[Destination]) -> list[JsonObject]:

@@ -1,4 +1,4 @@
-"""What monero-wallet-rpc answers, in types: transfers, outputs, balances, payments, error codes.
+"""What monero-wallet-rpc answers, as strict models: transfers, outputs, balances, error codes.
 
 Amounts are piconero (10^-12 XMR), heights count from 0, hashes, keys and transactions are lower-
 case hex.
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from rpcsvc.settlement.onchain.daemon_rpc import Fields
+from pydantic import AliasPath, Field, PlainValidator
+
+from rpcsvc.settlement.onchain.daemon_rpc import Flag, Text, Whole, named
 
 
 class WalletCode(IntEnum):
@@ -32,14 +34,14 @@ class WalletCode(IntEnum):
     NO_DAEMON = -38
 
 
-# --- what it answers ------------------------------------------------------------------------------
+Filled = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class SubaddressIndex(NamedTuple):
     """Account (``major``) and index within it (``minor``)."""
 
-    major: int
-    minor: int
+    major: Whole
+    minor: Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,20 @@ class TransferKind(StrEnum):
     FAILED = "failed"
 
 
+_COINBASE: Final = "block"
+
+
+def _kind(value: Any) -> TransferKind:
+    return TransferKind.INCOMING if value == _COINBASE else TransferKind(value)
+
+
+def _height(value: Any) -> int | None:
+    """The wallet gives 0 for what is in no block."""
+    if type(value) is not int or value < 0:
+        raise ValueError("it is no whole number")
+    return value or None
+
+
 @dataclass(frozen=True, slots=True)
 class WalletTransfer:
     """A transfer as the wallet tells it. Incoming: one per transaction and subaddress.
@@ -72,19 +88,19 @@ class WalletTransfer:
     age. ``timestamp``: seconds. ``fee`` is of the whole transaction.
     """
 
-    kind: TransferKind
-    txid: str
-    address: str
-    index: SubaddressIndex
-    amount: int
-    fee: int
-    height: int | None
-    confirmations: int
-    timestamp: int
-    unlock_time: int
-    locked: bool
-    double_spend_seen: bool
-    coinbase: bool
+    kind: Annotated[TransferKind, PlainValidator(_kind), named("type")]
+    txid: Text
+    address: Text
+    index: Annotated[SubaddressIndex, named("subaddr_index")]
+    amount: Whole
+    fee: Whole
+    height: Annotated[int | None, PlainValidator(_height)]
+    confirmations: Annotated[Whole, Field(default=0)]
+    timestamp: Whole
+    unlock_time: Whole
+    locked: Flag
+    double_spend_seen: Flag
+    coinbase: Annotated[bool, PlainValidator(lambda kind: kind == _COINBASE), named("type")]
 
 
 class Destination(NamedTuple):
@@ -102,36 +118,47 @@ class PreparedPayment:
     proves the payment; the wallet forgets it when it is killed before ``store``.
     """
 
-    txid: str
-    amount: int
-    fee: int
-    weight: int
-    raw: str
-    metadata: str
-    tx_key: str
-    key_images: tuple[str, ...]
+    txid: Annotated[Filled, named("tx_hash")]
+    amount: Whole
+    fee: Whole
+    weight: Whole
+    raw: Annotated[Filled, named("tx_blob")]
+    metadata: Annotated[Filled, named("tx_metadata")]
+    tx_key: Filled
+    key_images: Annotated[
+        tuple[Text, ...],
+        Field(min_length=1, validation_alias=AliasPath("spent_key_images", "key_images")),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class SubaddressBalance:
     """The balance of one subaddress."""
 
-    index: SubaddressIndex
-    address: str
-    total: int
-    unlocked: int
-    blocks_to_unlock: int
-    outputs: int
+    account: Annotated[Whole, named("account_index")]
+    minor: Annotated[Whole, named("address_index")]
+    address: Text
+    total: Annotated[Whole, named("balance")]
+    unlocked: Annotated[Whole, named("unlocked_balance")]
+    blocks_to_unlock: Whole
+    outputs: Annotated[Whole, named("num_unspent_outputs")]
+
+    @property
+    def index(self) -> SubaddressIndex:
+        """Where it is in the wallet."""
+        return SubaddressIndex(self.account, self.minor)
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
     """The balance of an account; ``blocks_to_unlock`` until all of it is unlocked."""
 
-    total: int
-    unlocked: int
-    blocks_to_unlock: int
-    subaddresses: tuple[SubaddressBalance, ...]
+    total: Annotated[Whole, named("balance")]
+    unlocked: Annotated[Whole, named("unlocked_balance")]
+    blocks_to_unlock: Whole
+    subaddresses: Annotated[
+        tuple[SubaddressBalance, ...], named("per_subaddress"), Field(default=())
+    ]
 
 
 class OutputFilter(StrEnum):
@@ -146,133 +173,40 @@ class OutputFilter(StrEnum):
 class Output:
     """An output that the wallet received. ``key_image`` is what spending it shows."""
 
-    txid: str
-    global_index: int
-    index: SubaddressIndex
-    amount: int
-    key_image: str
-    height: int
-    spent: bool
-    unlocked: bool
-    frozen: bool
+    txid: Annotated[Text, named("tx_hash")]
+    global_index: Whole
+    index: Annotated[SubaddressIndex, named("subaddr_index")]
+    amount: Whole
+    key_image: Text
+    height: Annotated[Whole, named("block_height")]
+    spent: Flag
+    unlocked: Flag
+    frozen: Flag
 
 
 @dataclass(frozen=True, slots=True)
 class AddressCheck:
     """What the wallet says of an address. ``nettype``: mainnet, stagenet or testnet."""
 
-    valid: bool
-    integrated: bool
-    subaddress: bool
-    nettype: str
+    valid: Flag
+    integrated: Flag
+    subaddress: Flag
+    nettype: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
     """What a refresh brought."""
 
-    blocks: int
-    received_money: bool
+    blocks: Annotated[Whole, named("blocks_fetched")]
+    received_money: Flag
 
 
 @dataclass(frozen=True, slots=True)
 class PaymentCheck:
     """What a transaction paid to an address, by its proof or key. ``valid``: the proof holds."""
 
-    valid: bool
-    received: int
-    confirmations: int
-    in_pool: bool
-
-
-# --- reading an answer; all raise BadAnswer -------------------------------------------------------
-
-
-def read_prepared(answer: Fields) -> PreparedPayment:
-    """A payment that was signed and not published, with all that is needed to publish it."""
-    images = answer.inner("spent_key_images").texts("key_images")
-    fields = ("tx_hash", "tx_blob", "tx_metadata", "tx_key")
-    txid, raw, metadata, key = (answer.text(field) for field in fields)
-    if not (images and txid and raw and metadata and key):
-        raise answer.bad("is a payment without id, bytes, metadata, key or key images")
-    return PreparedPayment(
-        txid=txid,
-        amount=answer.whole("amount"),
-        fee=answer.whole("fee"),
-        weight=answer.whole("weight"),
-        raw=raw,
-        metadata=metadata,
-        tx_key=key,
-        key_images=images,
-    )
-
-
-def _kind(item: Fields) -> TransferKind:
-    name = item.text("type")
-    if name == "block":
-        return TransferKind.INCOMING
-    if name not in set(TransferKind):
-        raise item.bad(f"has a transfer of unknown type {name!r}")
-    return TransferKind(name)
-
-
-def read_transfer(kind: TransferKind, item: Fields) -> WalletTransfer:
-    """One item of a list of transfers."""
-    height = item.whole("height")
-    return WalletTransfer(
-        kind=kind,
-        txid=item.text("txid"),
-        address=item.text("address"),
-        index=_index(item),
-        amount=item.whole("amount"),
-        fee=item.whole("fee"),
-        height=height or None,
-        confirmations=item.whole("confirmations", 0),
-        timestamp=item.whole("timestamp"),
-        unlock_time=item.whole("unlock_time"),
-        locked=item.flag("locked"),
-        double_spend_seen=item.flag("double_spend_seen"),
-        coinbase=item.text("type") == "block",
-    )
-
-
-def _index(item: Fields) -> SubaddressIndex:
-    inner = item.inner("subaddr_index")
-    return SubaddressIndex(inner.whole("major"), inner.whole("minor"))
-
-
-def read_subaddress_balance(item: Fields) -> SubaddressBalance:
-    """What one address of the account holds."""
-    return SubaddressBalance(
-        index=SubaddressIndex(item.whole("account_index"), item.whole("address_index")),
-        address=item.text("address"),
-        total=item.whole("balance"),
-        unlocked=item.whole("unlocked_balance"),
-        blocks_to_unlock=item.whole("blocks_to_unlock"),
-        outputs=item.whole("num_unspent_outputs"),
-    )
-
-
-def read_output(item: Fields) -> Output:
-    """One item of a list of outputs."""
-    return Output(
-        txid=item.text("tx_hash"),
-        global_index=item.whole("global_index"),
-        index=_index(item),
-        amount=item.whole("amount"),
-        key_image=item.text("key_image"),
-        height=item.whole("block_height"),
-        spent=item.flag("spent"),
-        unlocked=item.flag("unlocked"),
-        frozen=item.flag("frozen"),
-    )
-
-
-def read_payment_check(answer: Fields, *, valid: bool) -> PaymentCheck:
-    """What a proof or a key shows."""
-    return PaymentCheck(
-        valid=valid,
-        received=answer.whole("received", 0),
-        confirmations=answer.whole("confirmations", 0),
-        in_pool=answer.flag("in_pool", default=False),
-    )
+    valid: Annotated[Flag, named("good")]
+    received: Annotated[Whole, Field(default=0)]
+    confirmations: Annotated[Whole, Field(default=0)]
+    in_pool: Annotated[Flag, Field(default=False)]
