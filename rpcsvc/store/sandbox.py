@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rpcsvc.settlement.sandbox.chain import Chain, Fault, Mined, Setting, Tx, TxKind, TxState
+from rpcsvc.settlement.sandbox.chain import (
+    Fault,
+    Mined,
+    Setting,
+    SimulatedChain,
+    Tx,
+    TxKind,
+    TxState,
+)
 from rpcsvc.store.database import Row, Statement, Tables, insert, update
 
 _CHAIN: Final = (
@@ -58,11 +66,11 @@ class SqlSandboxLedger:
     def __init__(self, database: Tables) -> None:
         self._db = database
 
-    async def chains(self) -> list[Chain]:
+    async def chains(self) -> list[SimulatedChain]:
         """All chains."""
         rows = await self._db.fetch(f"SELECT {', '.join(_CHAIN)} FROM sandbox_chains")
         return [
-            Chain(
+            SimulatedChain(
                 row["network"], row["base_height"], row["base_at"], row["block_ms"],
                 bool(row["paused"]), row["inventory"], row["balance"],
             )
@@ -109,11 +117,11 @@ class SqlSandboxLedger:
         rows = await self._db.fetch("SELECT name, value FROM sandbox_settings")
         return {Setting(row["name"]): row["value"] for row in rows}
 
-    async def add_chains(self, chains: Sequence[Chain]) -> None:
+    async def add_chains(self, chains: Sequence[SimulatedChain]) -> None:
         """Add the chains that are not there yet."""
         await self._db.write([Statement(_ADD_CHAIN, _chain_values(chain)) for chain in chains])
 
-    async def put_chain(self, chain: Chain) -> None:
+    async def put_chain(self, chain: SimulatedChain) -> None:
         """Change a chain's timing (not its balance)."""
         await self._db.write([Statement(_PUT_CHAIN, _chain_values(chain))])
 
@@ -201,7 +209,7 @@ def _pool(tx: Tx, state: TxState, now: int) -> Statement:
     return Statement(_POOL_TX, values)
 
 
-def _chain_values(chain: Chain) -> dict[str, Any]:
+def _chain_values(chain: SimulatedChain) -> dict[str, Any]:
     return {
         "network": chain.network, "base_height": chain.base_height, "base_at": chain.base_at,
         "block_ms": chain.block_ms, "paused": int(chain.paused), "inventory": chain.inventory,

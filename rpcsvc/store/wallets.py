@@ -120,7 +120,7 @@ class SqlUnrecordedLedger:
         values = {"network": network, "sender": sender, "nonce": nonce}
         await self._db.write([Statement(_ACKNOWLEDGE_NONCE, values)])
 
-    async def explained(self, network: str) -> list[str]:
+    async def annotated(self, network: str) -> list[str]:
         """The ids of the transactions that the operator made by hand, and said so."""
         sql = "SELECT txid FROM annotated_transactions WHERE network = :network ORDER BY txid"
         return [row["txid"] for row in await self._db.fetch(sql, network=network)]

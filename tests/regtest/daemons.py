@@ -324,7 +324,7 @@ class Miner:
             mine = {item.txid for item in await bank.transfers(0, (TransferKind.PENDING,))}
         async with MonerodClient(self.monerod.endpoint) as node:
             for item in await node.pool():
-                if item.given_up and item.txid in mine:
+                if item.abandoned and item.txid in mine:
                     asked = {"txs_hashes": [item.txid], "prune": False}
                     found = await node.rpc.read_path("/get_transactions", asked)
                     await node.flush_pool([item.txid])

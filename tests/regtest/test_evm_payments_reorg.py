@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt, PaymentState
 from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
-from rpcsvc.settlement.onchain.evm.presence import require_gone
+from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
@@ -113,10 +113,10 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
         await payer.payment(transfer),
     )
     with pytest.raises(NotAdopted, match="is on the chain"):
-        await require_gone(connection, payment)
+        await require_unminable(connection, payment)
     await payer.controls.reorganise(4)
     with pytest.raises(NotAdopted, match="nonce 0 of the hot wallet is not spent yet"):
-        await require_gone(connection, payment)
+        await require_unminable(connection, payment)
     if by == "the blacklist":
         await payer.token.blacklist(USER)
         await payer.payments.maintain()
@@ -124,7 +124,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     else:
         await mined(payer.token.client, await spend_nonce(payer, 0))
     with pytest.raises(NotAdopted, match="it may be mined yet"):
-        await require_gone(connection, payment)
+        await require_unminable(connection, payment)
     for _ in range(3):
         await payer.controls.mine(payer.network.failed_after)
         await payer.payments.maintain()
@@ -134,7 +134,7 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     async with payer.again() as later:
         await later.payments.maintain()
         assert "was settled" in later.payments.conditions()[0]
-        await require_gone(EvmConnection(later.token.client, later.network), payment)
+        await require_unminable(EvmConnection(later.token.client, later.network), payment)
         await later.database.write([closed_by_hand(transfer)])
         await later.controls.mine(1)
     async with payer.again() as closed:

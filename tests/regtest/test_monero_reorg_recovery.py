@@ -12,7 +12,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.presence import MoneroGone
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from tests.logs import captured
 from tests.regtest.daemons import SPENDABLE_AGE, Miner
@@ -27,7 +27,7 @@ MORE = XMR + XMR // 2
 ACCOUNTS = 9  # how many of the tests below may use one up
 
 
-async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
+async def abandoned(own: Treasury, payee: Payee, miner: Miner, node: MonerodClient) -> str:
     """A published payment that the node keeps in its pool and never mines; its transfer's id.
 
     Its money had only just unlocked when blocks were replaced: it was not valid for a moment.
@@ -39,14 +39,14 @@ async def given_up(own: Treasury, payee: Payee, miner: Miner, node: MonerodClien
     await node.pop_blocks(2)
     await miner.mine(5)
     assert (await own.adapter.look_up(transfer)).outcome is Outcome.PENDING
-    assert [item.given_up for item in await node.pool() if item.txid == transfer.txid] == [True]
+    assert [item.abandoned for item in await node.pool() if item.txid == transfer.txid] == [True]
     return transfer.transfer_id
 
 
 async def test_a_payment_that_the_node_has_given_up_is_offered_anew(
     own: Treasury, payee: Payee, miner: Miner, node: MonerodClient
 ) -> None:
-    name = await given_up(own, payee, miner, node)
+    name = await abandoned(own, payee, miner, node)
     await own.adapter.maintain()
     await miner.mine(OPTIONS.settled_after)
     payment = await own.ledger.payment(name)
@@ -62,7 +62,7 @@ async def test_a_node_that_does_not_forget_it_is_the_operators_affair(
     node: MonerodClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name = await given_up(own, payee, miner, node)
+    name = await abandoned(own, payee, miner, node)
 
     async def refused(_txids: object) -> None:
         raise NodeError("monerod", "flush_txpool", -32601, "Method not found")
@@ -138,14 +138,14 @@ async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
     assert await payee.received() == []
 
 
-def gone(own: Treasury) -> MoneroGone:
+def gone(own: Treasury) -> MoneroPayoutEnd:
     """What ``rpcsvc payouts close`` asks, on the adapter's own wallet."""
     connection = MoneroConnection(own.node, own.adapter_wallet, own.ledger, own.options)
 
     async def annotate(_txid: str) -> None:
         pass
 
-    return MoneroGone(connection, own.ledger, own.clock, own.options, annotate)
+    return MoneroPayoutEnd(connection, own.ledger, own.clock, own.options, annotate)
 
 
 async def settled_one(own: Treasury, transfer: Transfer) -> Payment:

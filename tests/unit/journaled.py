@@ -16,7 +16,7 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settlement.onchain.evm import ledger as evm
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.journal_replay import Adopted, open_journal
@@ -70,7 +70,7 @@ class Books:
 @asynccontextmanager
 async def opened(data_dir: Path) -> AsyncIterator[Books]:
     database = await Database.open(data_dir)
-    options = Options(data_dir / FOLDER)
+    options = JournalOptions(data_dir / FOLDER)
     journal = PaymentJournal(options, ManualClock(), lambda n: b"\x0a" * n)
     books = Books(data_dir, database, journal)
     try:

@@ -23,7 +23,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.orders.ports.operator import BookedTransfer
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.settlement.onchain.monero.presence import MoneroGone
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     SubaddressIndex,
     TransferKind,
@@ -141,7 +141,7 @@ def signed(order: Order, tmp_path: Path, state: monero.PaymentState) -> str:
 def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> None:
     """What is found out about the payment."""
 
-    async def end(_self: MoneroGone, _payment: monero.Payment) -> str | None:
+    async def end(_self: MoneroPayoutEnd, _payment: monero.Payment) -> str | None:
         if isinstance(with_what, Exception):
             raise with_what
         return with_what
@@ -152,7 +152,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, with_what: str | Exception | None) -> 
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(MoneroGone, "end", end)
+    monkeypatch.setattr(MoneroPayoutEnd, "end", end)
     monkeypatch.setattr(wiring, "monero_clients", lambda _s: (Client(), Client()))
 
 

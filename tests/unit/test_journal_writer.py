@@ -15,7 +15,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.journal.entries import AddressesEntry, VoidEntry, from_body
 from rpcsvc.settlement.onchain.journal.files import read_place, segments
-from rpcsvc.settlement.onchain.journal.writer import Mark, Options, PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, Mark, PaymentJournal
 
 
 class FakeClock:
@@ -31,26 +31,26 @@ class FakeClock:
 CLOCK = FakeClock()
 
 
-def journal(options: Options, clock: FakeClock = CLOCK) -> PaymentJournal:
+def journal(options: JournalOptions, clock: FakeClock = CLOCK) -> PaymentJournal:
     return PaymentJournal(options, clock, lambda n: b"\x0a" * n, steady=clock.now_ms)
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
-    return Options(tmp_path / "journal")
+def options(tmp_path: Path) -> JournalOptions:
+    return JournalOptions(tmp_path / "journal")
 
 
 async def nothing(_mark: Mark) -> None:
     """A commit that goes through."""
 
 
-async def opened(options: Options, clock: FakeClock = CLOCK) -> PaymentJournal:
+async def opened(options: JournalOptions, clock: FakeClock = CLOCK) -> PaymentJournal:
     made = journal(options, clock)
     await made.open(None)
     return made
 
 
-async def written(options: Options, count: int) -> Mark:
+async def written(options: JournalOptions, count: int) -> Mark:
     """Where a journal of so many lines ended when it was closed."""
     made = await opened(options)
     await write(made, count)
@@ -68,7 +68,7 @@ def numbers(place: Path) -> list[int]:
     return [entry.to for entry in entries if isinstance(entry, AddressesEntry)]
 
 
-async def test_line_is_on_disk_before_the_commit(options: Options) -> None:
+async def test_line_is_on_disk_before_the_commit(options: JournalOptions) -> None:
     made = await opened(options)
     seen: list[list[int]] = []
 
@@ -82,7 +82,7 @@ async def test_line_is_on_disk_before_the_commit(options: Options) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-async def test_reopened_it_gives_what_the_database_lacks(options: Options) -> None:
+async def test_reopened_it_gives_what_the_database_lacks(options: JournalOptions) -> None:
     first = await opened(options)
     await write(first, 3)
     mark = first.mark
@@ -96,7 +96,7 @@ async def test_reopened_it_gives_what_the_database_lacks(options: Options) -> No
     assert numbers(options.folder) == [1, 2, 3, 4, 5, 6]
 
 
-async def test_killed_in_a_line_it_goes_on_after_it(options: Options) -> None:
+async def test_killed_in_a_line_it_goes_on_after_it(options: JournalOptions) -> None:
     mark = await written(options, 3)
     (file,) = segments(options.folder)
     whole = file.read_bytes()
@@ -111,7 +111,7 @@ async def test_killed_in_a_line_it_goes_on_after_it(options: Options) -> None:
         assert read_place(options.folder).problem is None
 
 
-async def test_files_are_rotated_and_all_kept(options: Options) -> None:
+async def test_files_are_rotated_and_all_kept(options: JournalOptions) -> None:
     mark = await written(replace(options, segment_bytes=300), 9)
     assert len(segments(options.folder)) == 3
     assert numbers(options.folder) == list(range(1, 10))
@@ -120,7 +120,7 @@ async def test_files_are_rotated_and_all_kept(options: Options) -> None:
     assert again.health().ok
 
 
-async def refused(options: Options, mark: Mark, why: str) -> PaymentJournal:
+async def refused(options: JournalOptions, mark: Mark, why: str) -> PaymentJournal:
     made = journal(options)
     assert await made.open(mark) == ()
     assert why in str(made.health().detail)
@@ -131,7 +131,7 @@ async def refused(options: Options, mark: Mark, why: str) -> PaymentJournal:
     return made
 
 
-async def test_missing_or_shorter_or_other_journal_stops_payouts(options: Options) -> None:
+async def test_missing_or_shorter_or_other_journal_stops_payouts(options: JournalOptions) -> None:
     mark = await written(options, 3)
     (file,) = segments(options.folder)
     whole = file.read_bytes()
@@ -149,7 +149,7 @@ async def test_missing_or_shorter_or_other_journal_stops_payouts(options: Option
     assert gone.health().ok
 
 
-async def test_removed_while_it_runs_it_takes_nothing(options: Options) -> None:
+async def test_removed_while_it_runs_it_takes_nothing(options: JournalOptions) -> None:
     made = await opened(options)
     await write(made, 2)
     (file,) = segments(options.folder)
@@ -159,7 +159,7 @@ async def test_removed_while_it_runs_it_takes_nothing(options: Options) -> None:
     assert "payouts wait" in str(made.health().detail)
 
 
-async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
+async def test_line_whose_commit_fails_is_voided(options: JournalOptions) -> None:
     made = await opened(options)
 
     async def fails(_mark: Mark) -> None:
@@ -179,7 +179,7 @@ async def test_line_whose_commit_fails_is_voided(options: Options) -> None:
     assert kinds == ["journal", *["addresses"] * 3, "void", "addresses"]
 
 
-async def test_cancelled_caller_leaves_no_line_without_its_commit(options: Options) -> None:
+async def test_cancelled_caller_leaves_no_line_without_its_commit(options: JournalOptions) -> None:
     made = await opened(options)
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -206,7 +206,7 @@ async def _record(made: PaymentJournal, commit: Callable[[Mark], Awaitable[None]
 
 
 async def test_further_place_holds_the_same_and_catches_up(
-    options: Options, tmp_path: Path
+    options: JournalOptions, tmp_path: Path
 ) -> None:
     place, clock = tmp_path / "mount" / "journal", FakeClock()
     both = replace(options, places=(place, tmp_path / "other"), segment_bytes=300)
@@ -224,7 +224,7 @@ async def test_further_place_holds_the_same_and_catches_up(
 
 
 async def test_lost_journal_comes_back_from_a_further_place(
-    options: Options, tmp_path: Path
+    options: JournalOptions, tmp_path: Path
 ) -> None:
     both = replace(options, places=(tmp_path / "place",))
     mark = await written(both, 3)
@@ -237,7 +237,9 @@ async def test_lost_journal_comes_back_from_a_further_place(
     assert numbers(options.folder) == numbers(tmp_path / "place") == [1, 2, 3, 4]
 
 
-async def test_without_any_further_place_payouts_wait(options: Options, tmp_path: Path) -> None:
+async def test_without_any_further_place_payouts_wait(
+    options: JournalOptions, tmp_path: Path
+) -> None:
     made = await opened(replace(options, places=(tmp_path / "none" / "journal",)))
     with pytest.raises(Unavailable):
         await write(made, 1)
@@ -249,7 +251,9 @@ async def test_without_any_further_place_payouts_wait(options: Options, tmp_path
     assert read_place(options.folder).problem is None
 
 
-async def test_command_gets_each_line_and_what_it_missed(options: Options, tmp_path: Path) -> None:
+async def test_command_gets_each_line_and_what_it_missed(
+    options: JournalOptions, tmp_path: Path
+) -> None:
     kept, fails, clock = tmp_path / "kept", tmp_path / "fails", FakeClock()
     script = (
         "import sys, pathlib; sys.exit(1) if pathlib.Path(sys.argv[2]).exists() else None;"

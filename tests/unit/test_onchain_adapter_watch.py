@@ -42,7 +42,7 @@ class Bench:
         self.adapter = SlowAdapter()
         self.now = 100.0
         self.watch = AdapterWatch(
-            cast("ChainAdapter", self.adapter), patience=0.001, now=lambda: self.now
+            cast("ChainAdapter", self.adapter), timeout=0.001, now=lambda: self.now
         )
 
 

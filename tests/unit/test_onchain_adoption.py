@@ -33,7 +33,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind as Listed
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
-    Open,
+    OpenTransfer,
     bare_txid,
     require_open,
 )
@@ -49,10 +49,10 @@ TXID = "ab" * 32
 KEY = "cd" * 32
 
 
-def transfer(name: str, network: str, address: str, units: int, **more: Any) -> Open:
+def transfer(name: str, network: str, address: str, units: int, **more: Any) -> OpenTransfer:
     asset = XMR if network == "monero" else USDC
     made = Transfer(f"{name}/payout/1", TransferKind.PAYOUT, network, asset, address, units, 1)
-    return Open(name, replace(made, **more))
+    return OpenTransfer(name, replace(made, **more))
 
 
 @pytest.mark.parametrize("text", ["", "ab", "0x", "zz" * 32, "ab" * 33, "0x0x" + "ab" * 31])
@@ -149,7 +149,7 @@ class Xmr:
 
 
 async def adopt_xmr(
-    at: Xmr, database: Database, wanted: Open, *others: Open, key: str | None = None
+    at: Xmr, database: Database, wanted: OpenTransfer, *others: OpenTransfer, key: str | None = None
 ) -> Adopted:
     ledger = SqlMoneroLedger(database)
     adoption = MoneroAdoption(cast("MoneroConnection", at), ledger)
@@ -168,7 +168,7 @@ async def test_a_proven_payment_is_on_record_as_if_it_had_been_published(
         "ord_1/payout/1", XmrPurpose.TRANSFER, "4user", 50, 3, TXID, "00ff", "", KEY, ("image",),
         1_700_000_000, XmrState.PUBLISHED, 1_700_000_000, 7,
     )  # fmt: skip
-    assert (done.txid, done.transfers, done.unexplained) == (TXID, (WANTED,), 0)
+    assert (done.txid, done.transfers, done.other_units) == (TXID, (WANTED,), 0)
 
 
 async def test_node_and_wallet_are_checked_before_anything_is_believed(database: Database) -> None:
@@ -255,7 +255,7 @@ async def test_one_transaction_that_pays_several_is_adopted_for_all_of_them(
     at = Xmr({"4user": 50, "4second": 30, "4third": 20})
     done = await adopt_xmr(at, database, WANTED, less, twin, second)
     assert done.transfers == (WANTED, second)
-    assert done.unexplained == 20
+    assert done.other_units == 20
     ledger = SqlMoneroLedger(database)
     known = await ledger.payment("ord_2/payout/1")
     assert known == await ledger.payment("ord_1/payout/1")
@@ -273,7 +273,7 @@ async def test_what_a_transaction_paid_once_is_adopted_for_one_transfer(
     second, twin = (transfer(name, "monero", "4second", 30) for name in ("ord_2", "ord_3"))
     done = await adopt_xmr(at, database, WANTED, second, twin)
     assert done.transfers == (WANTED, second)
-    assert done.unexplained == 1000
+    assert done.other_units == 1000
 
 
 async def test_a_transfer_that_is_signed_for_elsewhere_is_not_adopted_along(
@@ -342,7 +342,7 @@ class Evm(EvmConnection):
 PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 
 
-async def adopt_usdc(at: Evm, database: Database, wanted: Open = PAYOUT) -> Adopted:
+async def adopt_usdc(at: Evm, database: Database, wanted: OpenTransfer = PAYOUT) -> Adopted:
     ledger = SqlEvmPaymentLedger(database)
     adoption = EvmAdoption(at, ledger, HOT.address, Hands())
     return await adoption.adopt(wanted, (at.told or signed())["hash"], Recorder())
@@ -468,7 +468,7 @@ async def test_one_that_was_mined_for_less_than_is_offered_by_now_is_adopted_as_
 
 async def test_what_it_pays_to_others_is_told(database: Database) -> None:
     at = changed(events=((HOT.address, USER, 50), (HOT.address, STRANGER.address, 7)))
-    assert (await adopt_usdc(at, database)).unexplained == 7
+    assert (await adopt_usdc(at, database)).other_units == 7
 
 
 async def test_a_half_made_adoption_is_gone_on_with_here_too(database: Database) -> None:

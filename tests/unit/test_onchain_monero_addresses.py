@@ -227,8 +227,8 @@ async def restored(ledger: SqlMoneroLedger, made: int = 0) -> Wallet:
     return other
 
 
-def unhurried(wallet: Wallet, ledger: SqlMoneroLedger, patience: float = 5.0) -> AddressPool:
-    return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, patience=patience)
+def unhurried(wallet: Wallet, ledger: SqlMoneroLedger, scan_wait: float = 5.0) -> AddressPool:
+    return AddressPool(cast("WalletClient", wallet), ledger, OPTIONS, scan_wait=scan_wait)
 
 
 async def test_a_rescan_that_failed_is_made_anew_without_a_restart(
@@ -319,7 +319,7 @@ async def test_nobody_waits_for_a_long_rescan_and_a_stop_leaves_it_due(
 ) -> None:
     wallet = await restored(ledger)
     wallet.may_end.clear()
-    pool = unhurried(wallet, ledger, patience=0)
+    pool = unhurried(wallet, ledger, scan_wait=0)
     for _ in range(3):
         with pytest.raises(ChainUnusable, match="rescanning"):
             await pool.reconcile()

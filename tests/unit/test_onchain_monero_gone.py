@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
-from rpcsvc.settlement.onchain.monero.presence import MoneroGone
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
@@ -81,7 +81,7 @@ class Ending:
     desk: Desk
     node: RefusingNode
     wallet: OwnWallet
-    gone: MoneroGone
+    gone: MoneroPayoutEnd
 
     async def end(self) -> str | None:
         return await self.gone.end(await self.desk.known("tr_1"))
@@ -103,7 +103,7 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     async def annotate(txid: str) -> None:
         wallet.does.append(f"explain {txid}")
 
-    gone = MoneroGone(connection, ledger, ManualClock(), OPTIONS, annotate)
+    gone = MoneroPayoutEnd(connection, ledger, ManualClock(), OPTIONS, annotate)
     await desk.put("tr_1", PaymentState.SETTLED, None)
     yield Ending(desk, node, wallet, gone)
     await database.close()

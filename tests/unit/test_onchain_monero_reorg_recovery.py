@@ -165,14 +165,14 @@ async def test_a_payment_pending_for_three_blocks_is_relayed_with_each(desk: Des
         assert f"published at 1970-01-01T00:00:01.000Z, waits in the node's pool for {blocks}" in (
             desk.recovery.waiting or ""
         )
-        assert desk.recovery.late is None
+        assert desk.recovery.overdue is None
     await desk.look(blocks=1)
-    assert "waits in the node's pool for 10 blocks" in (desk.recovery.late or "")
+    assert "waits in the node's pool for 10 blocks" in (desk.recovery.overdue or "")
     assert desk.node.relayed == [made.txid] * 8
     await desk.ledger.put_payment(replace(made, height=desk.node.top))
     desk.node.known[made.txid] = desk.node.top
     await desk.look(blocks=1)
-    assert (desk.recovery.waiting, desk.recovery.late) == (None, None)
+    assert (desk.recovery.waiting, desk.recovery.overdue) == (None, None)
 
 
 async def test_blocks_are_counted_anew_after_a_payment_was_mined_and_lost(desk: Desk) -> None:

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
 from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
-    PATIENCE_MS,
+    LOOK_TIMEOUT_MS,
     MoneroOutgoing,
     SpendWaits,
     StartupReconciliation,
@@ -183,7 +183,7 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
     for _ in range(2):
         with pytest.raises(Unavailable, match="not known yet"):
             await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += PATIENCE_MS // 2 - 1
+        stand.steady.now += LOOK_TIMEOUT_MS // 2 - 1
     stand.steady.now += 2
     await stand.engine.prepare(transfer("monero"), [], Recorder())
     assert stand.signed == ["monero"]
@@ -194,7 +194,7 @@ async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for
         await stand.engine.prepare(transfer("monero"), [], Recorder())
 
 
-@pytest.mark.parametrize("by_ms", [PATIENCE_MS, -PATIENCE_MS])
+@pytest.mark.parametrize("by_ms", [LOOK_TIMEOUT_MS, -LOOK_TIMEOUT_MS])
 async def test_a_clock_that_is_set_lets_nothing_through(stand: Stand, by_ms: int) -> None:
     stand.wallet.sent = {"ab"}
     stand.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
@@ -213,7 +213,7 @@ async def test_a_wallet_that_is_not_fit_is_waited_for(stand: Stand) -> None:
     for _ in range(3):
         with pytest.raises(Unavailable, match="behind its node"):
             await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += PATIENCE_MS
+        stand.steady.now += LOOK_TIMEOUT_MS
     assert (stand.signed, stand.look.health().ok) == ([], True)
 
 
@@ -343,7 +343,7 @@ async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
             await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += PATIENCE_MS
+        stand.steady.now += LOOK_TIMEOUT_MS
     assert "the node's pool has what spends 2 outputs" in str((await stand.engine.health()).detail)
     stand.wallet.failure = None
     await stand.engine.prepare(transfer("monero"), [], Recorder())

@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
-from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, Open
+from rpcsvc.settlement.onchain.unrecorded import Adopted, NotAdopted, OpenTransfer
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
@@ -65,16 +65,16 @@ def _print(done: Adopted) -> None:
             f"{paid.transfer_id} of {item.order_id}: {amount}, paid by {done.txid}, which {where}\n"
         )
     asset, network = done.transfers[0].transfer.asset, done.transfers[0].transfer.network
-    if done.unexplained:
+    if done.other_units:
         sys.stdout.write(
-            f"The transaction pays {format_units(done.unexplained, asset)} {asset.symbol} more than"
+            f"The transaction pays {format_units(done.other_units, asset)} {asset.symbol} more than"
             " that. If it was to orders that the database has lost: rpcsvc treasury explain"
             f" {network} {done.txid} --note TEXT\n"
         )
     sys.stdout.write("It is not paid again. See what else there is: rpcsvc audit\n")
 
 
-async def find_transfer(database: Database, transfer_id: str) -> Open:
+async def find_transfer(database: Database, transfer_id: str) -> OpenTransfer:
     """A transfer and its order. Raises UsageError."""
     order = await SqlOrderStore(database, lambda: "").order(order_of(transfer_id))
     transfer = order.transfer(transfer_id) if order else None
@@ -82,7 +82,7 @@ async def find_transfer(database: Database, transfer_id: str) -> Open:
         raise UsageError(
             f"There is no transfer {transfer_id}. They are listed by: rpcsvc payouts list"
         )
-    return Open(order.order_id, transfer)
+    return OpenTransfer(order.order_id, transfer)
 
 
 class _Adoption:
@@ -103,7 +103,7 @@ class _Adoption:
             return await self._monero(opened, txid, key)
         return await self._evm(opened, txid)
 
-    async def _planned(self, network: str, but: str) -> list[Open]:
+    async def _planned(self, network: str, but: str) -> list[OpenTransfer]:
         """What else waits to be paid on a network, oldest first."""
         rows = await self._db.fetch(
             "SELECT transfer_id FROM transfers WHERE network = :network AND state = 'planned'"
@@ -113,7 +113,7 @@ class _Adoption:
         )
         return [await find_transfer(self._db, row["transfer_id"]) for row in rows]
 
-    async def _monero(self, opened: Open, txid: str, key: str | None) -> Adopted:
+    async def _monero(self, opened: OpenTransfer, txid: str, key: str | None) -> Adopted:
         settings = self._settings.onchain
         node, wallet = wiring.monero_clients(settings)
         ledger = SqlMoneroLedger(self._db)
@@ -123,7 +123,7 @@ class _Adoption:
             adoption = MoneroAdoption(connection, ledger)
             return await adoption.adopt(opened, others, txid, key, self._record)
 
-    async def _evm(self, opened: Open, txid: str) -> Adopted:
+    async def _evm(self, opened: OpenTransfer, txid: str) -> Adopted:
         settings, name = self._settings.onchain, opened.transfer.network
         chains = read_chains(self._settings.chains_file)
         nodes = wiring.evm_nodes(settings, wiring.served_chains(settings, chains))

@@ -29,12 +29,12 @@ from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.presence import require_gone
+from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
-from rpcsvc.settlement.onchain.monero.presence import MoneroGone
-from rpcsvc.settlement.onchain.unrecorded import NotAdopted, Open, bare_txid
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
+from rpcsvc.settlement.onchain.unrecorded import NotAdopted, OpenTransfer, bare_txid
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
@@ -128,7 +128,7 @@ class _Closing:
 
     # --- what was signed -----------------------------------------------------------------------
 
-    async def _end(self, opened: Open) -> str | None:
+    async def _end(self, opened: OpenTransfer) -> str | None:
         """See to it that its payment can't be mined; what has to be deep before that."""
         name, network = opened.transfer.transfer_id, opened.transfer.network
         if network == MONERO:
@@ -147,10 +147,10 @@ class _Closing:
         node = nodes[network]
         async with AsyncExitStack() as clients:
             await clients.enter_async_context(node.client)
-            await require_gone(EvmConnection(node.client, node.network), payment)
+            await require_unminable(EvmConnection(node.client, node.network), payment)
         return None
 
-    async def _paid_with(self, opened: Open) -> list[Open]:
+    async def _paid_with(self, opened: OpenTransfer) -> list[OpenTransfer]:
         """It, and the other transfers that its transaction was to pay."""
         payment = await SqlMoneroLedger(self.database).payment(opened.transfer.transfer_id)
         names = {payee.transfer_id for payee in payment.payees} if payment else set()
@@ -176,14 +176,14 @@ class _Closing:
             await SqlOperatorBooks(self.database).annotate(MONERO, txid, text, clock.now_ms())
 
         async with node, wallet:
-            rival = await MoneroGone(connection, ledger, clock, options, annotate).end(payment)
+            rival = await MoneroPayoutEnd(connection, ledger, clock, options, annotate).end(payment)
         if rival is None:
             await _give_up(ledger, payment)
         return rival
 
     # --- the word ------------------------------------------------------------------------------
 
-    async def _settle(self, opened: Open, txid: str) -> None:
+    async def _settle(self, opened: OpenTransfer, txid: str) -> None:
         clock, name = SystemClock(), opened.transfer.transfer_id
         ring = KeyRing.load_or_create(self.settings.data_dir / KEYS_DIR, clock, system_random)
         signer, at = ResponseSigner(ring, clock), clock.now_ms()
@@ -203,7 +203,7 @@ class _Closing:
             await processor.apply(opened.order_id, TransferSettled(name, None), done=(effect,))
 
 
-def _line(opened: Open) -> str:
+def _line(opened: OpenTransfer) -> str:
     item = opened.transfer
     amount = f"{format_units(item.units, item.asset)} {item.asset.symbol}"
     return f"{item.transfer_id}: {amount} to {item.address}"

@@ -171,7 +171,7 @@ def together(looks: Iterable[Observation]) -> Observation:
 
 
 # A pass waits no longer for one adapter: the other's deposits and all payouts wait with it.
-PATIENCE_SECONDS: Final = 2.0
+SCAN_TIMEOUT_SECONDS: Final = 2.0
 # A look takes milliseconds. One that takes so long meets a node that hangs, or catches up.
 HANGS_SECONDS: Final = 15.0
 
@@ -186,11 +186,11 @@ class AdapterWatch:
         self,
         adapter: ChainAdapter,
         *,
-        patience: float = PATIENCE_SECONDS,
+        timeout: float = SCAN_TIMEOUT_SECONDS,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._side = adapter
-        self._patience = patience
+        self._adapter = adapter
+        self._timeout = timeout
         self._now = now
         self._since = 0.0
         self._fault: str | None = None
@@ -203,7 +203,7 @@ class AdapterWatch:
         if self._look is None:
             self._since = self._now()
             self._look = asyncio.create_task(self._observe())
-        done, _ = await asyncio.wait({self._look}, timeout=self._patience)
+        done, _ = await asyncio.wait({self._look}, timeout=self._timeout)
         if not done:
             return Observation()
         look, self._look = self._look, None
@@ -219,11 +219,11 @@ class AdapterWatch:
         """Say it once; a look is begun every second."""
         fault = type(error).__name__
         if fault != self._fault:
-            log.error("deposits_not_observed", asset=self._side.asset.symbol, exc_info=error)
+            log.error("deposits_not_observed", asset=self._adapter.asset.symbol, exc_info=error)
         self._fault = fault
 
     async def _observe(self) -> Observation:
-        return await self._side.observe()
+        return await self._adapter.observe()
 
     async def close(self) -> None:
         """End the look that is under way."""

@@ -1,9 +1,8 @@
-"""Leaving out deposit addresses that an older copy of the database would hand out twice.
+"""Skips deposit addresses that a restored, older database would hand out a second time.
 
-Orders that were made after the copy are lost with their addresses, and what comes to those is
-somebody's money still. No chain knows which addresses were handed out and not paid yet; so as many
-as there can have been orders are put on record and never handed out: a deposit that comes to one is
-seen, and named by the auditor.
+No chain shows which addresses were handed out and not paid yet. As many as there can have been
+orders since the copy are recorded and never handed out; the auditor names a deposit that comes to
+one.
 """
 
 from __future__ import annotations

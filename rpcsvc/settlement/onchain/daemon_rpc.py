@@ -154,7 +154,7 @@ class DaemonRpc:
         self._rpc_path = rpc_path
         self._pause = pause
         self._ids = count(1)
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._session: ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -229,12 +229,12 @@ class DaemonRpc:
         try:
             return await self._send(path, method, body, limit)
         finally:
-            self._turn.release()
+            self._lock.release()
 
     async def _wait_for_turn(self, method: str, limit: float) -> None:
         try:
             async with asyncio.timeout(limit):
-                await self._turn.acquire()
+                await self._lock.acquire()
         except TimeoutError:
             problem = f"other calls kept the daemon busy for {limit:g} seconds"
             raise NotSent(self.endpoint.name, method, problem) from None
@@ -406,13 +406,13 @@ _MINUTE_MS: Final = 60_000
 
 
 class StallDetector:
-    """Watches one node, whose blocks nearly always come within ``patience_ms``.
+    """Watches one node, whose blocks nearly always come within ``longest_gap_ms``.
 
     ``steady`` is a monotonic clock in ms.
     """
 
-    def __init__(self, patience_ms: int, steady: Callable[[], int] = steady_ms) -> None:
-        self._patience_ms = patience_ms
+    def __init__(self, longest_gap_ms: int, steady: Callable[[], int] = steady_ms) -> None:
+        self._patience_ms = longest_gap_ms
         self._steady = steady
         self._highest = -1
         self._since = 0

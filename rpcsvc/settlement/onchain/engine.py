@@ -1,6 +1,6 @@
 """The engine that settles from the operator's own wallets: one chain adapter each for XMR and USDC.
 
-Nothing is signed or published before the guard (guard.py) has let it pass.
+Nothing is signed or published unless the guard (guard.py) lets it pass.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The brakes on outgoing money: a switch that the operator throws, and caps.
+"""The pause switch and the caps on outgoing money.
 
-The switch is a file beside the database, so that it can be thrown by a command, by the auditor or
-by hand while the service runs, and still holds when it starts again. A service that can't write
-the file (a full disk) is paused all the same, as long as it runs. A transfer over a cap waits;
-nothing is lost by waiting, and health says why.
+The switch is a file beside the database: a command, the auditor or the operator's hand can set it
+while the service runs, and it survives a restart. If the file can't be written, the running process
+is paused all the same. A transfer over a cap waits, and health says why.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Signed(Protocol):
         ...
 
 
-class _Held(NamedTuple):
+class _WaitingTransfer(NamedTuple):
     """A transfer that waits for a cap: which, and when it was last asked for (ms)."""
 
     problem: str
@@ -166,7 +165,7 @@ class PayoutGuard:
         self._caps = caps
         self._signed = signed
         self._clock = clock
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _WaitingTransfer] = {}
         # Units that are being signed: wallets work side by side, and their books don't have it yet.
         self._passing = Counter[Asset]()
         # Held from the sums of the books until a transfer counts: two wallets may pay one asset.
@@ -204,7 +203,7 @@ class PayoutGuard:
         self._held.pop(transfer.transfer_id, None)
         problem = await self._signed.unmatched(transfer) or await self._over(transfer)
         if problem is not None:
-            self._held[transfer.transfer_id] = _Held(problem, self._clock.now_ms())
+            self._held[transfer.transfer_id] = _WaitingTransfer(problem, self._clock.now_ms())
             raise Unavailable(f"Transfer {transfer.transfer_id} waits: {problem}.")
 
     async def _within_caps(

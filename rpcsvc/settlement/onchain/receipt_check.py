@@ -1,4 +1,5 @@
-"""Checking the receipt of a payout on nodes of one's own: nothing of the service is asked.
+"""Checks a payout's receipt on the caller's own nodes; the service is not asked.
+
 Sources: monero-wallet-rpc check_tx_key and check_tx_proof; Ethereum JSON-RPC
 eth_getTransactionReceipt; ERC-20 Transfer.
 """

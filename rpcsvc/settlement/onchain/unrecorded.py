@@ -44,7 +44,7 @@ class UnrecordedLedger(Protocol):
         """Note that the operator was told of all nonces below this one."""
         ...
 
-    async def explained(self, network: str) -> list[str]:
+    async def annotated(self, network: str) -> list[str]:
         """The ids of the transactions that the operator made by hand, and said so."""
         ...
 
@@ -98,7 +98,7 @@ class NotAdopted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenTransfer:
     """A transfer of an order that is not over."""
 
     order_id: str
@@ -107,12 +107,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A payment that is on record now. ``unexplained``: units that it paid to others besides."""
+    """A payment that is on record now. ``other_units``: units that it paid to others besides."""
 
     txid: str
-    transfers: tuple[Open, ...]
+    transfers: tuple[OpenTransfer, ...]
     block: int | None
-    unexplained: int = 0
+    other_units: int = 0
 
 
 def bare_txid(text: str, prefix: str) -> str:
@@ -140,7 +140,7 @@ def require_open(transfer: Transfer) -> None:
     )
 
 
-def require_untold(transfer: Transfer, txid: str) -> None:
+def require_unsigned(transfer: Transfer, txid: str) -> None:
     """Raise NotAdopted when the order knows already that a transfer was signed."""
     if transfer.state is not TransferState.PLANNED:
         raise NotAdopted(

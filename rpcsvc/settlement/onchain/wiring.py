@@ -1,4 +1,4 @@
-"""Putting the on-chain engine together from its settings: clients, keys, options, both adapters."""
+"""Composes the on-chain engine from its settings: clients, keys, options, both adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rpcsvc.settlement.onchain.evm.keys import HdKeys, KeyFileRefused, read_mnem
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.guard import Caps, PauseSwitch, PayoutGuard, Signed
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.settlement.onchain.journal.writer import Options, PaymentJournal
+from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
@@ -68,7 +68,7 @@ async def onchain_engine(settings: OnchainSettings, parts: Parts) -> AsyncIterat
     """The engine, its clients open as long as the block lasts. Raises SettingsError."""
     guard = PayoutGuard(parts.switch, caps(settings), parts.signed, parts.clock)
     clients = monero_clients(settings)
-    adapters = (_monero_side(settings, parts, clients), _evm_side(settings, parts))
+    adapters = (_monero_adapter(settings, parts, clients), _evm_adapter(settings, parts))
     engine = OnchainEngine(
         adapters,
         guard,
@@ -108,7 +108,7 @@ def served_chains(settings: OnchainSettings, chains: ChainRegistry) -> ChainRegi
     return ChainRegistry(known[name] for name in nodes)
 
 
-def journal_options(settings: OnchainSettings, data_dir: Path) -> Options:
+def journal_options(settings: OnchainSettings, data_dir: Path) -> JournalOptions:
     """Where the payment journal is kept. Raises SettingsError."""
     folder = data_dir / FOLDER
     if folder in settings.journal_places:
@@ -124,7 +124,7 @@ def journal_options(settings: OnchainSettings, data_dir: Path) -> Options:
         raise SettingsError(
             [f"onchain.journal_command: {error}; allowed: a program and its arguments, quoted"]
         ) from error
-    return Options(folder, settings.journal_places, command)
+    return JournalOptions(folder, settings.journal_places, command)
 
 
 def key_path(settings: OnchainSettings, data_dir: Path) -> Path:
@@ -150,7 +150,7 @@ def monero_clients(settings: OnchainSettings) -> tuple[MonerodClient, WalletClie
     return MonerodClient(node), WalletClient(wallet)
 
 
-def _monero_side(
+def _monero_adapter(
     settings: OnchainSettings, parts: Parts, clients: tuple[MonerodClient, WalletClient]
 ) -> MoneroAdapter:
     options = monero_options(settings)
@@ -251,7 +251,7 @@ def _network(settings: OnchainSettings, chain: Chain, coin_price: int) -> EvmNet
     )
 
 
-def _evm_side(settings: OnchainSettings, parts: Parts) -> EvmAdapter:
+def _evm_adapter(settings: OnchainSettings, parts: Parts) -> EvmAdapter:
     try:
         keys = HdKeys(read_mnemonic(key_path(settings, parts.data_dir)))
     except KeyFileRefused as error:

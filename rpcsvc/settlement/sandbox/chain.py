@@ -16,7 +16,7 @@ MONERO = "monero"
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class SimulatedChain:
     """One simulated chain. ``inventory`` and ``balance`` are the service's wallet, atomic units."""
 
     network: str
@@ -44,11 +44,11 @@ class Chain:
         """The time of the block at ``height``."""
         return self.base_at + (height - self.base_height) * self.block_ms
 
-    def pause(self, now: int) -> Chain:
+    def pause(self, now: int) -> SimulatedChain:
         """The chain without new blocks from ``now`` on."""
         return replace(self, base_height=self.height(now), base_at=now, paused=True)
 
-    def resume(self, now: int) -> Chain:
+    def resume(self, now: int) -> SimulatedChain:
         """The chain with new blocks again from ``now`` on."""
         return replace(self, base_at=now, paused=False) if self.paused else self
 
@@ -127,7 +127,7 @@ class Mined:
 class SandboxLedger(Protocol):
     """Keeps the simulated chains. Reads are of committed state; writes are durable on return."""
 
-    async def chains(self) -> list[Chain]:
+    async def chains(self) -> list[SimulatedChain]:
         """All chains."""
         ...
 
@@ -159,11 +159,11 @@ class SandboxLedger(Protocol):
         """All settings that were changed."""
         ...
 
-    async def add_chains(self, chains: Sequence[Chain]) -> None:
+    async def add_chains(self, chains: Sequence[SimulatedChain]) -> None:
         """Add the chains that are not there yet."""
         ...
 
-    async def put_chain(self, chain: Chain) -> None:
+    async def put_chain(self, chain: SimulatedChain) -> None:
         """Change a chain's timing (not its balance)."""
         ...
 

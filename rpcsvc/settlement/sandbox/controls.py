@@ -1,7 +1,7 @@
 """What a developer may provoke in the sandbox: funding, faults, time, rates.
 
-Every row of "What happens to a deposit" can be brought about with these. They act on the
-simulated chains only, never on an order: the service finds out by itself, as it would for real.
+The controls act on the simulated chains, never on an order: the service finds out by itself, as it
+would on real chains. They cover every row of "What happens to a deposit".
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The sandbox as settlement engine and as rate source: no network, no keys, real rules.
+"""The sandbox engine and its rate source: no network, no keys, real rules.
 
-It behaves as real chains do where that matters to money: signing reserves nothing, two
-signatures of one payment are two different transactions, publishing may fail for good, or leave
-it unknown whether it was done, and blocks can be reorganised away.
+It behaves as real chains do where that matters to money: signing reserves nothing, two signatures
+of one payment are two transactions, publishing may fail or leave its outcome unknown, and blocks
+can be reorganised away.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.sandbox.chain import (
     MONERO,
-    Chain,
     Fault,
     Mined,
     SandboxLedger,
     Setting,
+    SimulatedChain,
     Tx,
     TxKind,
     TxState,
@@ -211,13 +211,13 @@ class SandboxEngine:
             return None
         return tx if self._sighting(chain, tx, now).state is sighting.state else None
 
-    async def _mine_due(self, chains: Mapping[str, Chain], now: int) -> None:
+    async def _mine_due(self, chains: Mapping[str, SimulatedChain], now: int) -> None:
         watched = await self._ledger.watched()
         due = [m for tx in watched if (m := await self._mine(chains[tx.network], tx, now))]
         if due:
             await self._ledger.mine(due)
 
-    async def _mine(self, chain: Chain, tx: Tx, now: int) -> Mined | None:
+    async def _mine(self, chain: SimulatedChain, tx: Tx, now: int) -> Mined | None:
         if tx.state is not TxState.MEMPOOL:
             return None
         height = chain.including_height(tx.broadcast_at, now)
@@ -227,7 +227,7 @@ class SandboxEngine:
         digest = block_hash(chain.network, height, fork)
         return Mined(tx, height, digest, chain.mined_at(height))
 
-    def _sighting(self, chain: Chain, tx: Tx, now: int) -> DepositSighting:
+    def _sighting(self, chain: SimulatedChain, tx: Tx, now: int) -> DepositSighting:
         state = DepositState.SEEN
         if tx.state is TxState.DROPPED:
             state = DepositState.REMOVED
@@ -236,7 +236,7 @@ class SandboxEngine:
         key = DepositKey(tx.network, tx.txid, 0)
         return DepositSighting(key, tx.recipient, tx.units, tx.sender, tx.broadcast_at, state)
 
-    def _confirmed(self, chain: Chain, tx: Tx, now: int) -> bool:
+    def _confirmed(self, chain: SimulatedChain, tx: Tx, now: int) -> bool:
         return _depth(chain, tx, now) >= self.required_confirmations(tx.network)
 
     async def confirmations(self, key: DepositKey) -> int:
@@ -341,10 +341,10 @@ class SandboxEngine:
         await self._ledger.clear_fault(order_id, fault)
         return True
 
-    async def _chain(self, network: str) -> Chain:
+    async def _chain(self, network: str) -> SimulatedChain:
         return next(c for c in await self._ledger.chains() if c.network == network)
 
-    def _initial_chains(self) -> list[Chain]:
+    def _initial_chains(self) -> list[SimulatedChain]:
         now = self._clock.now_ms()
         return [_initial_chain(network, now, self._options) for network in sorted(self.networks)]
 
@@ -355,7 +355,7 @@ _FAILS = {
 }
 
 
-def _depth(chain: Chain, tx: Tx, now: int) -> int:
+def _depth(chain: SimulatedChain, tx: Tx, now: int) -> int:
     if tx.state is not TxState.MINED or tx.block_height is None:
         return 0
     return chain.height(now) - tx.block_height + 1
@@ -366,10 +366,12 @@ def asset_of(network: str) -> Asset:
     return XMR if network == MONERO else USDC
 
 
-def _initial_chain(network: str, now: int, options: SandboxOptions) -> Chain:
+def _initial_chain(network: str, now: int, options: SandboxOptions) -> SimulatedChain:
     symbol = asset_of(network).symbol
     inventory = options.inventory[symbol]
-    return Chain(network, 1_000, now, options.block_ms[symbol], False, inventory, inventory)
+    return SimulatedChain(
+        network, 1_000, now, options.block_ms[symbol], False, inventory, inventory
+    )
 
 
 def _decode(transfer: Transfer, now: int) -> Tx:

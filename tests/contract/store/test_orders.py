@@ -209,11 +209,11 @@ async def test_orders_that_are_not_over_are_open(store: SqlOrderStore) -> None:
 
 async def test_an_annotation_is_read_back_until_it_is_removed(database: Tables) -> None:
     ledger, books = SqlUnrecordedLedger(database), SqlOperatorBooks(database)
-    assert await ledger.explained("monero") == []
+    assert await ledger.annotated("monero") == []
     await books.annotate("monero", "tx", "paid by hand", NOW)
-    assert await ledger.explained("monero") == ["tx"]
+    assert await ledger.annotated("monero") == ["tx"]
     await books.remove_annotation("monero", "tx")
-    assert await ledger.explained("monero") == []
+    assert await ledger.annotated("monero") == []
 
 
 async def test_several_changes_are_committed_together_or_not_at_all(

@@ -182,7 +182,7 @@ class EvmNetworkAdapter:
                 await self.payments.reconcile()
                 await self.opening.look(head)
         except Unavailable as reason:
-            log.info("evm_look_put_off", network=self.network.name, reason=reason.message)
+            log.info("evm_check_postponed", network=self.network.name, reason=reason.message)
 
     async def maintain(self) -> None:
         """Look, follow payments, sweep; what fails is in health and tried again."""
@@ -192,7 +192,7 @@ class EvmNetworkAdapter:
                 await self.payments.maintain()
                 await self.sweeps.maintain()
         except Unavailable as reason:
-            log.info("evm_upkeep_put_off", network=self.network.name, reason=reason.message)
+            log.info("evm_maintenance_postponed", network=self.network.name, reason=reason.message)
 
     async def problems(self) -> list[str]:
         """What is wrong, in words for the operator."""

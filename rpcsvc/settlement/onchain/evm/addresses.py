@@ -1,9 +1,8 @@
-"""Deposit addresses of the USDC adapter, made ahead, each handed out at most once.
+"""Deposit addresses of the USDC adapter: derived ahead, each handed out at most once.
 
-They are the accounts of one mnemonic, from index 1 on, and serve on every chain. "Reserved up to
-index N" is committed together with the addresses before any of them is handed out, so that after
-a crash the service goes on above N: a few indices are skipped, none is given out twice. A stop in
-order gives the unused ones back. Index 0 is the hot wallet's.
+They are accounts of one mnemonic from index 1 on, valid on every chain; index 0 is the hot wallet.
+"Reserved up to index N" is committed together with the addresses before one is handed out: a crash
+skips a few indices and repeats none. An orderly stop returns the unused ones.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class EvmAddressPool:
         self._is_open = False
         self._refilling: asyncio.Task[None] | None = None
         # Batches are made, committed and given back one after another.
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def left(self) -> int:
@@ -58,11 +57,11 @@ class EvmAddressPool:
         return address
 
     async def load(self) -> None:
-        """Take up what an earlier run gave back.
+        """Load what an earlier run returned.
 
         Raises ChainUnusable when the recorded addresses are those of another mnemonic.
         """
-        async with self._turn:
+        async with self._lock:
             if self._is_open:
                 return
             hot = await asyncio.to_thread(self._keys.address, HOT_WALLET_INDEX)
@@ -71,12 +70,12 @@ class EvmAddressPool:
                 await self._ledger.adopt_wallet(hot)
             elif wallet.hot_address != hot:
                 raise _another_mnemonic("hot wallet", wallet.hot_address, hot)
-            await self._take_up(wallet.reserved_to if wallet else HOT_WALLET_INDEX)
+            await self._load_returned(wallet.reserved_to if wallet else HOT_WALLET_INDEX)
             self._is_open = True
 
     async def refill(self) -> None:
         """Make more when few are left."""
-        async with self._turn:
+        async with self._lock:
             if self._is_open and len(self._free) < self._options.pool_low:
                 await self._make(self._options.pool_target - len(self._free))
 
@@ -84,7 +83,7 @@ class EvmAddressPool:
         """Give back what was not handed out; nothing can be taken any more."""
         if self._refilling is not None:
             await asyncio.gather(self._refilling, return_exceptions=True)
-        async with self._turn:
+        async with self._lock:
             unused, self._free, self._is_open = len(self._free), deque(), False
             if unused:
                 try:
@@ -92,7 +91,7 @@ class EvmAddressPool:
                 except Unavailable as reason:
                     log.info("evm_addresses_left_out", unused=unused, reason=reason.message)
 
-    async def _take_up(self, reserved_to: int) -> None:
+    async def _load_returned(self, reserved_to: int) -> None:
         await self._know_all(reserved_to)
         given_back = await self._ledger.addresses_above(reserved_to)
         await self._require_ours(given_back or await self._newest())

@@ -1,8 +1,7 @@
-"""Proof that a transaction of the hot wallet is the payment of a transfer.
+"""Proves that a transaction of the hot wallet is the payment of a transfer, and records it as such.
 
-It must be mined with success, be the hot wallet's own, and the token must show in it exactly the
-transfer's units from the hot wallet to its address.
-Source: the Ethereum JSON-RPC specification (execution-apis); ERC-20.
+It must be mined with success and sent by the hot wallet, and the token must show in it exactly the
+transfer's units to its address. Sources: Ethereum JSON-RPC (execution-apis); ERC-20.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from rpcsvc.settlement.onchain.evm.transactions import SignedFields, signed_fiel
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
-    Open,
+    OpenTransfer,
     bare_txid,
     require_open,
-    require_untold,
+    require_unsigned,
 )
 
 _BY_HASH = "eth_getTransactionByHash"
@@ -53,7 +52,7 @@ class EvmAdoption:
         self._hot = hot_wallet
         self._clock = clock
 
-    async def adopt(self, wanted: Open, txid: str, record: Record) -> Adopted:
+    async def adopt(self, wanted: OpenTransfer, txid: str, record: Record) -> Adopted:
         """Put on record that a transaction pays ``wanted``. Raises NotAdopted.
 
         A payment that is on record with the same nonce gets one more attempt: its fee was raised
@@ -119,9 +118,9 @@ class EvmAdoption:
             )
 
     async def _signed(self, txid: str) -> SignedFields:
-        told = await self._connection.client.rpc.read(_BY_HASH, [txid])
+        found = await self._connection.client.rpc.read(_BY_HASH, [txid])
         try:
-            fields = signed_fields(told if isinstance(told, dict) else {})
+            fields = signed_fields(found if isinstance(found, dict) else {})
         except ValueError as error:
             raise NotAdopted(f"The bytes of {txid} can't be put together: {error}.") from error
         if fields.sender != self._hot.lower():
@@ -144,7 +143,7 @@ class EvmAdoption:
         """Record one more attempt of a payment on record. Raises NotAdopted."""
         name = known.payment_id
         if fields.txid in {item.txid for item in known.attempts}:
-            require_untold(transfer, fields.txid)
+            require_unsigned(transfer, fields.txid)
             return
         if (known.sender.lower(), known.nonce) != (fields.sender, fields.nonce):
             raise NotAdopted(

@@ -1,13 +1,10 @@
-"""Deposits of USDC on one network: the token's Transfer events, block range by block range.
+"""Scans one network for deposits of USDC: Transfer events of the token, block range by block range.
 
-One pass asks for all Transfer events of the blocks since the last, and a little before them; which
-of them pay us is one query of the database. What a pass costs depends on blocks and on deposits
-that are new, moved or due, never on how many addresses or orders there are.
-
-A deposit is one event: transaction and place within it. It is on the chain as long as the block
-that it was found in is. The cursor is a block; as long as that one is on the chain, so are all
-before it. When it is not, the newest recorded block that still is tells where the fork is, the
-blocks after it are read again, and deposits that are not found again are looked up one by one.
+A pass reads the events since the cursor, and a little before it; one database query tells which pay
+us. Its cost depends on blocks and on deposits that are new, moved or due, never on the number of
+orders. A deposit is one event, and exists while its block is on the chain. After a reorganisation,
+blocks above the fork are read again, and deposits that are not found again are looked up one by
+one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The keys of the EVM side: a mnemonic in a file, the accounts derived from it, and signatures.
+"""The mnemonic of the hot wallet and deposit addresses: its file, derived accounts, signatures.
 
-BIP-39 words, BIP-32 derivation at m/44'/60'/0'/0/i (BIP-44), EIP-1559 transactions and bare EIP-712
-digests. A signed transaction is bytes and an id; nothing is sent from here. Secrets show in no
-``repr`` and in no message.
-Needs the extra ``rpcsvc[onchain]``; eth-account is imported when a key is first needed.
+BIP-39 words, BIP-32 derivation at m/44'/60'/0'/0/i (BIP-44), EIP-1559 transactions and EIP-712
+digests. Nothing is sent from here. No ``repr`` and no message shows a secret. Needs the extra
+``rpcsvc[onchain]``; eth-account is imported when a key is first needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an EVM node is asked.
+"""The client of an EVM node.
 
 Units and forms are those of node_types.py. Every method raises RpcFailure (daemon_rpc.py).
 Source: the Ethereum JSON-RPC specification (execution-apis); EIP-1559, EIP-2718.

@@ -103,10 +103,10 @@ class EvmNonces:
                 raise
 
     async def _problem(self, own: int, pending: int) -> str | None:
-        told = await self._told(own, pending)
+        acknowledged = await self._acknowledged(own, pending)
         if pending <= own:
             return None
-        if await self._has_strangers(max(own, told), pending):
+        if await self._has_unrecorded(max(own, acknowledged), pending):
             if pause_for(self._switch, self._wallet):
                 await self._unrecorded.acknowledge_nonce(self._network, self._sender, pending)
         elif self._switch.reason() != reason_of(self._wallet):
@@ -116,24 +116,24 @@ class EvmNonces:
             f" {pending}, this service at {own}"
         )
 
-    async def _told(self, own: int, pending: int) -> int:
+    async def _acknowledged(self, own: int, pending: int) -> int:
         """Up to which nonce the operator was told. At first: all from before the service."""
-        told = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
-        if told is None:
-            told = own or pending
-            await self._unrecorded.acknowledge_nonce(self._network, self._sender, told)
-        return told
+        acknowledged = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
+        if acknowledged is None:
+            acknowledged = own or pending
+            await self._unrecorded.acknowledge_nonce(self._network, self._sender, acknowledged)
+        return acknowledged
 
-    async def _has_strangers(self, first: int, end: int) -> bool:
+    async def _has_unrecorded(self, first: int, end: int) -> bool:
         """Whether a nonce from ``first`` on, below ``end``, was not used by the operator's hand."""
         if first >= end:
             return False
-        explained: set[int] = set()
-        for txid in await self._unrecorded.explained(self._network):
+        annotated: set[int] = set()
+        for txid in await self._unrecorded.annotated(self._network):
             made = await self._connection.client.transaction(txid)
             if made is not None and made.sender.lower() == self._sender.lower():
-                explained.add(made.nonce)
-        return not explained.issuperset(range(first, end))
+                annotated.add(made.nonce)
+        return not annotated.issuperset(range(first, end))
 
 
 _LONG_MS: Final = 10 * 60 * 1000
@@ -190,7 +190,7 @@ class EvmPayments:
         payout is unpublished, while the wallet has sent what is not on record, for want of USDC or
         ether, or if the gas would cost too much.
         """
-        async with self._payout_turn():
+        async with self._payout_slot():
             payment = await self._sign(await self._checks.order_of(transfer, await self._owed()))
 
             async def commit(rows: Rows) -> None:
@@ -199,7 +199,7 @@ class EvmPayments:
             await record(_prepared(payment), commit)
 
     @asynccontextmanager
-    async def _payout_turn(self) -> AsyncIterator[None]:
+    async def _payout_slot(self) -> AsyncIterator[None]:
         """The one writer, for a payout: sweeps see that it waits, and let it go first."""
         self._payouts_waiting += 1
         try:
@@ -261,7 +261,7 @@ class EvmPayments:
     async def publish(self, transfer: Transfer) -> Verdict:
         """Hand the payment to the network, unless it has it already; then what it says of it."""
         payment = await self._known(transfer)
-        async with self._payout_turn():
+        async with self._payout_slot():
             return await self._publisher.advance(payment.payment_id)
 
     async def send(self, order: PaymentOrder, sweep: Sweep) -> Verdict:
@@ -302,7 +302,7 @@ class EvmPayments:
         async with self._writer:
             await self._upkeep.watch_settled(top)
 
-    # --- what is told --------------------------------------------------------------------------
+    # --- conditions -----------------------------------------------------------------------------
 
     def conditions(self) -> list[str]:
         """What the operator should know, in words."""

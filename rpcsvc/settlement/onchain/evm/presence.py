@@ -160,7 +160,7 @@ class EvmPresence:
         judged = await self._judge(payment)
         if judged.payment.conflict is None or judged.verdict.outcome is Outcome.FAILED:
             self._spent.forget(payment.payment_id)
-            self._tell(payment, None)
+            self._report(payment, None)
         return judged
 
     async def _judge(self, payment: EvmPayment) -> Judgement:
@@ -282,7 +282,7 @@ class EvmPresence:
     def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:
         """Neither paid nor failed. A node that is only late has caught up before it is told."""
         if depth >= self._network.failed_after:
-            self._tell(after, why)
+            self._report(after, why)
         return Judgement(Verdict(Outcome.UNKNOWN, why), after)
 
     def _displaced(self, after: EvmPayment, found: Spender, depth: int) -> Judgement:
@@ -290,14 +290,14 @@ class EvmPresence:
         needed = self._network.failed_after
         txid = found.made.txid
         why = f"another transaction of the hot wallet, {txid}, has used nonce {after.nonce}"
-        self._tell(after, None)
+        self._report(after, None)
         if depth < needed or _is_paid(after):
             verdict = Verdict(Outcome.UNKNOWN, f"{why}, {depth} of {needed} blocks ago")
             return Judgement(verdict, after)
         verdict = Verdict(Outcome.FAILED, f"{why}, {depth} blocks ago")
         return Judgement(verdict, replace(after, state=PaymentState.FAILED))
 
-    def _tell(self, payment: EvmPayment, problem: str | None) -> None:
+    def _report(self, payment: EvmPayment, problem: str | None) -> None:
         """The operator has to look for another node: this one will not say more by itself."""
         which = f"payment {payment.payment_id} on {self._network.name}"
         text = None if problem is None else f"what became of {which} can't be proved: {problem}"
@@ -350,7 +350,7 @@ def _transfer_in(log: Log) -> usdc.TransferEvent | None:
         return None
 
 
-async def require_gone(connection: EvmConnection, payment: EvmPayment) -> None:
+async def require_unminable(connection: EvmConnection, payment: EvmPayment) -> None:
     """Raises NotAdopted when it may be mined yet; RpcFailure, ChainUnusable."""
     # What is settled is never called failed: ask of it as of one that is not.
     asked = replace(payment, state=PaymentState.PUBLISHED, inclusion=None)

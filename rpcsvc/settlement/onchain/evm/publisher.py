@@ -45,8 +45,8 @@ _MORE_MAY_HELP: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a node said to a transaction; it proves nothing. ``submission`` None: no answer came."""
+class NodeReply:
+    """A node's reply to a transaction; it proves nothing. ``submission`` None: none came."""
 
     text: str
     submission: Submission | None = None
@@ -142,10 +142,10 @@ class EvmPublisher:
             return Verdict(Outcome.UNKNOWN, f"the payment is {payment.state}: not published")
         if self._is_held_back(payment):
             return Verdict(Outcome.UNKNOWN, "the token is paused: published when it moves again")
-        said = await self.hand_over(payment)
+        reply = await self.hand_over(payment)
         verdict = await self.verdict(await self.recorded(payment_id))
         if verdict.outcome is Outcome.ABSENT:
-            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {said.text}")
+            return Verdict(Outcome.UNKNOWN, f"not on the network yet; the node said: {reply.text}")
         return verdict
 
     def _is_held_back(self, payment: EvmPayment) -> bool:
@@ -160,18 +160,18 @@ class EvmPublisher:
                 replace(known, state=PaymentState.PUBLISHED, published_at=now)
             )
 
-    async def hand_over(self, payment: EvmPayment) -> Said:
-        """Submit the latest attempt; what the node said."""
+    async def hand_over(self, payment: EvmPayment) -> NodeReply:
+        """Submit the latest attempt; the node's reply."""
         if payment.state is PaymentState.PREPARED:
             await self._mark_published(payment)
         try:
             answer = await self._connection.client.submit(bytes.fromhex(payment.latest.raw))
         except RpcFailure as failure:
             log.warning("evm_submit_failed", txid=payment.latest.txid, reason=str(failure))
-            return Said(str(failure))
-        said = f"{answer.submission.value} {answer.text}".strip()
-        log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=said)
-        return Said(said, answer.submission)
+            return NodeReply(str(failure))
+        reply = f"{answer.submission.value} {answer.text}".strip()
+        log.info("evm_submitted", txid=payment.latest.txid, nonce=payment.nonce, answer=reply)
+        return NodeReply(reply, answer.submission)
 
 
 class EvmUpkeep:
@@ -201,7 +201,7 @@ class EvmUpkeep:
         # When the latest attempt of a payment was handed over, and of which the operator was told;
         # both by the payment's id.
         self._offered: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         # Payments that were mined and moved nothing that the token tells of.
         self._without_event: set[str] = set()
 
@@ -209,13 +209,13 @@ class EvmUpkeep:
 
     def forget_all_but(self, waiting: set[str]) -> None:
         """Drop what was noted of payments that don't wait any more."""
-        for payment_id in (self._told | self._offered.keys()) - waiting:
+        for payment_id in (self._reported | self._offered.keys()) - waiting:
             self._forget(payment_id)
         for payment_id in self._without_event - waiting:
-            self._tell_of_event(payment_id, None)
+            self._report_missing_event(payment_id, None)
 
     def _forget(self, payment_id: str) -> None:
-        self._well(payment_id)
+        self._clear(payment_id)
         self._offered.pop(payment_id, None)
 
     async def follow(self, payment_id: str) -> None:
@@ -230,7 +230,7 @@ class EvmUpkeep:
             verdict = await self._publisher.advance(payment_id)
         payment = await self._publisher.recorded(payment_id)
         is_missing = verdict.outcome is Outcome.UNKNOWN and _has_no_event(payment)
-        self._tell_of_event(payment_id, verdict.reason if is_missing else None)
+        self._report_missing_event(payment_id, verdict.reason if is_missing else None)
         if not _is_waiting(payment):
             self._forget(payment_id)
         elif not self._is_late(payment):
@@ -240,7 +240,7 @@ class EvmUpkeep:
         else:
             await self._offer(payment)
 
-    def _tell_of_event(self, payment_id: str, problem: str | None) -> None:
+    def _report_missing_event(self, payment_id: str, problem: str | None) -> None:
         """The operator has to look: nothing that the service could do would change it."""
         if problem is None:
             self._without_event.discard(payment_id)
@@ -279,21 +279,21 @@ class EvmUpkeep:
         try:
             price = await self._gas.raised_price(payment)
         except Unavailable as error:
-            self._tell(payment, f"a higher fee can't be reckoned: {error.message}", refused)
+            self._report(payment, f"a higher fee can't be reckoned: {error.message}", refused)
             return
         if price is None:
-            said = refused or await self._offer(payment)
-            self._tell(payment, "a higher fee would cost more than highest_fee allows", said)
+            reply = refused or await self._offer(payment)
+            self._report(payment, "a higher fee would cost more than highest_fee allows", reply)
             return
         attempt = self._publisher.attempt(payment.order, payment.nonce, price)
         await self._ledger.add_attempt(payment, attempt)
         log.info("evm_payment_replaced", payment_id=payment.payment_id, txid=attempt.txid,
                  max_fee=attempt.max_fee, tip=attempt.tip)  # fmt: skip
-        said = await self._offer(await self._publisher.recorded(payment.payment_id))
-        if said.more_may_help and not said.is_taken:
-            self._tell(payment, "the next attempt will offer more", said)
+        reply = await self._offer(await self._publisher.recorded(payment.payment_id))
+        if reply.more_may_help and not reply.is_taken:
+            self._report(payment, "the next attempt will offer more", reply)
 
-    async def _offered_again(self, payment: EvmPayment) -> Said | None:
+    async def _offered_again(self, payment: EvmPayment) -> NodeReply | None:
         """Hand the latest attempt over if the node lacks it; None: the node has it.
 
         It may have been lost on the way, or refused for want of ether: more would not help then.
@@ -302,29 +302,29 @@ class EvmUpkeep:
             return None
         return await self._offer(payment)
 
-    async def _offer(self, payment: EvmPayment) -> Said:
+    async def _offer(self, payment: EvmPayment) -> NodeReply:
         """Hand the latest attempt over, and tell the operator unless the node has taken it."""
         self._offered[payment.payment_id] = self._clock.now_ms()
-        said = await self._publisher.hand_over(payment)
-        if said.is_taken:
-            self._well(payment.payment_id)
-        elif not said.more_may_help:
-            self._tell(payment, "it is handed over again", said)
-        return said
+        reply = await self._publisher.hand_over(payment)
+        if reply.is_taken:
+            self._clear(payment.payment_id)
+        elif not reply.more_may_help:
+            self._report(payment, "it is handed over again", reply)
+        return reply
 
-    def _tell(self, payment: EvmPayment, what: str, said: Said | None) -> None:
-        """Put it into health and log. ``said``: what the node said to a replacement, if it did."""
+    def _report(self, payment: EvmPayment, what: str, reply: NodeReply | None) -> None:
+        """Put it into health and log. ``reply``: the node's to a replacement, if there was one."""
         answer = ""
-        if said is not None and not said.is_taken:
-            answer = f", the node does not take its replacement ({said.text})"
+        if reply is not None and not reply.is_taken:
+            answer = f", the node does not take its replacement ({reply.text})"
         name = self._network.name
         text = f"payment {payment.payment_id} on {name} is not mined{answer}, and {what}"
         self._conditions.set(_key(payment.payment_id), text)
-        self._told.add(payment.payment_id)
+        self._reported.add(payment.payment_id)
 
-    def _well(self, payment_id: str) -> None:
+    def _clear(self, payment_id: str) -> None:
         self._conditions.set(_key(payment_id), None)
-        self._told.discard(payment_id)
+        self._reported.discard(payment_id)
 
     # --- settled -------------------------------------------------------------------------------
 

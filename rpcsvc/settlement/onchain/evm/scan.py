@@ -289,22 +289,22 @@ class PoolWatch:
         self._clock = clock
         self._cleaned_at: int | None = None
         self._refused: tuple[int, int] | None = None
-        self._is_told = False
+        self._is_reported = False
 
     async def look(self, head: Block) -> None:
         """Note payments that are about to be mined after ``head``. Raises errors.Unavailable."""
         now = self._clock.now_ms()
         await self._clean(now)
-        if self._is_put_off(now) or not await self._ledger.is_awaiting(self._network.name, now):
+        if self._is_postponed(now) or not await self._ledger.is_awaiting(self._network.name, now):
             return
         try:
             payments = await self._payments(head)
         except RpcFailure as failure:
-            self._put_off(failure)
+            self._postpone(failure)
             return
         self._refused = None
-        if self._is_told:
-            self._is_told = False
+        if self._is_reported:
+            self._is_reported = False
             log.info("evm_pool_seen", network=self._network.name)
         await self._note(payments)
 
@@ -357,17 +357,17 @@ class PoolWatch:
             await self._ledger.forget_pool_sightings(self._network.name, now - _KEEP_MS)
             self._cleaned_at = now
 
-    def _is_put_off(self, now: int) -> bool:
+    def _is_postponed(self, now: int) -> bool:
         """Whether the node refused a short time ago, and was not lost since."""
         if self._refused is None:
             return False
         at, failures = self._refused
         return failures == self._connection.failures and abs(now - at) < _PAUSE_MS
 
-    def _put_off(self, failure: RpcFailure) -> None:
+    def _postpone(self, failure: RpcFailure) -> None:
         self._refused = (self._clock.now_ms(), self._connection.failures)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_reported:
+            self._is_reported = True
             log.warning("evm_pool_not_seen", network=self._network.name, reason=str(failure))
 
 

@@ -1,10 +1,9 @@
-"""Bringing confirmed deposits from their addresses to the hot wallet of one network.
+"""Sweeps confirmed deposits from their addresses to the hot wallet of one network.
 
-Deposit addresses never hold ether: their key signs an authorization (EIP-3009), and the hot wallet
-sends it as a payment like any other, one for each address. A token that refuses that for good is
-asked by permit and transferFrom (EIP-2612). What a sweep took is judged by its payment, and where
-that failed by the authorization's state and the address's balance. What can't be swept is reported
-as a condition and tried again after an hour. Payouts go first.
+A deposit address never holds ether: its key signs an authorization (EIP-3009), which the hot wallet
+sends as a payment. A token that refuses those for good is swept by permit and transferFrom
+(EIP-2612). The payment shows what a sweep took; if it failed, the authorization's state and the
+balance do. An address that can't be swept is reported and retried after an hour. Payouts go first.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _ALL: Final = "all addresses"
 _GAS: Final = "gas"
 
 
-class _PutOff(Exception):
+class _Postponed(Exception):
     """An address can't be swept for now. The text is for the operator."""
 
 
@@ -112,8 +111,8 @@ class EvmSweeps:
                 continue
             try:
                 step = await self._step(due)
-            except _PutOff as reason:
-                self._put_off(due.address, str(reason))
+            except _Postponed as reason:
+                self._postpone(due.address, str(reason))
                 continue
             if step is None:
                 continue
@@ -146,20 +145,20 @@ class EvmSweeps:
     # --- what to send --------------------------------------------------------------------------
 
     async def _step(self, due: Unswept) -> _Step | None:
-        """The next call for an address; None when there is none to make. Raises _PutOff."""
+        """The next call for an address; None when there is none to make. Raises _Postponed."""
         signer = self._keys.signer(due.address_index)
         if signer.address != due.address:
-            raise _PutOff(f"{due.address} is not of this mnemonic: it can't be swept")
+            raise _Postponed(f"{due.address} is not of this mnemonic: it can't be swept")
         if await self._connection.is_blacklisted(due.address):
-            raise _PutOff(f"{due.address} is on the token's blacklist: not swept")
+            raise _Postponed(f"{due.address} is on the token's blacklist: not swept")
         held = await self._connection.balance(due.address)
         units = min(due.units, held)
         if units >= self._network.sweep_units:
             return await self._receive(due, units, held, signer)
-        if await self._late_ones(due):
+        if await self._redo_void_sweeps(due):
             return None
         if not await self._is_used(due.address, self._authorization_nonce(due)):
-            raise _PutOff(
+            raise _Postponed(
                 f"{due.address} holds {held} USDC units where {due.units} were deposited and not"
                 " swept: something else takes from it"
             )
@@ -196,7 +195,7 @@ class EvmSweeps:
         try:
             gas = await self._payments.estimate(data)
         except Reverted as refusal:
-            raise _PutOff(
+            raise _Postponed(
                 f"the token lets {due.address} be swept neither way: {refusal.text}"
             ) from refusal
         return _Step(method, units, data, gas)
@@ -229,7 +228,7 @@ class EvmSweeps:
 
     # --- how it ended --------------------------------------------------------------------------
 
-    async def _late_ones(self, due: Unswept) -> bool:
+    async def _redo_void_sweeps(self, due: Unswept) -> bool:
         """Record void sweeps whose authorization is used; whether there is one.
 
         A reorganisation has replaced the block in which the payment failed, and it was mined anew.
@@ -277,7 +276,7 @@ class EvmSweeps:
         await self._ledger.put_sweep(replace(sweep, state=state, taken=taken))
         if not is_done:
             # Whatever it was, trying again at once would cost gas each time.
-            self._put_off(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
+            self._postpone(sweep.address, f"the sweep {sweep.payment_id} of {sweep.address} failed")
         return True
 
     async def _taken(self, sweep: Sweep, at: int) -> int:
@@ -299,9 +298,9 @@ class EvmSweeps:
         held = usdc.read_uint(await self._ask(usdc.balance_of(sweep.address), at))
         return min(max(left - held, 0), sweep.units)
 
-    # --- what is told --------------------------------------------------------------------------
+    # --- conditions -----------------------------------------------------------------------------
 
-    def _put_off(self, address: str, text: str) -> None:
+    def _postpone(self, address: str, text: str) -> None:
         self._not_before[address] = self._clock.now_ms() + _RARELY_MS
         self._conditions.set(address, f"{self._network.name}: {text}")
 

@@ -36,38 +36,38 @@ class SignedFields:
     tip: int
 
 
-def signed_fields(told: Mapping[str, Any]) -> SignedFields:
+def signed_fields(answer: Mapping[str, Any]) -> SignedFields:
     """The transaction of a node's answer to eth_getTransactionByHash.
 
     Raises ValueError when its bytes do not give its id: the node tells something else than was
     signed, or the transaction is of another type than 0 (legacy) and 2 (EIP-1559).
     """
     try:
-        kind = _number(told.get("type", "0x0"))
-        fields = {_LEGACY: _legacy, _FEE_MARKET: _fee_market}[kind](told)
+        kind = _number(answer.get("type", "0x0"))
+        fields = {_LEGACY: _legacy, _FEE_MARKET: _fee_market}[kind](answer)
         prefix = bytes([kind]) if kind else b""
         raw = prefix + rlp(fields)
-        txid = str(told["hash"]).lower()
+        txid = str(answer["hash"]).lower()
         if "0x" + keccak256(raw).hex() != txid:
             raise ValueError("its bytes do not give its id")
-        return _read(told, txid, raw, kind)
+        return _read(answer, txid, raw, kind)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a field is missing, or of an unknown kind: {error}") from error
 
 
-def _read(told: Mapping[str, Any], txid: str, raw: bytes, kind: int) -> SignedFields:
+def _read(answer: Mapping[str, Any], txid: str, raw: bytes, kind: int) -> SignedFields:
     dynamic = kind == _FEE_MARKET
     return SignedFields(
         txid=txid,
         raw=raw,
-        sender=str(told["from"]).lower(),
-        to=str(told["to"]).lower(),
-        nonce=_number(told["nonce"]),
-        value=_number(told["value"]),
-        data=_bytes(told["input"]),
-        gas=_number(told["gas"]),
-        max_fee=_number(told["maxFeePerGas" if dynamic else "gasPrice"]),
-        tip=_number(told["maxPriorityFeePerGas" if dynamic else "gasPrice"]),
+        sender=str(answer["from"]).lower(),
+        to=str(answer["to"]).lower(),
+        nonce=_number(answer["nonce"]),
+        value=_number(answer["value"]),
+        data=_bytes(answer["input"]),
+        gas=_number(answer["gas"]),
+        max_fee=_number(answer["maxFeePerGas" if dynamic else "gasPrice"]),
+        tip=_number(answer["maxPriorityFeePerGas" if dynamic else "gasPrice"]),
     )
 
 
@@ -80,31 +80,31 @@ def unsigned(plan: TransactionPlan) -> bytes:
     )
 
 
-def _legacy(told: Mapping[str, Any]) -> list[Item]:
+def _legacy(answer: Mapping[str, Any]) -> list[Item]:
     names = ("nonce", "gasPrice", "gas")
     return [
-        *(_quantity(told[name]) for name in names),
-        _bytes(told["to"]),
-        _quantity(told["value"]),
-        _bytes(told["input"]),
-        *(_quantity(told[name]) for name in ("v", "r", "s")),
+        *(_quantity(answer[name]) for name in names),
+        _bytes(answer["to"]),
+        _quantity(answer["value"]),
+        _bytes(answer["input"]),
+        *(_quantity(answer[name]) for name in ("v", "r", "s")),
     ]
 
 
-def _fee_market(told: Mapping[str, Any]) -> list[Item]:
+def _fee_market(answer: Mapping[str, Any]) -> list[Item]:
     names = ("chainId", "nonce", "maxPriorityFeePerGas", "maxFeePerGas", "gas")
     listed: list[Item] = [
         [_bytes(entry["address"]), [_bytes(key) for key in entry["storageKeys"]]]
-        for entry in told.get("accessList") or []
+        for entry in answer.get("accessList") or []
     ]
-    parity = told.get("yParity", told.get("v"))
+    parity = answer.get("yParity", answer.get("v"))
     return [
-        *(_quantity(told[name]) for name in names),
-        _bytes(told["to"]),
-        _quantity(told["value"]),
-        _bytes(told["input"]),
+        *(_quantity(answer[name]) for name in names),
+        _bytes(answer["to"]),
+        _quantity(answer["value"]),
+        _bytes(answer["input"]),
         listed,
-        *(_quantity(each) for each in (parity, told["r"], told["s"])),
+        *(_quantity(each) for each in (parity, answer["r"], answer["s"])),
     ]
 
 

@@ -1,7 +1,7 @@
-"""What the payment journal records, as values: to the body of a line and back. Pure.
+"""What the payment journal records, converted to the body of a line and back. Pure.
 
-Amounts are atomic units, times ms. A body has all that is needed to look for a transaction, to
-publish the same bytes again, and to tell whom it pays.
+Amounts are atomic units, times ms. A body suffices to find a transaction, to publish the same bytes
+again, and to know whom it pays.
 """
 
 from __future__ import annotations

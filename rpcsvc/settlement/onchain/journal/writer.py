@@ -1,9 +1,8 @@
 """The payment journal: records each signed payment durably before its database commit.
 
-One line at a time: written and synced, then committed to the database together with the line's
-position. So no payment can reach a network whose line is not on disk, and every line up to the
-database's position is in the database. Without a journal that is whole nothing is recorded, and so
-nothing is signed, published or swept (docs/adr/0012-payment-journal.md).
+One line at a time is written and synced, then committed to the database together with its position.
+So no payment reaches a network unless its line is on disk. While the journal is not intact nothing
+is signed, published or swept (docs/adr/0012-payment-journal.md).
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JournalOptions:
     """Where the journal is kept. ``places``: further folders. ``command``: takes a line on stdin.
 
     With either, one of them must take each line beside ``folder``.
@@ -74,7 +73,7 @@ class PaymentJournal:
 
     def __init__(
         self,
-        options: Options,
+        options: JournalOptions,
         clock: Clock,
         random: RandomBytes,
         *,

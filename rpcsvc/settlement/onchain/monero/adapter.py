@@ -30,7 +30,12 @@ from rpcsvc.settlement.onchain.monero.addresses import AddressPool
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.deposits import DepositScanner
 from rpcsvc.settlement.onchain.monero.inventory import Available, MoneroInventory
-from rpcsvc.settlement.onchain.monero.ledger import NETWORK, MoneroLedger, MoneroOptions, Receipt
+from rpcsvc.settlement.onchain.monero.ledger import (
+    NETWORK,
+    MoneroLedger,
+    MoneroOptions,
+    MoneroReceipt,
+)
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
@@ -39,7 +44,7 @@ from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletCli
 log = structlog.get_logger(__name__)
 
 
-def monero_receipt(receipt: Receipt, network: str) -> dict[str, Any]:
+def monero_receipt(receipt: MoneroReceipt, network: str) -> dict[str, Any]:
     """For check_tx_key, and check_tx_proof with the message, of any monero-wallet-rpc."""
     return {
         "network": network,
@@ -226,7 +231,7 @@ class MoneroAdapter:
                 await self._recovery.look(info)
                 await self._look_after_outputs()
         except Unavailable as reason:
-            log.info("monero_upkeep_put_off", reason=reason.message)
+            log.info("monero_maintenance_postponed", reason=reason.message)
 
     async def _look_after_outputs(self) -> None:
         info = await self._connection.in_step()
@@ -258,7 +263,7 @@ class MoneroAdapter:
             None if held.is_known else "what the wallet holds is not known yet",
             await self._payments.stuck(),
             self._recovery.gone,
-            self._recovery.late,
+            self._recovery.overdue,
         )
         problem = next((text for text in checks if text is not None), None)
         return Health(problem is None, problem)

@@ -1,13 +1,11 @@
-"""Deposit addresses, made ahead, each handed out at most once.
+"""Deposit addresses of the XMR adapter: made ahead, each handed out at most once.
 
-An address is made by the wallet, stored in its file, recorded in the database, reserved there,
-and only then handed out, in this order. "Reserved up to index N" is committed before any address
-up to N is handed out, so that after a crash the service goes on above N: a few addresses are
-skipped, none is given out twice. A stop in order gives the unused ones back.
+The wallet makes an address and stores its file; then it is recorded, reserved, and handed out, in
+this order. "Reserved up to index N" is committed before one up to N is handed out: a crash skips a
+few and repeats none. An orderly stop returns the unused ones.
 
-A wallet that lacks more addresses than it looks ahead has to scan the chain anew once it has them.
-That this is due is committed before the first of them is made, and stays so until the scan is over
-and stored: whatever is killed in between, it is made up for.
+A wallet that lacks more addresses than it looks ahead has to rescan the chain. That a rescan is due
+is committed before the missing addresses are made, and stays due until its result is stored.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ log = structlog.get_logger(__name__)
 # A wallet finds money on this many addresses, counted from the newest that it knows.
 _LOOKAHEAD: Final = 200
 # Nobody is kept waiting for a scan, which may take hours, for longer than this.
-_PATIENCE_SECONDS: Final = 2.0
+_SCAN_WAIT_SECONDS: Final = 2.0
 # How often in one go the wallet makes addresses: it does nothing else meanwhile.
 _CALLS_PER_REFILL: Final = 4
 
@@ -44,12 +42,12 @@ class AddressPool:
         ledger: MoneroLedger,
         options: MoneroOptions,
         *,
-        patience: float = _PATIENCE_SECONDS,
+        scan_wait: float = _SCAN_WAIT_SECONDS,
     ) -> None:
         self._wallet = wallet
         self._ledger = ledger
         self._options = options
-        self._patience = patience
+        self._scan_wait = scan_wait
         self._pooled: deque[Subaddress] = deque()  # committed
         self._free: deque[Subaddress] = deque()  # committed and reserved
         self._reserving: asyncio.Task[None] | None = None
@@ -57,7 +55,7 @@ class AddressPool:
         self._rescan: asyncio.Task[None] | None = None
         self._loaded = False
         # Batches are committed and handed out in the order of their indices.
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def left(self) -> int:
@@ -115,7 +113,7 @@ class AddressPool:
             await asyncio.wait({self._rescan})
         under_way = [task for task in (self._making, self._reserving) if task is not None]
         await asyncio.gather(*under_way, return_exceptions=True)
-        async with self._turn:
+        async with self._lock:
             if self._free:
                 unused = min(item.index.minor for item in self._free)
                 self._pooled, self._free = deque(), deque()
@@ -178,7 +176,7 @@ class AddressPool:
         if self._rescan is None or self._rescan.done():
             self._rescan = asyncio.create_task(self._scanned(), name="rescan")
             self._rescan.add_done_callback(_note_end)
-        await asyncio.wait({self._rescan}, timeout=self._patience)
+        await asyncio.wait({self._rescan}, timeout=self._scan_wait)
         self.require_scanned()
         self._rescan.result()
 
@@ -247,7 +245,7 @@ class AddressPool:
 
     async def _reserve(self) -> None:
         """Commit that the next few may be handed out, then let them be."""
-        async with self._turn:
+        async with self._lock:
             await self._reserve_batch()
 
     async def _reserve_batch(self) -> None:

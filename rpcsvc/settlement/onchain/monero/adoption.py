@@ -1,8 +1,8 @@
-"""Proof that an XMR transaction of the operator's wallet is the payment of transfers.
+"""Proves that a transaction of the XMR wallet is the payment of transfers, and records it as such.
 
 The wallet must list it as its own, the node must have it, and its key must show that it paid each
-address exactly the transfer's units.
-Source: the daemon and wallet RPC documentation at getmonero.org.
+address exactly the transfer's units. Source: the daemon and wallet RPC documentation at
+getmonero.org.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletCo
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,
-    Open,
+    OpenTransfer,
     bare_txid,
     require_open,
-    require_untold,
+    require_unsigned,
 )
 
 _OURS: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
@@ -54,7 +54,12 @@ class MoneroAdoption:
         self._ledger = ledger
 
     async def adopt(
-        self, wanted: Open, others: Sequence[Open], txid: str, key: str | None, record: Record
+        self,
+        wanted: OpenTransfer,
+        others: Sequence[OpenTransfer],
+        txid: str,
+        key: str | None,
+        record: Record,
     ) -> Adopted:
         """Put on record that the transaction pays ``wanted``, and those of ``others`` it pays too.
 
@@ -85,7 +90,7 @@ class MoneroAdoption:
         await record(PreparedTransfer(txid, payment.raw, names), commit)
         return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
 
-    async def _known(self, wanted: Open, txid: str) -> Payment | None:
+    async def _known(self, wanted: OpenTransfer, txid: str) -> Payment | None:
         """This payment, if it is on record and the order does not know it yet. Raises NotAdopted
         when the transfer has another one, or knows this one.
         """
@@ -98,7 +103,7 @@ class MoneroAdoption:
                 f"{wanted.transfer.transfer_id} has a signed payment on record already,"
                 f" {known.txid}: a second one is not taken for it."
             )
-        require_untold(wanted.transfer, txid)
+        require_unsigned(wanted.transfer, txid)
         return known
 
     # --- what node and wallet say --------------------------------------------------------------
@@ -143,7 +148,9 @@ class MoneroAdoption:
             raise
         return check.received
 
-    async def _also_paid(self, found: _Found, wanted: Open, others: Sequence[Open]) -> list[Open]:
+    async def _also_paid(
+        self, found: _Found, wanted: OpenTransfer, others: Sequence[OpenTransfer]
+    ) -> list[OpenTransfer]:
         """Open transfers that the transaction pays besides: the service pays several at once."""
         left = found.sent.amount - wanted.transfer.units
         addresses, also = {wanted.transfer.address}, []
@@ -160,7 +167,7 @@ class MoneroAdoption:
         return also
 
 
-def _payment(found: _Found, paid: Sequence[Open]) -> Payment:
+def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> Payment:
     """The record as the service makes one, at the step after publication."""
     transfers = [item.transfer for item in paid]
     at, txid = found.sent.timestamp * 1000, found.sent.txid

@@ -1,7 +1,7 @@
-"""Whether node and wallet are there, on the right network, in step, and the same wallet as ever.
+"""Checks that node and wallet are up, on the right network, in step, and the wallet of the first
+start.
 
-Nothing is asked of either, for an order, before this module has found them right; what it found is
-thrown away at the first sign of trouble.
+Neither is asked anything for an order before it has passed. A failed call discards the result.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether the wallet has what a mined deposit says: no output is credited that can't be spent.
+"""Whether the wallet can spend what a mined deposit says: no output is credited that can't be
+spent.
 
-Two outputs may have the same one-time key (the burning bug): only one of them can ever be spent. In
-the pool the wallet shows both in full; of those that are mined it takes one. So nothing is
-confirmed by what the pool showed, but by what the wallet lists as mined when that matters, and not
-beyond the outputs with different key images that it has at the address.
+Two outputs may have the same one-time key (the burning bug); only one of them can ever be spent.
+The pool shows both in full. So a deposit is confirmed by what the wallet lists as mined, up to the
+outputs with different key images that it has at the address.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Deposits of XMR: the wallet finds them, the node says whether they are still there.
+"""Scans for deposits of XMR: the wallet finds them, the node says whether they are still there.
 
-One pass costs a refresh and one list of transfers from the cursor on, whatever the number of open
-orders. The wallet says what a transaction paid to which of our addresses, which its id vouches for;
-where the transaction is now, pool, block or nowhere, only the node is asked, since a wallet keeps
-what it saw in blocks that are gone. What it last said, and since when a deposit is known, is in the
-database.
+A pass costs one refresh and one list of transfers from the cursor on, whatever the number of
+orders. The wallet says what a transaction paid to which address; only the node says whether it is
+in the pool, in a block or nowhere, since a wallet keeps what it saw in blocks that were replaced.
 
-A deposit is one transaction and one subaddress (``output_index`` is the subaddress's index): the
-wallet gives the sum of its outputs there, and they are credited or removed together.
+A deposit is one transaction and one subaddress (``output_index`` is the subaddress's index). The
+wallet gives the sum of its outputs there; they are credited or removed together.
 """
 
 from __future__ import annotations

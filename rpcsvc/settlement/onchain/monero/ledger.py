@@ -1,4 +1,4 @@
-"""What the XMR adapter remembers: its records, its port to the database, and its options.
+"""Records and options of the XMR adapter, and its port to the database.
 
 Units are piconero, heights count from 0, times are ms since the epoch unless said otherwise.
 """
@@ -231,7 +231,7 @@ class PaymentOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class MoneroReceipt:
     """Proof of a settled payout, for anyone with a node: check_tx_key or check_tx_proof.
 
     ``proof`` is made for the message ``transfer_id``; None when the wallet has lost what it needs

@@ -1,4 +1,4 @@
-"""What monerod is asked, and what it answers, in types.
+"""The client of monerod, and strict models of what it answers.
 
 Written for and tested with Monero 0.18. Amounts are piconero (10^-12 XMR), heights count from 0,
 hashes, keys and transactions are lower-case hex. Every method raises RpcFailure (daemon_rpc.py).
@@ -161,7 +161,7 @@ class PoolTransaction:
     """A transaction in the pool. ``received_at``: seconds; ``fee``: piconero; ``weight``: bytes.
 
     ``relayed``: the node has sent it to its peers. One that was killed before it could never does
-    so by itself. ``given_up``: it was not valid at a moment, and the node will not try again to
+    so by itself. ``abandoned``: it was not valid at a moment, and the node will not try again to
     mine it. A restricted node doesn't tell.
     """
 
@@ -172,7 +172,7 @@ class PoolTransaction:
     do_not_relay: Flag
     double_spend_seen: Flag
     received_at: Annotated[Whole, named("receive_time")]
-    given_up: Annotated[
+    abandoned: Annotated[
         bool,
         PlainValidator(_is_above_0),
         named("last_failed_height"),
@@ -329,11 +329,11 @@ class MonerodClient:
     async def fees(self) -> FeeEstimate:
         """The fees of the moment."""
         method = "get_fee_estimate"
-        told = self._model(_Fees, method, await self._read(method))
-        per_byte = told.fees or ((told.fee,) if told.fee is not None else ())
+        found = self._model(_Fees, method, await self._read(method))
+        per_byte = found.fees or ((found.fee,) if found.fee is not None else ())
         if not per_byte:
             raise self._bad(method, "has no fee")
-        return FeeEstimate(per_byte, told.quantization_mask)
+        return FeeEstimate(per_byte, found.quantization_mask)
 
     # --- acting --------------------------------------------------------------------------------
 

@@ -1,11 +1,10 @@
-"""Paying XMR, exactly once.
+"""Pays XMR, exactly once.
 
-A payment is signed, committed with its bytes, key images and transaction key, and only then may be
-published. The wallet reserves nothing for a signed payment, so there is one unpublished at a time;
-its key images are unique among all that was, or may yet be, made. The wallet relays a payment at
-most once, since doing it again for a mined one inflates its balance for good; after that the same
-bytes go to the node. What became of a payment is read off the network, never from an error. It
-failed only if another transaction is found that has spent an input of it, in a block that is deep.
+A payment is signed and committed with its bytes, key images and transaction key before it may be
+published. The wallet reserves nothing for a signed payment, so one is unpublished at a time. It
+relays a payment at most once, since relaying a mined one inflates its balance for good; after that
+the node gets the same bytes. What became of a payment is read off the network, never from an error.
+It has failed only if another transaction that spends one of its inputs is deep in the chain.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import (
     MoneroLedger,
     MoneroOptions,
+    MoneroReceipt,
     Payee,
     Payment,
     PaymentOrder,
     PaymentState,
     Purpose,
-    Receipt,
 )
 from rpcsvc.settlement.onchain.monero.presence import MoneroPresence
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS
@@ -328,7 +327,7 @@ class MoneroPayments:
         """Whether a payment is signed and not known to be on the network."""
         return bool(await self._ledger.payments_in(*_UNPUBLISHED))
 
-    async def receipt(self, transfer: Transfer) -> Receipt:
+    async def receipt(self, transfer: Transfer) -> MoneroReceipt:
         """The proof of a settled payout; made once, then kept. Raises Unavailable before that."""
         payment = await self._known(transfer)
         if payment.state is not PaymentState.SETTLED or payment.height is None:
@@ -337,7 +336,7 @@ class MoneroPayments:
         if payee.proof is None:
             payee = replace(payee, proof=await self._prove(payment.txid, payee))
             await self._ledger.put_proof(payment, payee)
-        return Receipt(
+        return MoneroReceipt(
             payee.transfer_id, payment.txid, payee.address, payee.units, payment.fee,
             payment.height, payment.tx_key, payee.proof,
         )  # fmt: skip

@@ -177,7 +177,7 @@ class MoneroPresence:
 _IN_VAIN = (Submission.INVALID, Submission.REFUSED)
 
 
-class MoneroGone:
+class MoneroPayoutEnd:
     """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable.
 
     ``annotate`` records, before it is published, a transaction of the wallet to itself.

@@ -1,7 +1,7 @@
-"""Relays and rebroadcasts XMR payments that stay out of blocks, and gives up what nobody is owed.
+"""Rebroadcasts XMR payments dropped by a reorg, and abandons those of the wallet to itself.
 
-Only bytes that were published before are handed over, so nothing is paid that was not before. It
-also thaws outputs of payments that can never be made. Payments on their usual way: payments.py.
+Only bytes that were published before are handed over: nothing new is paid. Outputs frozen for a
+payment that can never be made are thawed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MoneroReorgRecovery:
     """Looks for payments that will not come back by themselves.
 
     ``problem`` is what the operator has to do about one of them; ``waiting``: that one waits in
-    the node's pool for some blocks, ``late``: for many. ``gone``: that a payee who was paid has
+    the node's pool for some blocks, ``overdue``: for many. ``gone``: that a payee who was paid has
     lost it again, for the operator. Each is None when there is nothing to say.
     """
 
@@ -55,12 +55,12 @@ class MoneroReorgRecovery:
         self._missing_since: dict[str, int] = {}
         self.problem: str | None = None
         self.waiting: str | None = None
-        self.late: str | None = None
+        self.overdue: str | None = None
         self.gone: str | None = None
 
     async def look(self, info: NodeInfo) -> None:
         """Bring back what is gone or given up. Raises RpcFailure."""
-        waiting = await self._bring_back_settled(info)
+        waiting = await self._rebroadcast_settled(info)
         if info.top_hash == self._looked_at:
             return  # the pool of a busy network is megabytes
         waiting += [
@@ -68,12 +68,12 @@ class MoneroReorgRecovery:
             for item in await self._ledger.payments_in(PaymentState.PUBLISHED)
             if item.height is None
         ]
-        await self._offer_anew({item.txid: item for item in waiting}, info.height)
+        await self._reoffer({item.txid: item for item in waiting}, info.height)
         await self._abandon_upkeep(info)
-        await self._let_go()
+        await self._thaw_unused()
         self._looked_at = info.top_hash
 
-    async def _bring_back_settled(self, info: NodeInfo) -> list[Payment]:
+    async def _rebroadcast_settled(self, info: NodeInfo) -> list[Payment]:
         """Publish what a deep reorganisation took off the chain; those that are in the pool.
 
         One that is in no block stays on record as such, however many follow: it may never be valid
@@ -106,7 +106,7 @@ class MoneroReorgRecovery:
                 f" {item.payees[0].transfer_id} --note TEXT"
             )
 
-    async def _offer_anew(self, waiting: dict[str, Payment], height: int) -> None:
+    async def _reoffer(self, waiting: dict[str, Payment], height: int) -> None:
         """Have the node relay, or try again to mine, what would stay in its pool otherwise."""
         self.problem = None
         pool = await self._connection.node.pool() if waiting else []
@@ -114,7 +114,7 @@ class MoneroReorgRecovery:
         self._waiting_since = _since(self._waiting_since, [seen.txid for seen in found], height)
         for seen in found:
             payment, blocks = waiting[seen.txid], height - self._waiting_since[seen.txid]
-            if seen.given_up:
+            if seen.abandoned:
                 await self._offer(payment)
             elif not seen.relayed or blocks >= _RELAY_AFTER:
                 await self._relay(payment, seen)
@@ -122,7 +122,7 @@ class MoneroReorgRecovery:
 
     def _report(self, in_pool: Sequence[Payment], height: int) -> None:
         """For the operator: the payment that has waited for the most blocks."""
-        self.waiting = self.late = None
+        self.waiting = self.overdue = None
         if not in_pool:
             return
         payment = min(in_pool, key=lambda item: self._waiting_since[item.txid])
@@ -133,7 +133,7 @@ class MoneroReorgRecovery:
             f" {blocks} blocks and is relayed again with each: look whether the node has peers"
         )
         if blocks >= _LATE_AFTER:
-            self.late = text
+            self.overdue = text
         elif blocks >= _RELAY_AFTER:
             self.waiting = text
 
@@ -193,7 +193,7 @@ class MoneroReorgRecovery:
                 log.warning("monero_upkeep_abandoned", payment_id=away[txid].payment_id)
                 await self._ledger.put_payment(replace(away[txid], state=PaymentState.FAILED))
 
-    async def _let_go(self) -> None:
+    async def _thaw_unused(self) -> None:
         """Money held back in the wallet for a payment that can never be made is free again."""
         free = await self._ledger.free_key_images()
         if not free:

@@ -1,11 +1,9 @@
-"""The look at what left the Monero wallet, before anything is signed with it after a start.
+"""Startup reconciliation: what left the Monero wallet is compared with the records before signing.
 
-A database that was put back from an older copy does not know what was paid since, and recovered
-payouts go out at once. So first the wallet is asked, by one bounded question, for what it sent
-since the newest block on record; anything that is not on record pauses payouts (unrecorded.py). A
-whole audit (audit/) would ask for each payment and address that there ever was, and hold payouts
-for minutes. A wallet that was put back as well, or killed, does not list what it sent before that
-is in a block: the node's pool tells that something spends what the wallet takes to be its own.
+A restored database does not know what was paid since. The wallet is asked once for what it sent
+since the newest block on record; a transaction that is not on record pauses payouts
+(unrecorded.py). A wallet that was restored or killed does not list a transaction before it is
+mined: a spend in the node's pool of an output that the wallet believes unspent shows that one.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ log = structlog.get_logger(__name__)
 _MARGIN: Final = 20
 _SENT: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
 _WALLET: Final = "the Monero wallet"
-PATIENCE_MS: Final = 10 * 60_000
+LOOK_TIMEOUT_MS: Final = 10 * 60_000
 
 
 class SpendWaits(Unavailable):
@@ -106,10 +104,10 @@ class MoneroOutgoing:
 class StartupReconciliation:
     """Holds signatures until what left the wallet was compared with the records, once.
 
-    A wallet that is not fit to be asked is not fit to sign either, so holding costs nothing. Should
-    one sign and yet fail to answer this, payouts go on after ``PATIENCE_MS``, and health says so;
-    it is asked again before each signature all the same. ``steady`` gives ms of a clock that only
-    runs forward: the other one may be set at any time, and often is soon after the machine's start.
+    A wallet that can't answer can't sign either, so holding costs nothing. If it signs and still
+    fails to answer this, payouts go on after ``LOOK_TIMEOUT_MS`` and health says so; it is asked
+    again before each signature. ``steady`` is a monotonic clock in ms: the wall clock is often set
+    soon after a machine's start.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class StartupReconciliation:
 
     async def _look(self) -> None:
         try:
-            strangers = await self._outgoing.unknown()
+            unrecorded = await self._outgoing.unknown()
         except RpcFailure as failure:
             self._failed(failure)
             return
@@ -153,17 +151,17 @@ class StartupReconciliation:
             self._problem = found.problem
             raise
         self._failing_since = None
-        if strangers:
-            await self._stop(strangers)
+        if unrecorded:
+            await self._stop(unrecorded)
         self._is_done, self._problem = True, None
 
-    async def _stop(self, strangers: list[str]) -> None:
-        """Pause payouts, and note that the operator was told: once he resumes they go on."""
+    async def _stop(self, unrecorded: list[str]) -> None:
+        """Pause payouts and record these as acknowledged: a resume lets payouts go on."""
         if pause_for(self._switch, _WALLET):
             await self._unrecorded.acknowledge_transactions(
-                NETWORK, strangers, self._clock.now_ms()
+                NETWORK, unrecorded, self._clock.now_ms()
             )
-        self._problem = f"{reason_of(_WALLET)} ({strangers[0]}, {len(strangers)} in all)"
+        self._problem = f"{reason_of(_WALLET)} ({unrecorded[0]}, {len(unrecorded)} in all)"
         raise Unavailable(
             "The Monero wallet has sent what is not on record. Nothing is signed with it before"
             " the operator has looked."
@@ -174,7 +172,7 @@ class StartupReconciliation:
         now = self._steady()
         if self._failing_since is None:
             self._failing_since = now
-        if now - self._failing_since < PATIENCE_MS:
+        if now - self._failing_since < LOOK_TIMEOUT_MS:
             raise Unavailable("What left the XMR wallet is not known yet. Try again later.")
         if self._problem is None:
             log.error("reconciliation_failed", reason=str(failure))

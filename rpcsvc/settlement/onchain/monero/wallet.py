@@ -1,8 +1,7 @@
-"""What monero-wallet-rpc is asked: the wallet file, addresses, transfers, payments, proofs.
+"""The client of monero-wallet-rpc: wallet file, addresses, transfers, payments, proofs.
 
 Written for and tested with Monero 0.18. Units and forms are those of wallet_types.py. Every method
-raises RpcFailure (daemon_rpc.py).
-Source: the wallet RPC documentation at getmonero.org.
+raises RpcFailure (daemon_rpc.py). Source: the wallet RPC documentation at getmonero.org.
 """
 
 from __future__ import annotations
