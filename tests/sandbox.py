@@ -44,8 +44,8 @@ _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 class ManualClock:
     """A clock that stands still until it is moved. Milliseconds since the epoch."""
 
-    def __init__(self) -> None:
-        self.now = 1_763_678_000_000
+    def __init__(self, now: int = 1_763_678_000_000) -> None:
+        self.now = now
 
     def now_ms(self) -> int:
         return self.now

@@ -22,7 +22,7 @@ from tests.regtest.daemons import (
     run_apart,
     running,
 )
-from tests.regtest.evm_till import ETHER, HOT, USDC, Till, till
+from tests.regtest.evm_payer import ETHER, HOT, USDC, EvmPayer, evm_payer
 from tests.regtest.exchange import Exchange, exchange
 from tests.regtest.payees import Payee, funded_accounts
 from tests.regtest.token import Token, compiled, deploy
@@ -155,11 +155,11 @@ async def token(evm: EvmClient, token_code: bytes) -> Token:
 
 
 @pytest.fixture
-async def payer(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+async def payer(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPayer]:
     """A hot wallet with 1 ether and 1,000 USDC."""
     await token.controls.set_ether(HOT, ETHER)
     await token.mint(HOT, 1000 * USDC)
-    async with till(anvil, token, tmp_path) as made:
+    async with evm_payer(anvil, token, tmp_path) as made:
         yield made
 
 

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from tests.regtest.daemons import Anvil, mined
-from tests.regtest.evm_desk import (
+from tests.regtest.evm_reader import (
     CONFIRMED,
     ETHER,
     KEYS,
@@ -29,28 +29,30 @@ from tests.regtest.evm_desk import (
     USDC,
     USER,
     USERS,
-    Desk,
-    Hands,
+    EvmReader,
     States,
     crooked,
-    desk_on,
     network_of,
     pay,
     pay_in_a_row,
+    reader_on,
     resubmit,
 )
 from tests.regtest.token import Token
+from tests.sandbox import ManualClock
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def desk(token: Token, tmp_path: Path) -> AsyncIterator[Desk]:
+async def reader(token: Token, tmp_path: Path) -> AsyncIterator[EvmReader]:
     await token.controls.set_ether(USER.address, ETHER)
     await token.mint(USER.address, 10_000 * USDC)
     await token.controls.mine(40)
     endpoint, network = token.client.rpc.endpoint, network_of(token)
-    async with desk_on(token, endpoint, network, tmp_path / "data", Hands()) as made:
+    async with reader_on(
+        token, endpoint, network, tmp_path / "data", ManualClock(4_000_000_000_000)
+    ) as made:
         assert await made.reconcile() == {}
         yield made
 
@@ -58,110 +60,110 @@ async def desk(token: Token, tmp_path: Path) -> AsyncIterator[Desk]:
 # --- deposits ----------------------------------------------------------------------------------
 
 
-async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(desk: Desk) -> None:
-    address = desk.pool.take()
-    signed = await pay(desk.token, address, 25 * USDC)
-    receipt = await mined(desk.token.client, signed.txid)
-    block = await desk.token.client.block(receipt.block_number)
+async def test_a_deposit_is_seen_and_confirmed_with_its_sender_and_time(reader: EvmReader) -> None:
+    address = reader.pool.take()
+    signed = await pay(reader.token, address, 25 * USDC)
+    receipt = await mined(reader.token.client, signed.txid)
+    block = await reader.token.client.block(receipt.block_number)
     assert block is not None
-    (sighting,) = (await desk.look()).values()
+    (sighting,) = (await reader.look()).values()
     assert sighting == DepositSighting(
-        desk.key(signed.txid), address, 25 * USDC, USER.address, block.timestamp * SECOND, SEEN
+        reader.key(signed.txid), address, 25 * USDC, USER.address, block.timestamp * SECOND, SEEN
     )
-    await desk.token.controls.mine(1)
-    assert await desk.reconcile() == {desk.key(signed.txid): SEEN}
-    assert await desk.scanner.confirmations(desk.key(signed.txid)) == 2
-    await desk.token.controls.mine(1)
-    assert await desk.reconcile() == {desk.key(signed.txid): CONFIRMED}
-    assert await desk.scanner.confirmations(desk.key(signed.txid)) == 3
-    assert await desk.reconcile() == {}
-    await desk.pool.close()
+    await reader.token.controls.mine(1)
+    assert await reader.reconcile() == {reader.key(signed.txid): SEEN}
+    assert await reader.scanner.confirmations(reader.key(signed.txid)) == 2
+    await reader.token.controls.mine(1)
+    assert await reader.reconcile() == {reader.key(signed.txid): CONFIRMED}
+    assert await reader.scanner.confirmations(reader.key(signed.txid)) == 3
+    assert await reader.reconcile() == {}
+    await reader.pool.close()
 
 
 async def test_several_deposits_in_one_transaction_are_told_apart_by_their_place(
-    desk: Desk,
+    reader: EvmReader,
 ) -> None:
-    first, second = desk.pool.take(), desk.pool.take()
-    await pay(desk.token, STRANGER)
+    first, second = reader.pool.take(), reader.pool.take()
+    await pay(reader.token, STRANGER)
     txid = await pay_in_a_row(
-        desk.token, (STRANGER, 9), (first, 1), (second, 2), (first, 3), (first, 0)
+        reader.token, (STRANGER, 9), (first, 1), (second, 2), (first, 3), (first, 0)
     )
-    desk.calls.clear()
-    seen = await desk.look()
+    reader.calls.clear()
+    seen = await reader.look()
     assert {(key.output_index, item.address, item.units) for key, item in seen.items()} == {
         (1, first, 1), (2, second, 2), (3, first, 3),
     }  # fmt: skip
     assert {key.txid for key in seen} == {txid}
-    assert desk.calls.count("eth_getTransactionReceipt") == 1
+    assert reader.calls.count("eth_getTransactionReceipt") == 1
 
 
-async def test_our_own_transfers_and_those_of_others_are_no_deposits(desk: Desk) -> None:
-    hot, address = KEYS.address(0), desk.pool.take()
-    await desk.token.controls._rpc.act("anvil_impersonateAccount", [hot])
-    await desk.token.controls.set_ether(hot, ETHER)
-    await desk.token.mint(hot, 50 * USDC)
-    txid = await desk.token.controls.send_from(
-        hot, desk.token.address, usdc.transfer(address, USDC)
+async def test_our_own_transfers_and_those_of_others_are_no_deposits(reader: EvmReader) -> None:
+    hot, address = KEYS.address(0), reader.pool.take()
+    await reader.token.controls._rpc.act("anvil_impersonateAccount", [hot])
+    await reader.token.controls.set_ether(hot, ETHER)
+    await reader.token.mint(hot, 50 * USDC)
+    txid = await reader.token.controls.send_from(
+        hot, reader.token.address, usdc.transfer(address, USDC)
     )
-    await mined(desk.token.client, txid)
-    await pay(desk.token, STRANGER)
-    await pay(desk.token, address, 0)
-    assert await desk.reconcile() == {}
-    minted = await desk.token.mint(address, USDC)
-    (sighting,) = (await desk.look()).values()
-    assert (sighting.key, sighting.sender) == (desk.key(minted), None)
+    await mined(reader.token.client, txid)
+    await pay(reader.token, STRANGER)
+    await pay(reader.token, address, 0)
+    assert await reader.reconcile() == {}
+    minted = await reader.token.mint(address, USDC)
+    (sighting,) = (await reader.look()).values()
+    assert (sighting.key, sighting.sender) == (reader.key(minted), None)
 
 
 # --- blocks that are replaced --------------------------------------------------------------------
 
 
 async def test_a_reorganised_deposit_is_removed_and_comes_back_when_it_is_sent_again(
-    desk: Desk,
+    reader: EvmReader,
 ) -> None:
-    address = desk.pool.take()
-    signed = await pay(desk.token, address)
-    key, controls = desk.key(signed.txid), desk.token.controls
-    assert await desk.reconcile() == {key: SEEN}
+    address = reader.pool.take()
+    signed = await pay(reader.token, address)
+    key, controls = reader.key(signed.txid), reader.token.controls
+    assert await reader.reconcile() == {key: SEEN}
     await controls.reorganise(1)
-    assert await desk.reconcile() == {key: REMOVED}
-    assert await desk.scanner.confirmations(key) == 0
+    assert await reader.reconcile() == {key: REMOVED}
+    assert await reader.scanner.confirmations(key) == 0
     await controls.mine(5)
-    assert await desk.reconcile() == {}
-    first_seen = await desk.ledger.deposit(key)
-    await resubmit(desk.token, signed)
-    seen = await desk.look()
+    assert await reader.reconcile() == {}
+    first_seen = await reader.ledger.deposit(key)
+    await resubmit(reader.token, signed)
+    seen = await reader.look()
     assert first_seen is not None
     assert (seen[key].state, seen[key].first_seen_at) == (SEEN, first_seen.first_seen_at)
     await controls.mine(2)
-    assert await desk.reconcile() == {key: CONFIRMED}
+    assert await reader.reconcile() == {key: CONFIRMED}
 
 
 async def test_a_confirmed_deposit_that_moves_to_another_block_is_confirmed_anew(
-    desk: Desk,
+    reader: EvmReader,
 ) -> None:
-    signed = await pay(desk.token, desk.pool.take())
-    key, controls = desk.key(signed.txid), desk.token.controls
+    signed = await pay(reader.token, reader.pool.take())
+    key, controls = reader.key(signed.txid), reader.token.controls
     await controls.mine(3)
-    assert await desk.reconcile() == {key: CONFIRMED}
-    before = await desk.ledger.deposit(key)
+    assert await reader.reconcile() == {key: CONFIRMED}
+    before = await reader.ledger.deposit(key)
     await controls.reorganise(4)
     await controls.automine(enabled=False)
-    await sent_again_after_another(desk, signed)
-    assert await desk.reconcile() == {key: SEEN}
-    after = await desk.ledger.deposit(key)
+    await sent_again_after_another(reader, signed)
+    assert await reader.reconcile() == {key: SEEN}
+    after = await reader.ledger.deposit(key)
     assert before is not None
     assert after is not None
     assert after.block_hash != before.block_hash
-    receipt = await mined(desk.token.client, signed.txid)
+    receipt = await mined(reader.token.client, signed.txid)
     assert receipt.logs[0].log_index == 1
     assert (after.block_number, after.block_hash) == (receipt.block_number, receipt.block_hash)
     await controls.mine(2)
-    assert await desk.reconcile() == {key: CONFIRMED}
+    assert await reader.reconcile() == {key: CONFIRMED}
 
 
-async def sent_again_after_another(desk: Desk, signed: SignedTransaction) -> None:
+async def sent_again_after_another(reader: EvmReader, signed: SignedTransaction) -> None:
     """Both into one block, another's transfer first: the event's number in its block changes."""
-    token = desk.token
+    token = reader.token
     whale = (await token.controls.accounts())[0]
     plan = usdc.selector("mint(address,uint256)") + usdc.address_word(STRANGER) + usdc.uint_word(1)
     params = {"from": whale, "to": token.address, "data": "0x" + plan.hex(),
@@ -172,15 +174,17 @@ async def sent_again_after_another(desk: Desk, signed: SignedTransaction) -> Non
     await mined(token.client, signed.txid)
 
 
-async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(desk: Desk) -> None:
-    signed = await pay(desk.token, desk.pool.take())
-    key = desk.key(signed.txid)
-    await desk.token.controls.mine(3)
-    assert await desk.reconcile() == {key: CONFIRMED}
-    await desk.kill()
-    await desk.token.controls.reorganise(6)
-    await desk.token.controls.mine(50)
-    async with desk.again() as later:
+async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(
+    reader: EvmReader,
+) -> None:
+    signed = await pay(reader.token, reader.pool.take())
+    key = reader.key(signed.txid)
+    await reader.token.controls.mine(3)
+    assert await reader.reconcile() == {key: CONFIRMED}
+    await reader.kill()
+    await reader.token.controls.reorganise(6)
+    await reader.token.controls.mine(50)
+    async with reader.again() as later:
         assert await later.reconcile() == {key: REMOVED}
         assert await later.reconcile() == {}
 
@@ -189,12 +193,12 @@ async def test_a_deposit_replaced_while_the_service_was_away_is_found_gone(desk:
 
 
 async def test_killed_between_looking_and_committing_nothing_is_lost_or_doubled(
-    desk: Desk,
+    reader: EvmReader,
 ) -> None:
-    first = await pay(desk.token, desk.pool.take())
-    shown = await desk.look()
-    desk.clock.now += 10**9
-    async with desk.again() as later:
+    first = await pay(reader.token, reader.pool.take())
+    shown = await reader.look()
+    reader.clock.now += 10**9
+    async with reader.again() as later:
         assert await later.look() == shown
         second = await pay(later.token, later.pool.take())
         assert await later.reconcile() == {
@@ -211,17 +215,17 @@ async def test_killed_between_looking_and_committing_nothing_is_lost_or_doubled(
 
 
 async def test_a_long_absence_is_made_up_for_range_by_range(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    reader: EvmReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As many ranges as some 20,000 blocks have, which take Anvil a minute to make.
     monkeypatch.setattr(evm_deposits, "WIDEST_LOG_RANGE", 50)
-    address, controls = desk.pool.take(), desk.token.controls
-    await desk.kill()
+    address, controls = reader.pool.take(), reader.token.controls
+    await reader.kill()
     paid = []
     for _ in range(6):
-        paid.append((await pay(desk.token, address)).txid)
+        paid.append((await pay(reader.token, address)).txid)
         await controls.mine(100)
-    async with desk.again() as later:
+    async with reader.again() as later:
         found, passes = States(), 0
         while len(found) < len(paid):
             found |= await later.reconcile()
@@ -236,17 +240,21 @@ async def test_a_long_absence_is_made_up_for_range_by_range(
             assert item.first_seen_at < later.clock.now
 
 
-async def test_a_first_start_may_begin_at_an_older_block(desk: Desk, tmp_path: Path) -> None:
-    signed = await pay(desk.token, desk.pool.take())
-    number = (await mined(desk.token.client, signed.txid)).block_number
-    await desk.token.controls.mine(20)
-    for start, expected in ((number, {desk.key(signed.txid): CONFIRMED}), (number + 9, {})):
-        network = network_of(desk.token, start_block=start)
+async def test_a_first_start_may_begin_at_an_older_block(reader: EvmReader, tmp_path: Path) -> None:
+    signed = await pay(reader.token, reader.pool.take())
+    number = (await mined(reader.token.client, signed.txid)).block_number
+    await reader.token.controls.mine(20)
+    for start, expected in ((number, {reader.key(signed.txid): CONFIRMED}), (number + 9, {})):
+        network = network_of(reader.token, start_block=start)
         data_dir = tmp_path / str(start)
-        async with desk_on(desk.token, desk.endpoint, network, data_dir, desk.clock) as fresh:
+        async with reader_on(
+            reader.token, reader.endpoint, network, data_dir, reader.clock
+        ) as fresh:
             assert await fresh.reconcile() == expected
-    network = network_of(desk.token, start_block=10**6)
-    async with desk_on(desk.token, desk.endpoint, network, tmp_path / "x", desk.clock) as fresh:
+    network = network_of(reader.token, start_block=10**6)
+    async with reader_on(
+        reader.token, reader.endpoint, network, tmp_path / "x", reader.clock
+    ) as fresh:
         with pytest.raises(Unavailable):
             await fresh.reconcile()
         assert "no block 999999 to begin at" in str(fresh.scanner.problem)
@@ -256,36 +264,40 @@ async def test_a_first_start_may_begin_at_an_older_block(desk: Desk, tmp_path: P
 
 
 async def test_a_node_that_hangs_is_reported_and_its_return_loses_nothing(
-    desk: Desk, anvil: Anvil
+    reader: EvmReader, anvil: Anvil
 ) -> None:
-    await desk.kill()
-    quick = replace(desk.endpoint, total_seconds=0.3)
-    async with desk_on(desk.token, quick, desk.network, desk.data_dir, desk.clock) as hasty:
-        signed = await pay(desk.token, hasty.pool.take())
+    await reader.kill()
+    quick = replace(reader.endpoint, total_seconds=0.3)
+    async with reader_on(
+        reader.token, quick, reader.network, reader.data_dir, reader.clock
+    ) as hasty:
+        signed = await pay(reader.token, hasty.pool.take())
         anvil.freeze()
         with pytest.raises(Unavailable):
             await hasty.reconcile()
         assert "is down" in str(hasty.scanner.problem)
         anvil.thaw()
         hasty.connection.client.rpc.endpoint = (
-            desk.endpoint
+            reader.endpoint
         )  # now it has all the time that it needs
         assert await hasty.reconcile() == {hasty.key(signed.txid): SEEN}
         assert hasty.scanner.problem is None
 
 
-async def test_a_node_of_another_chain_after_a_restart_is_refused(desk: Desk, anvil: Anvil) -> None:
-    signed = await pay(desk.token, desk.pool.take())
-    await desk.reconcile()
+async def test_a_node_of_another_chain_after_a_restart_is_refused(
+    reader: EvmReader, anvil: Anvil
+) -> None:
+    signed = await pay(reader.token, reader.pool.take())
+    await reader.reconcile()
     await asyncio.to_thread(anvil.kill)
     with pytest.raises(Unavailable):
-        await desk.reconcile()
+        await reader.reconcile()
     anvil.chain_id = 1
     await asyncio.to_thread(anvil.start)
     with pytest.raises(Unavailable):
-        await desk.reconcile()
-    assert "is on chain 1, not on 42161" in str(desk.scanner.problem)
-    stored = await desk.ledger.deposit(desk.key(signed.txid))
+        await reader.reconcile()
+    assert "is on chain 1, not on 42161" in str(reader.scanner.problem)
+    stored = await reader.ledger.deposit(reader.key(signed.txid))
     assert stored is not None
     assert (stored.acknowledged, stored.block_number is None) == (SEEN, False)
 
@@ -313,11 +325,11 @@ def instead(of: str, answer: Any) -> Callable[[str, Any], Any]:
     ],
 )  # fmt: skip
 async def test_garbage_is_reported_and_moves_nothing(
-    desk: Desk, twist: Callable[[str, Any], Any]
+    reader: EvmReader, twist: Callable[[str, Any], Any]
 ) -> None:
-    signed = await pay(desk.token, desk.pool.take())
-    before = await desk.ledger.cursors("arbitrum")
-    async with crooked(desk) as (node, behind):
+    signed = await pay(reader.token, reader.pool.take())
+    before = await reader.ledger.cursors("arbitrum")
+    async with crooked(reader) as (node, behind):
         await behind.connection.check()
         node.twist = twist
         with pytest.raises(Unavailable):
@@ -328,20 +340,22 @@ async def test_garbage_is_reported_and_moves_nothing(
         assert await behind.reconcile() == {behind.key(signed.txid): SEEN}
 
 
-async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(desk: Desk) -> None:
+async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(
+    reader: EvmReader,
+) -> None:
     """As an address does behind which two nodes are, of which one is on a fork."""
-    signed = await pay(desk.token, desk.pool.take())
-    key = desk.key(signed.txid)
-    assert await desk.reconcile() == {key: SEEN}
-    await desk.token.controls.mine(5)
-    number = (await mined(desk.token.client, signed.txid)).block_number
+    signed = await pay(reader.token, reader.pool.take())
+    key = reader.key(signed.txid)
+    assert await reader.reconcile() == {key: SEEN}
+    await reader.token.controls.mine(5)
+    number = (await mined(reader.token.client, signed.txid)).block_number
 
     def fork(method: str, answer: Any) -> Any:
         if method == "eth_getBlockByNumber" and answer and answer["number"] == hex(number):
             return {**answer, "hash": "0x" + "ab" * 32}
         return answer
 
-    async with crooked(desk) as (node, behind):
+    async with crooked(reader) as (node, behind):
         node.twist = fork
         before = (await behind.ledger.cursors("arbitrum"))[1:]
         for _ in range(3):
@@ -356,28 +370,28 @@ async def test_a_node_that_contradicts_itself_confirms_and_removes_nothing(desk:
 
 
 async def test_watching_ten_thousand_addresses_costs_no_more_calls_than_a_hundred(
-    desk: Desk,
+    reader: EvmReader,
 ) -> None:
-    address = desk.pool.take()
+    address = reader.pool.take()
 
     async def cost() -> list[str]:
         """Three blocks with a stranger's transfer, one with a deposit."""
         calls: list[str] = []
         for to in (STRANGER, STRANGER, STRANGER, address):
-            await pay(desk.token, to)
-            desk.calls.clear()
-            await desk.reconcile()
-            calls += desk.calls
+            await pay(reader.token, to)
+            reader.calls.clear()
+            await reader.reconcile()
+            calls += reader.calls
         return sorted(calls)
 
     made = [EvmAddress(index, USERS.address(index)) for index in range(1, 11)]
     few = [replace(item, index=item.index + 100) for item in made] + [
         EvmAddress(200 + n, f"0x{n:040x}") for n in range(90)
     ]
-    await desk.ledger.add_addresses(few[1:])
+    await reader.ledger.add_addresses(few[1:])
     await cost()
     with_few = await cost()
-    await desk.ledger.add_addresses(
+    await reader.ledger.add_addresses(
         [EvmAddress(1000 + n, f"0x{2**64 + n:040x}") for n in range(9900)]
     )
     assert await cost() == with_few

@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.gas import with_l1_margin
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from tests.regtest.daemons import Anvil
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     COIN_PRICE,
     ETHER,
     GWEI,
@@ -26,10 +26,10 @@ from tests.regtest.evm_till import (
     NETWORK,
     OTHERS,
     USDC,
-    Till,
+    EvmPayer,
+    adapter_on,
+    evm_payer,
     network_of,
-    side_on,
-    till,
 )
 from tests.regtest.token import Token
 
@@ -78,22 +78,22 @@ def oracle(token: Token, oracle_code: str) -> Oracle:
 
 
 @pytest.fixture
-async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPayer]:
     """A hot wallet with 1 ether and 1,000 USDC, on a chain that is told to have an oracle."""
     await token.controls.set_ether(HOT, ETHER)
     await token.mint(HOT, 1000 * USDC)
     network = replace(network_of(token), l1_fee_oracle=ORACLE, highest_fee=ETHER // 10)
-    async with till(anvil, token, tmp_path, network) as made:
+    async with evm_payer(anvil, token, tmp_path, network) as made:
         yield made
 
 
-async def l1_part(own: Till) -> int:
+async def l1_part(own: EvmPayer) -> int:
     """What the oracle's fee adds to the cost of a payout."""
     await own.payments.look_at_gas()
     return own.payments.gas_fee() - own.payments._gas._gas * price_of(own)
 
 
-def price_of(own: Till) -> int:
+def price_of(own: EvmPayer) -> int:
     price = own.payments._gas._price
     assert price is not None
     return price.max_fee
@@ -102,7 +102,9 @@ def price_of(own: Till) -> int:
 # --- what a payout costs ------------------------------------------------------------------------
 
 
-async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(own: Till, oracle: Oracle) -> None:
+async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(
+    own: EvmPayer, oracle: Oracle
+) -> None:
     await oracle.put(GWEI)
     low, high = (with_l1_margin(size * GWEI) for size in (LEAST_BYTES, MOST_BYTES))
     part = await l1_part(own)
@@ -112,7 +114,7 @@ async def test_the_cost_of_a_payout_has_the_oracles_fee_in_it(own: Till, oracle:
 
 
 async def test_the_estimate_covers_what_the_signed_transaction_would_be_charged(
-    own: Till, oracle: Oracle
+    own: EvmPayer, oracle: Oracle
 ) -> None:
     await oracle.put(GWEI)
     part = await l1_part(own)
@@ -121,7 +123,7 @@ async def test_the_estimate_covers_what_the_signed_transaction_would_be_charged(
     assert len(ready.raw or "") // 2 * GWEI < part
 
 
-async def test_on_a_chain_without_an_oracle_nothing_changes(own: Till, oracle: Oracle) -> None:
+async def test_on_a_chain_without_an_oracle_nothing_changes(own: EvmPayer, oracle: Oracle) -> None:
     async with own.again(lambda network: replace(network, l1_fee_oracle=None)) as plain:
         assert await l1_part(plain) == 0
         await oracle.put(GWEI)
@@ -135,7 +137,7 @@ async def test_on_a_chain_without_an_oracle_nothing_changes(own: Till, oracle: O
 
 @pytest.mark.parametrize("fault", ["no contract", "it reverts"])
 async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
-    own: Till, oracle: Oracle, fault: str
+    own: EvmPayer, oracle: Oracle, fault: str
 ) -> None:
     if fault == "it reverts":
         await oracle.put(0)
@@ -156,7 +158,7 @@ async def test_without_the_oracles_fee_nothing_is_signed_and_later_it_is(
 
 
 async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_followed(
-    own: Till, oracle: Oracle
+    own: EvmPayer, oracle: Oracle
 ) -> None:
     await oracle.put(GWEI)
     await own.controls.automine(enabled=False)
@@ -187,7 +189,7 @@ async def test_a_stuck_payout_is_not_raised_without_the_fee_and_the_others_are_f
 # --- ether and the highest fee ------------------------------------------------------------------
 
 
-async def test_ether_for_the_gas_alone_is_too_little(own: Till, oracle: Oracle) -> None:
+async def test_ether_for_the_gas_alone_is_too_little(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(1000 * GWEI)
     await own.payments.look_at_gas()
     cost, part = own.payments.gas_fee(), await l1_part(own)
@@ -200,7 +202,7 @@ async def test_ether_for_the_gas_alone_is_too_little(own: Till, oracle: Oracle) 
     assert (await own.settle(ready)).outcome is Outcome.SETTLED
 
 
-async def test_a_spike_on_l1_alone_stops_new_payouts(own: Till, oracle: Oracle) -> None:
+async def test_a_spike_on_l1_alone_stops_new_payouts(own: EvmPayer, oracle: Oracle) -> None:
     await oracle.put(GWEI)
     per_byte = own.network.highest_fee // LEAST_BYTES
     await oracle.price(per_byte)
@@ -214,13 +216,13 @@ async def test_a_spike_on_l1_alone_stops_new_payouts(own: Till, oracle: Oracle) 
 
 
 async def test_the_quoted_fee_has_the_l1_part_in_it_and_is_refused_without(
-    own: Till, oracle: Oracle
+    own: EvmPayer, oracle: Oracle
 ) -> None:
     per_byte = 1000 * GWEI
     await oracle.put(per_byte)
-    async with side_on(own, replace(own.network, l1_fee_oracle=None)) as plain:
+    async with adapter_on(own, replace(own.network, l1_fee_oracle=None)) as plain:
         without = plain.fee(NETWORK)
-    async with side_on(own, own.network) as adapter:
+    async with adapter_on(own, own.network) as adapter:
         part = adapter.fee(NETWORK) - without
         low, high = (with_l1_margin(n * per_byte) for n in (LEAST_BYTES, MOST_BYTES))
         assert low * COIN_PRICE // ETHER <= part <= high * COIN_PRICE // ETHER

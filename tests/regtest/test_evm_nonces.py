@@ -12,7 +12,7 @@ from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.node_types import Submission
 from tests.regtest.daemons import mined
-from tests.regtest.evm_till import GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, Till
+from tests.regtest.evm_payer import GWEI, HOT, KEYS, NETWORK, OTHERS, USDC, EvmPayer
 from tests.rows import statement
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 USER = OTHERS.address(0)
 
 
-async def spend_nonce(payer: Till, nonce: int) -> str:
+async def spend_nonce(payer: EvmPayer, nonce: int) -> str:
     """What someone else does with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, 50 * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
@@ -29,7 +29,7 @@ async def spend_nonce(payer: Till, nonce: int) -> str:
 
 
 async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_go_on(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     await payer.paid(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 1))
@@ -52,7 +52,7 @@ async def test_nonces_that_others_used_pause_payouts_and_are_skipped_once_they_g
 
 
 async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_is_told_anew(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     await payer.paid(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 1))
@@ -74,7 +74,7 @@ async def test_what_the_operator_was_told_of_is_remembered_and_what_comes_after_
         assert (await later.payment(await later.paid(later.transfer(USER)))).nonce == 3
 
 
-async def test_during_the_operators_own_pause_nobody_was_told(payer: Till) -> None:
+async def test_during_the_operators_own_pause_nobody_was_told(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 1))
     payer.switch.pause("another reason")
@@ -89,7 +89,7 @@ async def test_during_the_operators_own_pause_nobody_was_told(payer: Till) -> No
 
 
 async def test_a_wallet_that_was_used_before_the_service_pays_and_pauses_nothing(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     for nonce in range(2):
         await mined(payer.token.client, await spend_nonce(payer, nonce))
@@ -98,14 +98,14 @@ async def test_a_wallet_that_was_used_before_the_service_pays_and_pauses_nothing
     assert payer.switch.reason() is None
 
 
-async def test_a_copy_from_before_the_first_payout_is_seen_as_one(payer: Till) -> None:
+async def test_a_copy_from_before_the_first_payout_is_seen_as_one(payer: EvmPayer) -> None:
     await payer.payments.reconcile()
     await mined(payer.token.client, await spend_nonce(payer, 0))
     with pytest.raises(Unavailable, match="not on record"):
         await payer.sign(payer.transfer(USER))
 
 
-async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: Till) -> None:
+async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER))
     txid = await spend_nonce(payer, 1)
     await mined(payer.token.client, txid)
@@ -117,7 +117,7 @@ async def test_a_transaction_that_the_operator_explained_pauses_nothing(payer: T
         await payer.sign(payer.transfer(USER))
 
 
-async def test_a_sweep_waits_for_the_operator_too(payer: Till) -> None:
+async def test_a_sweep_waits_for_the_operator_too(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER))
     await payer.give(1, 5 * USDC)
     await mined(payer.token.client, await spend_nonce(payer, 1))

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     ETHER,
     GWEI,
     HOT,
@@ -28,8 +28,8 @@ from tests.regtest.evm_till import (
     NETWORK,
     OTHERS,
     USDC,
-    Till,
-    side_on,
+    EvmPayer,
+    adapter_on,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -40,7 +40,7 @@ USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 # --- the plain way -----------------------------------------------------------------------------
 
 
-async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) -> None:
+async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER, 7 * USDC))
     assert await payer.token.client.transaction(transfer.txid or "") is None
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
@@ -68,7 +68,7 @@ async def test_a_payout_pays_exactly_its_units_and_can_be_proved(payer: Till) ->
     assert proof.fee < payer.network.highest_fee
 
 
-async def test_the_same_transfer_is_signed_once(payer: Till) -> None:
+async def test_the_same_transfer_is_signed_once(payer: EvmPayer) -> None:
     transfer = payer.transfer(USER)
     first = await payer.sign(transfer)
     payer.clock.now += MINUTE_MS
@@ -76,7 +76,7 @@ async def test_the_same_transfer_is_signed_once(payer: Till) -> None:
     assert len(await payer.live()) == 1
 
 
-async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: Till) -> None:
+async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     transfer = await payer.prepared(payer.transfer(USER))
     for _ in range(2):
@@ -91,7 +91,7 @@ async def test_the_same_bytes_again_in_pool_and_chain_pay_once(payer: Till) -> N
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: Till) -> None:
+async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     transfers = []
     for n in range(1, 5):
@@ -106,7 +106,7 @@ async def test_several_payouts_wait_for_one_block_and_each_is_paid(payer: Till) 
     assert {(await payer.payments.receipt(item)).log_position for item in transfers} == {0}
 
 
-async def test_two_at_once_get_no_nonce_in_common(payer: Till) -> None:
+async def test_two_at_once_get_no_nonce_in_common(payer: EvmPayer) -> None:
     transfers = [payer.transfer(USER, n * USDC) for n in (1, 2)]
     results = await asyncio.gather(
         *(payer.sign(item) for item in transfers), return_exceptions=True
@@ -117,7 +117,7 @@ async def test_two_at_once_get_no_nonce_in_common(payer: Till) -> None:
 # --- what is not signed ------------------------------------------------------------------------
 
 
-async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Till) -> None:
+async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: EvmPayer) -> None:
     wrong = USER.swapcase().replace("0X", "0x")
     zero = "0x" + "0" * 40
     for address in (payer.token.address, zero, HOT, KEYS.address(1), wrong, USER[:-1], "4" * 95):
@@ -129,7 +129,7 @@ async def test_a_destination_that_can_not_be_paid_is_rejected_for_good(payer: Ti
     assert await payer.live() == []
 
 
-async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
+async def test_nothing_is_signed_while_the_token_is_paused(payer: EvmPayer) -> None:
     await payer.token.pause()
     with pytest.raises(Unavailable, match="paused"):
         await payer.sign(payer.transfer(USER))
@@ -137,14 +137,18 @@ async def test_nothing_is_signed_while_the_token_is_paused(payer: Till) -> None:
     await payer.sign(payer.transfer(USER))
 
 
-async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(payer: Till) -> None:
+async def test_while_the_token_moves_nothing_for_the_hot_wallet_a_payout_waits(
+    payer: EvmPayer,
+) -> None:
     await payer.token.blacklist(HOT)
     with pytest.raises(Unavailable, match="refuses this payment just now"):
         await payer.sign(payer.transfer(USER))
     assert await payer.live() == []
 
 
-async def test_paused_after_signing_it_is_published_when_the_token_moves_again(payer: Till) -> None:
+async def test_paused_after_signing_it_is_published_when_the_token_moves_again(
+    payer: EvmPayer,
+) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await payer.token.pause()
     verdict = await payer.pay(transfer)
@@ -156,7 +160,7 @@ async def test_paused_after_signing_it_is_published_when_the_token_moves_again(p
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_what_waits_to_be_mined_is_not_promised_twice(payer: Till) -> None:
+async def test_what_waits_to_be_mined_is_not_promised_twice(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     first = await payer.prepared(payer.transfer(USER, 600 * USDC))
     await payer.pay(first)
@@ -168,7 +172,7 @@ async def test_what_waits_to_be_mined_is_not_promised_twice(payer: Till) -> None
     assert await payer.token.balance(USER) == 1000 * USDC
 
 
-async def test_without_ether_nothing_is_signed_until_there_is_some(payer: Till) -> None:
+async def test_without_ether_nothing_is_signed_until_there_is_some(payer: EvmPayer) -> None:
     await payer.controls.set_ether(HOT, 10**9)
     transfer = payer.transfer(USER)
     with pytest.raises(Unavailable, match="lacks ether"):
@@ -177,7 +181,9 @@ async def test_without_ether_nothing_is_signed_until_there_is_some(payer: Till) 
     assert (await payer.settle(await payer.paid(transfer))).outcome is Outcome.SETTLED
 
 
-async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(payer: Till) -> None:
+async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(
+    payer: EvmPayer,
+) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await payer.controls.set_ether(HOT, 1)
     verdict = await payer.pay(transfer)
@@ -190,7 +196,7 @@ async def test_ether_lost_after_signing_delays_the_payout_and_loses_nothing(paye
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_nothing_is_signed_in_a_gas_spike(payer: Till) -> None:
+async def test_nothing_is_signed_in_a_gas_spike(payer: EvmPayer) -> None:
     await payer.controls.set_next_base_fee(100 * GWEI)
     await payer.controls.mine()
     with pytest.raises(Unavailable, match="too dear"):
@@ -200,14 +206,14 @@ async def test_nothing_is_signed_in_a_gas_spike(payer: Till) -> None:
     await payer.sign(payer.transfer(USER))
 
 
-async def test_a_node_of_another_network_is_not_asked_to_pay(payer: Till) -> None:
+async def test_a_node_of_another_network_is_not_asked_to_pay(payer: EvmPayer) -> None:
     async with payer.again(lambda network: replace(network, chain_id=1)) as wrong:
         with pytest.raises(ChainUnusable, match="wrong network"):
             await wrong.sign(wrong.transfer(USER))
         assert await wrong.live() == []
 
 
-async def test_a_transfer_of_another_network_is_not_paid_here(payer: Till) -> None:
+async def test_a_transfer_of_another_network_is_not_paid_here(payer: EvmPayer) -> None:
     with pytest.raises(LookupError, match="ethereum"):
         await payer.sign(replace(payer.transfer(USER), network="ethereum"))
 
@@ -216,7 +222,7 @@ async def test_a_transfer_of_another_network_is_not_paid_here(payer: Till) -> No
 
 
 async def test_a_lost_answer_does_not_pay_twice(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = payer.client.submit
     sent: list[str] = []
@@ -235,7 +241,7 @@ async def test_a_lost_answer_does_not_pay_twice(
 
 
 async def test_an_answer_that_lies_does_not_pay_twice(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = payer.client.submit
 
@@ -251,7 +257,7 @@ async def test_an_answer_that_lies_does_not_pay_twice(
 
 
 async def test_an_answer_that_was_never_true_pays_later(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def deny(raw: bytes) -> SubmissionResult:
         return SubmissionResult(Submission.REFUSED, "0x", "txpool is full")
@@ -267,7 +273,9 @@ async def test_an_answer_that_was_never_true_pays_later(
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(payer: Till) -> None:
+async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(
+    payer: EvmPayer,
+) -> None:
     transfer = payer.transfer(USER)
     first = await payer.sign(transfer)
     async with payer.again() as later:
@@ -285,7 +293,7 @@ async def test_killed_between_prepare_and_publish_the_same_bytes_are_paid_once(p
 
 
 async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await payer.client.submit(bytes.fromhex(transfer.raw or ""))
@@ -298,7 +306,7 @@ async def test_killed_after_the_node_took_it_the_payout_is_found_not_repeated(
 
 
 async def test_a_dead_node_proves_nothing_and_the_payout_goes_on_when_it_is_back(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     payer.anvil.freeze()
@@ -314,7 +322,7 @@ async def test_a_dead_node_proves_nothing_and_the_payout_goes_on_when_it_is_back
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_record_that_is_not_ours_is_left_alone(payer: Till) -> None:
+async def test_a_record_that_is_not_ours_is_left_alone(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     for strange in (
         replace(transfer, txid="0x00"),
@@ -331,7 +339,7 @@ async def test_a_record_that_is_not_ours_is_left_alone(payer: Till) -> None:
 # --- refused by its order ----------------------------------------------------------------------
 
 
-async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: Till) -> None:
+async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: EvmPayer) -> None:
     """It was cancelled while it was signed: the bytes are dropped, and nothing has to be filled."""
     refused = payer.transfer(USER)
     with pytest.raises(ImpossibleTransition):
@@ -346,7 +354,9 @@ async def test_a_payout_that_its_order_refuses_uses_no_nonce(payer: Till) -> Non
 # --- refused by the token after it was published ------------------------------------------------
 
 
-async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(payer: Till) -> None:
+async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(
+    payer: EvmPayer,
+) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await payer.token.blacklist(USER)
     assert (await payer.pay(transfer)).outcome is Outcome.PENDING
@@ -364,7 +374,7 @@ async def test_blacklisted_between_prepare_and_mining_it_fails_once_it_is_deep(p
     assert await payer.token.balance(FRIEND) == USDC
 
 
-async def test_a_failure_that_is_reorganised_away_was_none(payer: Till) -> None:
+async def test_a_failure_that_is_reorganised_away_was_none(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     before = await payer.controls.snapshot()
     await payer.token.blacklist(USER)
@@ -381,8 +391,8 @@ async def test_a_failure_that_is_reorganised_away_was_none(payer: Till) -> None:
 # --- what is told ------------------------------------------------------------------------------
 
 
-async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer: Till) -> None:
-    async with side_on(payer, payer.network) as adapter:
+async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer: EvmPayer) -> None:
+    async with adapter_on(payer, payer.network) as adapter:
         assert adapter.fee(NETWORK) > 0
         await payer.token.blacklist(HOT)
         await adapter.maintain()
@@ -394,7 +404,7 @@ async def test_no_order_is_taken_while_the_hot_wallet_is_on_the_blacklist(payer:
 
 
 async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_look(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     assert payer.payments.hot() is None
     with pytest.raises(Unavailable, match="not known yet"):
@@ -410,7 +420,7 @@ async def test_the_cost_of_a_payout_and_the_hot_balances_are_those_of_the_last_l
     assert cost < estimated < 10 * cost
 
 
-async def test_an_empty_hot_wallet_still_has_fees(payer: Till) -> None:
+async def test_an_empty_hot_wallet_still_has_fees(payer: EvmPayer) -> None:
     await payer.paid(payer.transfer(USER, 1000 * USDC))
     await payer.payments.look_at_gas()
     assert payer.payments.gas_fee() > 0

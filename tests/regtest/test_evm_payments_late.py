@@ -10,14 +10,14 @@ import pytest
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
 from rpcsvc.settlement.onchain.evm.node_types import FeeData, Submission, SubmissionResult
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     GWEI,
     HOT,
     MINUTE_MS,
     NETWORK,
     OTHERS,
     USDC,
-    Till,
+    EvmPayer,
 )
 
 pytestmark = pytest.mark.slow  # the quick tests must stay quick
@@ -28,7 +28,7 @@ USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 # --- stuck -------------------------------------------------------------------------------------
 
 
-async def stuck_payout(payer: Till) -> Transfer:
+async def stuck_payout(payer: EvmPayer) -> Transfer:
     """In the pool, where nothing is mined."""
     await payer.controls.automine(enabled=False)
     transfer = await payer.prepared(payer.transfer(USER))
@@ -37,7 +37,7 @@ async def stuck_payout(payer: Till) -> Transfer:
     return transfer
 
 
-async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(payer: Till) -> None:
+async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
     payer.clock.now -= 1
     await payer.payments.maintain()
@@ -59,7 +59,7 @@ async def test_a_stuck_payout_is_replaced_at_its_nonce_for_more(payer: Till) -> 
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_the_time_to_a_replacement_begins_with_the_publication(payer: Till) -> None:
+async def test_the_time_to_a_replacement_begins_with_the_publication(payer: EvmPayer) -> None:
     await payer.controls.automine(enabled=False)
     transfer = await payer.prepared(payer.transfer(USER))
     payer.clock.now += 10 * MINUTE_MS
@@ -71,7 +71,7 @@ async def test_the_time_to_a_replacement_begins_with_the_publication(payer: Till
     assert len((await payer.payment(transfer)).attempts) == 2
 
 
-async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: Till) -> None:
+async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: EvmPayer) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     for _ in range(3):
         payer.clock.now += MINUTE_MS
@@ -81,7 +81,7 @@ async def test_what_is_mined_and_not_settled_yet_is_not_replaced(payer: Till) ->
     assert payer.payments.conditions() == []
 
 
-async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: Till) -> None:
+async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
     await payer.payments.maintain()
     first, second = (await payer.payment(transfer)).attempts
@@ -95,7 +95,7 @@ async def test_the_attempt_that_was_replaced_settles_the_payout_as_well(payer: T
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: Till) -> None:
+async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: EvmPayer) -> None:
     transfer = await stuck_payout(payer)
     await payer.controls.drop(transfer.txid or "")
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.ABSENT
@@ -106,7 +106,7 @@ async def test_a_dropped_payout_comes_back_with_the_same_bytes(payer: Till) -> N
     assert await payer.token.balance(USER) == USDC
 
 
-async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: Till) -> None:
+async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: EvmPayer) -> None:
     first = await stuck_payout(payer)
     await payer.controls.drop(first.txid or "")
     assert await payer.token.client.nonce(HOT) == 0
@@ -120,7 +120,7 @@ async def test_the_nonce_of_a_dropped_payout_is_not_given_to_the_next(payer: Til
     assert await payer.token.balance(USER) == await payer.token.balance(FRIEND) == USDC
 
 
-async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: Till) -> None:
+async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: EvmPayer) -> None:
     first = await stuck_payout(payer)
     second = await payer.prepared(payer.transfer(FRIEND))
     await payer.pay(second)
@@ -132,7 +132,7 @@ async def test_those_behind_the_stuck_one_wait_with_their_fees(payer: Till) -> N
         assert (await payer.payments.look_up(item)).outcome is Outcome.SETTLED
 
 
-def submitted(payer: Till, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def submitted(payer: EvmPayer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """From now on, the ids of the transactions that the node is handed."""
     txids: list[str] = []
     real = payer.client.submit
@@ -147,7 +147,7 @@ def submitted(payer: Till, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_one_behind_the_stuck_one_is_handed_over_again_each_period(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node has it; the block producers may not. The same bytes: it may never cost more."""
     await stuck_payout(payer)
@@ -165,7 +165,7 @@ async def test_one_behind_the_stuck_one_is_handed_over_again_each_period(
 
 
 async def test_one_that_may_cost_no_more_is_handed_over_again(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await stuck_payout(payer)
     while not payer.payments.conditions():
@@ -180,7 +180,7 @@ async def test_one_that_may_cost_no_more_is_handed_over_again(
 
 
 async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_too(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await stuck_payout(payer)
     second = await payer.prepared(payer.transfer(FRIEND))
@@ -196,7 +196,7 @@ async def test_a_price_that_the_network_has_outgrown_is_raised_behind_the_next_t
         assert (await payer.payment(item)).latest.max_fee >= 21 * GWEI
 
 
-async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: Till) -> None:
+async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: EvmPayer) -> None:
     first = await stuck_payout(payer)
     second = await payer.prepared(payer.transfer(FRIEND))
     await payer.pay(second)
@@ -215,7 +215,7 @@ async def test_fees_that_the_network_has_outgrown_are_raised_for_all(payer: Till
 
 
 async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_told(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await stuck_payout(payer)
     assert await payer.payments.stuck() is None
@@ -239,7 +239,7 @@ async def test_a_replacement_never_costs_more_than_allowed_and_the_operator_is_t
 
 
 async def test_a_refused_replacement_leaves_the_first_in_force(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await stuck_payout(payer)
 
@@ -257,7 +257,7 @@ async def test_a_refused_replacement_leaves_the_first_in_force(
 
 
 async def test_killed_between_a_replacement_and_its_publication_one_is_paid(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await stuck_payout(payer)
     with monkeypatch.context() as patched:

@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement
 from tests.regtest.daemons import mined
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     ETHER,
     GWEI,
     HOT,
@@ -30,8 +30,8 @@ from tests.regtest.evm_till import (
     MINUTE_MS,
     OTHERS,
     USDC,
-    Till,
-    side_on,
+    EvmPayer,
+    adapter_on,
 )
 from tests.rows import statement
 
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow  # the quick tests must stay quick
 USER, FRIEND = OTHERS.address(0), OTHERS.address(1)
 
 
-async def spend_nonce(payer: Till, nonce: int, *, gwei: int = 50) -> str:
+async def spend_nonce(payer: EvmPayer, nonce: int, *, gwei: int = 50) -> str:
     """What someone else does with the same key; the transaction's id."""
     plan = TransactionPlan(payer.network.chain_id, nonce, HOT, 21_000, gwei * GWEI, GWEI)
     result = await payer.token.client.submit(KEYS.signer(0).sign(plan).raw)
@@ -52,7 +52,7 @@ async def spend_nonce(payer: Till, nonce: int, *, gwei: int = 50) -> str:
 
 
 async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_bytes(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.PENDING
@@ -67,7 +67,7 @@ async def test_a_payout_that_is_reorganised_away_is_sent_again_with_the_same_byt
 
 
 async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_again(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
@@ -87,7 +87,7 @@ async def test_a_settled_payout_that_a_deep_reorganisation_took_is_published_aga
 
 
 async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_told(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
@@ -104,7 +104,7 @@ async def test_a_settled_payout_that_is_deep_again_before_anyone_looked_is_not_t
 
 @pytest.mark.parametrize("by", ["another transaction", "the blacklist"])
 async def test_a_settled_payout_that_can_not_come_back_is_told_for_good(
-    payer: Till, by: str
+    payer: EvmPayer, by: str
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     assert (await payer.settle(transfer)).outcome is Outcome.SETTLED
@@ -148,7 +148,7 @@ def closed_by_hand(transfer: Transfer) -> Statement:
     return statement("INSERT INTO closed_by_hand VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
-async def without_funding(payer: Till, *, settled: bool) -> Transfer:
+async def without_funding(payer: EvmPayer, *, settled: bool) -> Transfer:
     """A payout off the chain, with the USDC that paid it: what brought that is away, too."""
     before = await payer.controls.snapshot()
     await payer.token.mint(HOT, 1000 * USDC)
@@ -163,7 +163,7 @@ async def without_funding(payer: Till, *, settled: bool) -> Transfer:
 
 
 async def test_a_payout_reorganised_away_with_its_usdc_fails_and_moves_nothing(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     """Then its order refunds. The next payout has the next nonce."""
     transfer = await without_funding(payer, settled=False)
@@ -180,7 +180,7 @@ async def test_a_payout_reorganised_away_with_its_usdc_fails_and_moves_nothing(
 
 @pytest.mark.parametrize("settled", [False, True])
 async def test_a_payout_whose_usdc_is_back_first_pays_by_the_same_bytes(
-    payer: Till, settled: bool
+    payer: EvmPayer, settled: bool
 ) -> None:
     transfer = await without_funding(payer, settled=settled)
     await payer.token.mint(HOT, 1000 * USDC)
@@ -192,7 +192,7 @@ async def test_a_payout_whose_usdc_is_back_first_pays_by_the_same_bytes(
     assert await payer.token.balance(USER) == 1500 * USDC
 
 
-async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer: Till) -> None:
+async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer: EvmPayer) -> None:
     """Its nonce is spent: only the operator can pay."""
     transfer = await without_funding(payer, settled=True)
     await payer.payments.maintain()
@@ -207,7 +207,7 @@ async def test_a_settled_payout_refused_for_want_of_usdc_is_told_for_good(payer:
 
 @pytest.mark.parametrize("settled", [False, True])
 async def test_a_payout_waits_for_ether_that_was_reorganised_away(
-    payer: Till, settled: bool
+    payer: EvmPayer, settled: bool
 ) -> None:
     """The operator's funding of gas is off the chain with it: health asks for some."""
     transfer = await payer.paid(payer.transfer(USER))
@@ -219,7 +219,7 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
         payer.clock.now += MINUTE_MS
         await payer.payments.maintain()
     assert await payer.token.client.receipt(transfer.txid or "") is None
-    async with side_on(payer, payer.network) as adapter:
+    async with adapter_on(payer, payer.network) as adapter:
         await adapter.maintain()
         assert "short of ether" in ((await adapter.health()).detail or "")
     await payer.controls.set_ether(HOT, ETHER)
@@ -233,7 +233,7 @@ async def test_a_payout_waits_for_ether_that_was_reorganised_away(
 
 
 async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_once_deep(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -251,7 +251,7 @@ async def test_a_nonce_used_by_someone_else_with_the_same_key_fails_the_payout_o
 
 
 async def test_what_has_failed_is_never_published_again_whatever_becomes_of_the_chain(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     """By then the deposit is on its way back."""
     transfer = await payer.prepared(payer.transfer(USER))
@@ -269,7 +269,7 @@ async def test_what_has_failed_is_never_published_again_whatever_becomes_of_the_
     assert (await payer.payment(transfer)).state is PaymentState.FAILED
 
 
-async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: Till) -> None:
+async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: EvmPayer) -> None:
     lost = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     other = await payer.paid(payer.transfer(FRIEND))
@@ -279,7 +279,7 @@ async def test_a_payout_whose_nonce_is_lost_holds_up_no_other(payer: Till) -> No
 
 
 async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_is_used(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -293,7 +293,7 @@ async def test_a_nonce_used_by_someone_else_and_given_back_by_a_reorganisation_i
 
 
 async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     await payer.controls.mine(5)
@@ -314,7 +314,7 @@ async def test_a_transaction_that_moved_nothing_is_not_taken_for_a_payout(
 
 
 async def test_mined_between_two_questions_it_is_not_taken_for_displaced(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     await payer.controls.mine(payer.network.failed_after)
@@ -334,7 +334,7 @@ async def test_mined_between_two_questions_it_is_not_taken_for_displaced(
 
 
 async def test_a_receipt_of_a_block_that_is_not_in_the_chain_settles_nothing(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     await payer.controls.mine(payer.network.failed_after)
@@ -351,7 +351,7 @@ async def test_a_receipt_of_a_block_that_is_not_in_the_chain_settles_nothing(
     assert (await payer.payments.look_up(transfer)).outcome is Outcome.SETTLED
 
 
-async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(payer: Till) -> None:
+async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(payer: EvmPayer) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
     await payer.controls.mine(2)
@@ -363,7 +363,9 @@ async def test_a_conflict_is_counted_anew_when_its_block_is_replaced(payer: Till
     assert (await payer.pay(transfer)).outcome is Outcome.FAILED
 
 
-async def test_a_nonce_used_long_before_it_is_noticed_is_found_in_its_block(payer: Till) -> None:
+async def test_a_nonce_used_long_before_it_is_noticed_is_found_in_its_block(
+    payer: EvmPayer,
+) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     other = await spend_nonce(payer, 0)
     await mined(payer.token.client, other)
@@ -373,7 +375,7 @@ async def test_a_nonce_used_long_before_it_is_noticed_is_found_in_its_block(paye
     assert "101 blocks ago" in failed.reason
 
 
-def forgets(payer: Till, patched: pytest.MonkeyPatch, *, states: bool) -> None:
+def forgets(payer: EvmPayer, patched: pytest.MonkeyPatch, *, states: bool) -> None:
     """The node has thrown receipts and transactions away, and the states of old blocks or not."""
     real = payer.client.nonce
 
@@ -396,7 +398,7 @@ def forgets(payer: Till, patched: pytest.MonkeyPatch, *, states: bool) -> None:
     ("states", "said"), [(False, "shows no receipt"), (True, "missing trie node")]
 )
 async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_it_away(
-    payer: Till, monkeypatch: pytest.MonkeyPatch, states: bool, said: str
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch, states: bool, said: str
 ) -> None:
     transfer = await payer.paid(payer.transfer(USER))
     await payer.controls.mine(2)
@@ -421,7 +423,7 @@ async def test_a_payout_that_was_mined_is_not_failed_by_a_node_that_has_thrown_i
 
 
 async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -432,7 +434,7 @@ async def test_a_node_without_old_states_still_shows_what_it_was_asked_in_time(
         assert (await later.pay(transfer)).outcome is Outcome.FAILED
 
 
-async def raised_elsewhere(payer: Till, transfer: Transfer) -> SignedTransaction:
+async def raised_elsewhere(payer: EvmPayer, transfer: Transfer) -> SignedTransaction:
     """The same payout at a higher fee, mined, which is not on record."""
     order = (await payer.payment(transfer)).order
     plan = TransactionPlan(
@@ -444,7 +446,9 @@ async def raised_elsewhere(payer: Till, transfer: Transfer) -> SignedTransaction
     return raised
 
 
-async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(payer: Till) -> None:
+async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(
+    payer: EvmPayer,
+) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     raised = await raised_elsewhere(payer, transfer)
     await payer.controls.mine(3 * payer.network.failed_after)
@@ -460,7 +464,7 @@ async def test_a_raised_attempt_that_an_older_copy_does_not_have_is_no_failure(p
 
 
 async def test_a_payout_that_can_not_be_proved_keeps_no_usdc_and_no_sweep_waiting(
-    payer: Till,
+    payer: EvmPayer,
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER, 600 * USDC))
     await raised_elsewhere(payer, transfer)
@@ -477,7 +481,7 @@ async def test_a_payout_that_can_not_be_proved_keeps_no_usdc_and_no_sweep_waitin
 
 
 async def test_a_failure_found_while_the_record_changed_is_not_told(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfer = await payer.prepared(payer.transfer(USER))
     await mined(payer.token.client, await spend_nonce(payer, 0))
@@ -490,7 +494,7 @@ async def test_a_failure_found_while_the_record_changed_is_not_told(
 
 
 async def test_settled_payouts_are_compared_by_block_and_only_once(
-    payer: Till, monkeypatch: pytest.MonkeyPatch
+    payer: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
         transfer = await payer.paid(payer.transfer(USER))

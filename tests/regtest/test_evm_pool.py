@@ -12,7 +12,7 @@ from rpcsvc.orders.ports.wallets import DepositSighting
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from tests.regtest.daemons import mined
-from tests.regtest.evm_desk import (
+from tests.regtest.evm_reader import (
     ETHER,
     REMOVED,
     SECOND,
@@ -20,14 +20,14 @@ from tests.regtest.evm_desk import (
     STRANGER,
     USDC,
     USER,
-    Desk,
-    Hands,
+    EvmReader,
     crooked,
-    desk_on,
     network_of,
+    reader_on,
     sent,
 )
 from tests.regtest.token import Token
+from tests.sandbox import ManualClock
 from tests.waiting import wait_for_deposit
 
 pytestmark = pytest.mark.slow
@@ -42,19 +42,19 @@ class Offer:
     Time is what the test says, for the service and for the chain: ``start`` seconds, and more.
     """
 
-    desk: Desk
+    reader: EvmReader
     address: str
     start: int
     until: int
 
     def at(self, seconds: int) -> int:
         """So long after the start, in ms; the service's clock shows it."""
-        self.desk.clock.now = (self.start + seconds) * SECOND
-        return self.desk.clock.now
+        self.reader.clock.now = (self.start + seconds) * SECOND
+        return self.reader.clock.now
 
     async def mined_at(self, seconds: int) -> int:
         """A block of what is pending, so long after the start; its time in ms."""
-        token = self.desk.token
+        token = self.reader.token
         await token.client.rpc.act("evm_setNextBlockTimestamp", [self.start + seconds])
         await token.controls.mine()
         block = await token.client.block()
@@ -73,40 +73,42 @@ async def offer(token: Token, tmp_path: Path) -> AsyncIterator[Offer]:
     assert block is not None
     start = block.timestamp + 1000
     network = network_of(token)
-    clock = Hands(start * SECOND)
-    async with desk_on(token, token.client.rpc.endpoint, network, tmp_path / "data", clock) as desk:
-        address = desk.pool.take()
+    clock = ManualClock(start * SECOND)
+    async with reader_on(
+        token, token.client.rpc.endpoint, network, tmp_path / "data", clock
+    ) as reader:
+        address = reader.pool.take()
         until = (start + 60) * SECOND
-        await wait_for_deposit(desk.database, address, expires_at=until)
-        assert await desk.reconcile() == {}
-        yield Offer(desk, address, start, until)
+        await wait_for_deposit(reader.database, address, expires_at=until)
+        assert await reader.reconcile() == {}
+        yield Offer(reader, address, start, until)
 
 
 async def pays(offer: Offer, units: int = USDC) -> SignedTransaction:
-    return await sent(offer.desk.token, usdc.transfer(offer.address, units))
+    return await sent(offer.reader.token, usdc.transfer(offer.address, units))
 
 
-async def found(desk: Desk) -> dict[str, DepositSighting]:
+async def found(reader: EvmReader) -> dict[str, DepositSighting]:
     """One pass, committed; the deposits that it showed, by transaction."""
-    seen = await desk.look()
-    await desk.scanner.acknowledge(list(seen.values()))
+    seen = await reader.look()
+    await reader.scanner.acknowledge(list(seen.values()))
     return {key.txid: item for key, item in seen.items()}
 
 
 async def test_a_payment_pending_before_expiry_and_mined_after_it_is_in_time(
     offer: Offer,
 ) -> None:
-    desk = offer.desk
+    reader = offer.reader
     first = await pays(offer)
     seen_at = offer.at(50)
-    desk.calls.clear()
-    assert await desk.look() == {}
-    assert desk.calls.count(METHOD) == 2, "the newest block, and the pending one"
+    reader.calls.clear()
+    assert await reader.look() == {}
+    assert reader.calls.count(METHOD) == 2, "the newest block, and the pending one"
     # One that no look sees before it is mined.
     second = await pays(offer, 2 * USDC)
     mined_at = await offer.mined_at(70)
-    assert (await mined(desk.token.client, first.txid)).ok
-    async with desk.again() as later:
+    assert (await mined(reader.token.client, first.txid)).ok
+    async with reader.again() as later:
         deposits = await found(later)
     times = {txid: item.first_seen_at for txid, item in deposits.items()}
     assert times == {first.txid: seen_at, second.txid: mined_at}
@@ -114,7 +116,7 @@ async def test_a_payment_pending_before_expiry_and_mined_after_it_is_in_time(
 
 
 async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Offer) -> None:
-    desk, token = offer.desk, offer.desk.token
+    reader, token = offer.reader, offer.reader.token
     await sent(token, usdc.transfer(STRANGER, USDC))
     await sent(token, usdc.transfer(offer.address, 0))
     allow = usdc.address_word(USER.address) + usdc.uint_word(USDC)
@@ -129,9 +131,9 @@ async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Of
         await sent(token, usdc.transfer_with_authorization(authorization, signature)),
     ]
     seen_at = offer.at(10)
-    assert await desk.look() == {}
+    assert await reader.look() == {}
     await offer.mined_at(70)
-    deposits = await found(desk)
+    deposits = await found(reader)
     assert {txid: item.first_seen_at for txid, item in deposits.items()} == {
         signed.txid: seen_at for signed in paying
     }
@@ -140,41 +142,41 @@ async def test_each_call_that_pays_is_seen_pending_and_nothing_else_is(offer: Of
 async def test_a_deposit_that_a_reorganisation_moves_keeps_the_time_of_its_first_sight(
     offer: Offer,
 ) -> None:
-    desk, token = offer.desk, offer.desk.token
+    reader, token = offer.reader, offer.reader.token
     signed = await pays(offer)
     seen_at = offer.at(10)
-    assert await desk.look() == {}
+    assert await reader.look() == {}
     await offer.mined_at(70)
     await token.controls.reorganise(1)
     await offer.mined_at(80)
-    assert await desk.reconcile() == {}, "it was gone before it was found"
+    assert await reader.reconcile() == {}, "it was gone before it was found"
     await token.client.submit(signed.raw)
     await offer.mined_at(90)
-    (deposit,) = (await found(desk)).values()
+    (deposit,) = (await found(reader)).values()
     assert (deposit.state, deposit.first_seen_at) == (SEEN, seen_at)
     await token.controls.reorganise(1)
     await token.controls.mine()
-    (gone,) = (await found(desk)).values()
+    (gone,) = (await found(reader)).values()
     assert gone == replace(deposit, state=REMOVED)
 
 
 async def test_nobody_is_asked_for_pending_blocks_while_no_order_can_be_paid_in_time(
     offer: Offer,
 ) -> None:
-    desk = offer.desk
-    desk.clock.now = offer.until + 1
-    desk.calls.clear()
-    await desk.look()
-    assert desk.calls.count(METHOD) == 1
+    reader = offer.reader
+    reader.clock.now = offer.until + 1
+    reader.calls.clear()
+    await reader.look()
+    assert reader.calls.count(METHOD) == 1
 
 
 async def test_a_pending_block_too_large_for_an_answer_leaves_the_look_as_it_is(
     offer: Offer,
 ) -> None:
-    desk = offer.desk
+    reader = offer.reader
     signed = await pays(offer)
     offer.at(50)
-    async with crooked(desk) as (node, behind):
+    async with crooked(reader) as (node, behind):
         filler = "00" * (behind.endpoint.max_response_bytes // 2)
         blocks: list[object] = []
 

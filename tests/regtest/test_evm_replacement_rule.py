@@ -22,7 +22,7 @@ from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt
 from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Submission, SubmissionResult
 from tests.regtest.daemons import Anvil
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     ETHER,
     GWEI,
     HOT,
@@ -30,8 +30,8 @@ from tests.regtest.evm_till import (
     MINUTE_MS,
     OTHERS,
     USDC,
-    Till,
-    till,
+    EvmPayer,
+    evm_payer,
 )
 from tests.regtest.fee_rule import KNOWN, UNDERPRICED, FeeRule
 from tests.regtest.line import Line
@@ -47,26 +47,26 @@ BASE_FEE = 20 * GWEI
 class Strict:
     """A service whose node has the rule. ``till.token`` is past it, as a miner is."""
 
-    till: Till
+    payer: EvmPayer
     rule: FeeRule
     line: Line
 
     async def bump(self) -> None:
         """A pass of maintenance, when what waits has waited long enough."""
-        self.till.clock.now += MINUTE_MS
-        await self.till.payments.maintain()
+        self.payer.clock.now += MINUTE_MS
+        await self.payer.payments.maintain()
 
     async def attempts(self, transfer: Transfer) -> tuple[Attempt, ...]:
-        return (await self.till.payment(transfer)).attempts
+        return (await self.payer.payment(transfer)).attempts
 
     async def waits(self, txid: str) -> bool:
         """Whether the node's pool has it."""
-        found = await self.till.token.client.transaction(txid)
+        found = await self.payer.token.client.transaction(txid)
         return found is not None and found.block_number is None
 
 
 @asynccontextmanager
-async def strict(made: Till) -> AsyncIterator[Strict]:
+async def strict(made: EvmPayer) -> AsyncIterator[Strict]:
     rule, line = FeeRule(made.token.client), Line(made.anvil.url)
     line.stand_in = rule
     async with line.open():
@@ -79,7 +79,7 @@ async def node(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Stri
     """A hot wallet with 1 ether and 1,000 USDC, on a node with the rule."""
     await token.controls.set_ether(HOT, ETHER)
     await token.mint(HOT, 1000 * USDC)
-    async with till(anvil, token, tmp_path) as made, strict(made) as ready:
+    async with evm_payer(anvil, token, tmp_path) as made, strict(made) as ready:
         yield ready
 
 
@@ -88,7 +88,7 @@ async def outpriced(node: Strict) -> Transfer:
 
     Anvil drops it then, where other nodes keep it: so it is put back.
     """
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     assert (await own.pay(transfer)).outcome is Outcome.PENDING
@@ -103,7 +103,7 @@ async def outpriced(node: Strict) -> Transfer:
 
 async def settles_once(node: Strict, transfer: Transfer, attempt: Attempt) -> None:
     """By this attempt, and no other; the user has what is due once, and looking again is safe."""
-    own = node.till
+    own = node.payer
     await own.controls.mine(own.network.settled_after)
     for _ in range(2):
         assert (await own.payments.look_up(transfer)).outcome is Outcome.SETTLED
@@ -129,7 +129,7 @@ def same_nonce(max_fee: int, tip: int, network: EvmNetwork, to: str = FRIEND) ->
 
 
 async def test_the_rule_bites_below_ten_percent_on_either_fee(node: Strict) -> None:
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     submit, network = own.client.submit, own.network
     first = same_nonce(10 * GWEI, GWEI, network)
@@ -150,7 +150,7 @@ async def test_the_rule_bites_below_ten_percent_on_either_fee(node: Strict) -> N
 
 
 async def test_the_rule_answers_in_the_form_of_geth(node: Strict) -> None:
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     first, second = (same_nonce(10 * GWEI, GWEI, own.network, to) for to in (FRIEND, USER))
     await own.client.submit(first)
@@ -162,7 +162,7 @@ async def test_the_rule_answers_in_the_form_of_geth(node: Strict) -> None:
 
 async def test_without_the_rule_one_wei_more_replaces_and_the_tip_may_fall(node: Strict) -> None:
     """Why it is needed; the day that Anvil has the rule itself, it can go."""
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     node.line.stand_in = None
     for more in range(3):
@@ -171,7 +171,7 @@ async def test_without_the_rule_one_wei_more_replaces_and_the_tip_may_fall(node:
 
 
 async def test_what_is_mined_or_dropped_is_not_outbid(node: Strict) -> None:
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     dear, cheap = (same_nonce(gwei * GWEI, GWEI, own.network) for gwei in (30, 10))
     dropped = await own.client.submit(dear)
@@ -195,7 +195,7 @@ async def test_a_stuck_payout_is_replaced_through_the_rule_and_the_second_settle
     assert node.rule.refused == []
     assert (await node.waits(first.txid), await node.waits(second.txid)) == (False, True)
     assert second.max_fee > BASE_FEE > first.max_fee
-    await node.till.controls.set_next_base_fee(BASE_FEE)
+    await node.payer.controls.set_next_base_fee(BASE_FEE)
     await settles_once(node, transfer, second)
 
 
@@ -204,8 +204,8 @@ async def test_the_first_is_mined_after_all_and_settles_it(node: Strict) -> None
     await node.bump()
     first, second = await node.attempts(transfer)
     # A miner that has not heard of the second; the base fee has fallen again.
-    await node.till.controls.drop(second.txid)
-    await node.till.token.client.submit(bytes.fromhex(first.raw))
+    await node.payer.controls.drop(second.txid)
+    await node.payer.token.client.submit(bytes.fromhex(first.raw))
     await settles_once(node, transfer, first)
 
 
@@ -213,7 +213,7 @@ async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Str
     transfer = await outpriced(node)
     await node.bump()
     first, second = await node.attempts(transfer)
-    said = await node.till.client.submit(bytes.fromhex(first.raw))
+    said = await node.payer.client.submit(bytes.fromhex(first.raw))
     assert said.submission is Submission.REPLACEMENT_UNDERPRICED
     assert await node.waits(second.txid)
     await settles_once(node, transfer, second)
@@ -226,7 +226,7 @@ async def test_both_reach_the_pool_in_the_wrong_order_and_one_is_mined(node: Str
 async def test_what_the_node_refuses_is_raised_further_until_it_is_enough(
     node: Strict, percent: int, tries: int
 ) -> None:
-    own, node.rule.percent = node.till, percent
+    own, node.rule.percent = node.payer, percent
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     await own.pay(transfer)
@@ -248,7 +248,7 @@ async def test_what_the_node_refuses_is_raised_further_until_it_is_enough(
 
 
 async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> None:
-    own, node.rule.percent = node.till, 100
+    own, node.rule.percent = node.payer, 100
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER))
     await own.pay(transfer)
@@ -262,7 +262,7 @@ async def test_a_refused_attempt_is_not_raised_before_its_time(node: Strict) -> 
 
 
 async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node: Strict) -> None:
-    own, node.rule.percent = node.till, 10_000
+    own, node.rule.percent = node.payer, 10_000
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     await own.pay(transfer)
@@ -283,7 +283,7 @@ async def test_the_raising_ends_at_the_highest_fee_and_the_operator_is_told(node
 
 
 async def test_the_first_settles_it_though_all_others_were_refused(node: Strict) -> None:
-    own, node.rule.percent = node.till, 10_000
+    own, node.rule.percent = node.payer, 10_000
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     await own.pay(transfer)
@@ -295,7 +295,7 @@ async def test_the_first_settles_it_though_all_others_were_refused(node: Strict)
 
 async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Strict) -> None:
     """The same hot wallet elsewhere: the pool's fees are higher than any that are on record."""
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     await own.client.submit(same_nonce(10 * GWEI, 2 * GWEI, own.network))
@@ -316,7 +316,7 @@ async def test_a_dearer_one_that_is_not_on_record_is_outbid_in_the_end(node: Str
 async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
     node: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, transfer = node.till, await outpriced(node)
+    own, transfer = node.payer, await outpriced(node)
 
     async def lose(raw: bytes) -> SubmissionResult:
         raise TimedOut("node", "eth_sendRawTransaction", "no answer in time")
@@ -337,7 +337,7 @@ async def test_a_replacement_lost_on_the_way_is_handed_over_again_not_raised(
 async def test_without_ether_for_it_a_replacement_is_not_raised_until_there_is_some(
     node: Strict,
 ) -> None:
-    own, transfer = node.till, await outpriced(node)
+    own, transfer = node.payer, await outpriced(node)
     await own.controls.set_ether(HOT, (await own.payment(transfer)).most_fee)
     for _ in range(3):
         await node.bump()
@@ -355,7 +355,7 @@ async def test_without_ether_for_it_a_replacement_is_not_raised_until_there_is_s
 async def test_a_node_that_has_it_and_does_not_show_it_is_offered_more(
     node: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = node.till
+    own = node.payer
     await own.controls.automine(enabled=False)
     transfer = await own.prepared(own.transfer(USER, 7 * USDC))
     shown = own.client.transaction

@@ -28,7 +28,7 @@ from rpcsvc.settlement.onchain.evm.node_types import (
     Tag,
 )
 from tests.regtest.daemons import Anvil, mined
-from tests.regtest.evm_till import (
+from tests.regtest.evm_payer import (
     ETHER,
     GWEI,
     HOT,
@@ -37,8 +37,8 @@ from tests.regtest.evm_till import (
     NETWORK,
     OTHERS,
     USDC,
-    Till,
-    till,
+    EvmPayer,
+    evm_payer,
 )
 from tests.regtest.token import SOURCE, Token, deploy
 from tests.rows import statement
@@ -50,14 +50,14 @@ HOUR_MS = 60 * MINUTE_MS
 
 
 @pytest.fixture
-async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[Till]:
+async def own(anvil: Anvil, token: Token, tmp_path: Path) -> AsyncIterator[EvmPayer]:
     """A hot wallet with 1 ether and no USDC."""
     await token.controls.set_ether(HOT, ETHER)
-    async with till(anvil, token, tmp_path) as made:
+    async with evm_payer(anvil, token, tmp_path) as made:
         yield made
 
 
-async def finish(own: Till) -> None:
+async def finish(own: EvmPayer) -> None:
     """Mine what is under way until it is settled, and let the service see it."""
     for sweep in await own.ledger.sweeps_under_way(NETWORK):
         payment = await own.ledger.payment(sweep.payment_id or "")
@@ -68,11 +68,11 @@ async def finish(own: Till) -> None:
     await own.sweeps.maintain()
 
 
-async def all_left(own: Till) -> list[int]:
+async def all_left(own: EvmPayer) -> list[int]:
     return [item.units for item in await own.ledger.unswept(NETWORK, 1)]
 
 
-async def steal(own: Till, index: int, units: int, serial: int = 1) -> None:
+async def steal(own: EvmPayer, index: int, units: int, serial: int = 1) -> None:
     """What another service with the same keys does: use the authorization of a sweep."""
     address = KEYS.address(index)
     nonce = usdc.keccak256(
@@ -94,7 +94,7 @@ async def steal(own: Till, index: int, units: int, serial: int = 1) -> None:
 # --- the plain way -----------------------------------------------------------------------------
 
 
-async def test_several_addresses_are_swept_together_and_hold_no_ether(own: Till) -> None:
+async def test_several_addresses_are_swept_together_and_hold_no_ether(own: EvmPayer) -> None:
     given = [await own.give(index, index * 10 * USDC) for index in range(2, 6)]
     await own.controls.automine(enabled=False)
     await own.sweeps.maintain()
@@ -113,7 +113,7 @@ async def test_several_addresses_are_swept_together_and_hold_no_ether(own: Till)
         assert await own.token.client.ether(address) == 0
 
 
-async def test_what_is_not_confirmed_or_not_worth_it_stays(own: Till) -> None:
+async def test_what_is_not_confirmed_or_not_worth_it_stays(own: EvmPayer) -> None:
     seen = await own.give(2, 5 * USDC, state="seen")
     removed = await own.give(3, 5 * USDC, state="removed")
     fresh = await own.give(4, 5 * USDC, state=None)
@@ -129,7 +129,7 @@ async def test_what_is_not_confirmed_or_not_worth_it_stays(own: Till) -> None:
         assert await own.token.balance(address) == 5 * USDC
 
 
-async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: Till) -> None:
+async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     address = await own.give(2, 3 * USDC, state="seen")
     await own.sweeps.maintain()
@@ -138,7 +138,7 @@ async def test_only_confirmed_units_are_taken_of_what_an_address_holds(own: Till
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-async def test_a_second_deposit_is_swept_again(own: Till) -> None:
+async def test_a_second_deposit_is_swept_again(own: EvmPayer) -> None:
     for units in (5 * USDC, 2 * USDC):
         address = await own.give(2, units)
         await own.sweeps.maintain()
@@ -147,7 +147,7 @@ async def test_a_second_deposit_is_swept_again(own: Till) -> None:
     assert await own.token.balance(HOT) == 7 * USDC
 
 
-async def test_a_batch_has_its_bounds(own: Till) -> None:
+async def test_a_batch_has_its_bounds(own: EvmPayer) -> None:
     for index in range(2, 6):
         await own.give(index, USDC)
 
@@ -162,7 +162,7 @@ async def test_a_batch_has_its_bounds(own: Till) -> None:
         assert len(await later.live()) == 1
 
 
-async def test_payouts_go_before_sweeps(own: Till) -> None:
+async def test_payouts_go_before_sweeps(own: EvmPayer) -> None:
     await own.token.mint(HOT, 10 * USDC)
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
@@ -179,7 +179,7 @@ async def test_payouts_go_before_sweeps(own: Till) -> None:
 
 
 async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.token.mint(HOT, 10 * USDC)
     await own.give(2, 5 * USDC)
@@ -204,7 +204,7 @@ async def test_no_sweep_is_begun_while_a_payout_is_being_signed(
     assert len(await own.ledger.sweeps_under_way(NETWORK)) == 1
 
 
-async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Till) -> None:
+async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: EvmPayer) -> None:
     await own.token.mint(HOT, 10 * USDC)
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
@@ -214,7 +214,7 @@ async def test_a_sweep_under_way_takes_nothing_from_what_can_be_paid_out(own: Ti
     assert [item.payment_id for item in await own.live()] == [sweep.payment_id, payout.transfer_id]
 
 
-async def test_the_gas_reserve_is_kept_for_payouts(own: Till) -> None:
+async def test_the_gas_reserve_is_kept_for_payouts(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.set_ether(HOT, own.network.gas_reserve)
     await own.sweeps.maintain()
@@ -231,7 +231,7 @@ async def test_the_gas_reserve_is_kept_for_payouts(own: Till) -> None:
 # --- what can't be swept -----------------------------------------------------------------------
 
 
-async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: Till) -> None:
+async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: EvmPayer) -> None:
     bad = await own.give(2, 5 * USDC)
     await own.give(3, 5 * USDC)
     await own.token.blacklist(bad)
@@ -251,7 +251,7 @@ async def test_a_blacklisted_address_is_told_and_holds_up_no_other(own: Till) ->
 
 
 async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_repeated_at_once(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = await own.give(2, 5 * USDC)
     real = own.client.submit
@@ -276,7 +276,7 @@ async def test_blacklisted_before_it_was_mined_a_sweep_fails_once_and_is_not_rep
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-async def test_a_condition_goes_with_what_there_was_to_sweep(own: Till) -> None:
+async def test_a_condition_goes_with_what_there_was_to_sweep(own: EvmPayer) -> None:
     bad = await own.give(2, 5 * USDC)
     await own.token.blacklist(bad)
     await own.sweeps.maintain()
@@ -287,7 +287,7 @@ async def test_a_condition_goes_with_what_there_was_to_sweep(own: Till) -> None:
 
 
 async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
     await own.sweeps.maintain()
@@ -301,7 +301,7 @@ async def test_a_settled_sweep_without_its_authorization_used_took_nothing(
     assert "failed" in own.sweeps.conditions()[0]
 
 
-async def settled_sweep(own: Till) -> Sweep:
+async def settled_sweep(own: EvmPayer) -> Sweep:
     """A sweep whose payment is settled, and whose own end is not on record yet."""
     await own.sweeps.maintain()
     (sweep,) = await own.ledger.sweeps_under_way(NETWORK)
@@ -315,7 +315,7 @@ async def settled_sweep(own: Till) -> Sweep:
 
 @pytest.mark.parametrize("late", ["for a call", "for all"])
 async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
-    own: Till, monkeypatch: pytest.MonkeyPatch, late: str
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     """Of several behind one address, another answers than the one that has shown the payment."""
     await own.give(2, 5 * USDC)
@@ -342,7 +342,7 @@ async def test_a_node_that_is_late_does_not_undo_a_settled_sweep(
 
 
 async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_back(
-    own: Till,
+    own: EvmPayer,
 ) -> None:
     """Its end was not recorded yet: the service was stopped, or its node was down."""
     await own.give(2, 5 * USDC)
@@ -362,7 +362,7 @@ async def test_a_settled_sweep_that_a_reorganisation_took_is_counted_once_it_is_
     assert own.sweeps.conditions() == []
 
 
-async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -> None:
+async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.token.pause()
     for _ in range(3):
@@ -377,7 +377,7 @@ async def test_a_paused_token_is_told_and_swept_when_it_moves_again(own: Till) -
     assert await own.token.balance(HOT) == 5 * USDC
 
 
-async def test_a_blacklisted_hot_wallet_is_told(own: Till) -> None:
+async def test_a_blacklisted_hot_wallet_is_told(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.token.blacklist(HOT)
     await own.sweeps.maintain()
@@ -386,7 +386,7 @@ async def test_a_blacklisted_hot_wallet_is_told(own: Till) -> None:
 
 
 async def test_an_address_of_another_mnemonic_is_told(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
     monkeypatch.setattr(own.sweeps, "_keys", OTHERS)
@@ -398,7 +398,7 @@ async def test_an_address_of_another_mnemonic_is_told(
 # --- with the same keys elsewhere ---------------------------------------------------------------
 
 
-async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: Till) -> None:
+async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.give(3, 4 * USDC)
     await steal(own, 2, 5 * USDC)
@@ -410,7 +410,7 @@ async def test_an_authorization_that_was_used_elsewhere_counts_as_swept(own: Til
 
 
 async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorization(
-    own: Till,
+    own: EvmPayer,
 ) -> None:
     await own.give(2, 5 * USDC)
     await steal(own, 2, 5 * USDC)
@@ -423,7 +423,7 @@ async def test_a_deposit_after_a_sweep_elsewhere_is_swept_by_the_next_authorizat
     assert await own.token.balance(HOT) == 8 * USDC
 
 
-async def failed_by_another(own: Till, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+async def failed_by_another(own: EvmPayer, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
     """5 USDC were to be swept, and the same keys have taken ``units`` on the nonce of our own."""
     await own.give(2, 5 * USDC)
 
@@ -446,7 +446,7 @@ async def failed_by_another(own: Till, monkeypatch: pytest.MonkeyPatch, units: i
 
 @pytest.mark.parametrize("units", [5 * USDC, 3 * USDC])
 async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_and_balance(
-    own: Till, monkeypatch: pytest.MonkeyPatch, units: int
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch, units: int
 ) -> None:
     await failed_by_another(own, monkeypatch, units)
     await own.sweeps.maintain()
@@ -457,7 +457,7 @@ async def test_a_sweep_that_fails_since_another_took_it_counts_by_authorization_
 
 
 async def test_no_more_counts_as_swept_than_was_to_be(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await failed_by_another(own, monkeypatch, 5 * USDC)
     await own.give(2, 4 * USDC)
@@ -469,7 +469,7 @@ async def test_no_more_counts_as_swept_than_was_to_be(
 
 @pytest.mark.parametrize("was_signed", [True, False])
 async def test_what_came_since_another_took_it_keeps_no_sweep_from_its_end(
-    own: Till, monkeypatch: pytest.MonkeyPatch, was_signed: bool
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch, was_signed: bool
 ) -> None:
     if was_signed:
         await failed_by_another(own, monkeypatch, 5 * USDC)
@@ -482,7 +482,7 @@ async def test_what_came_since_another_took_it_keeps_no_sweep_from_its_end(
     assert await own.ledger.unswept_of(NETWORK, 2) == 5 * USDC
 
 
-async def drain(own: Till, index: int, units: int) -> None:
+async def drain(own: EvmPayer, index: int, units: int) -> None:
     """What someone does who has the key of a deposit address."""
     signer = KEYS.signer(index)
     await own.controls.set_ether(signer.address, ETHER)
@@ -495,7 +495,7 @@ async def drain(own: Till, index: int, units: int) -> None:
 
 
 async def test_what_others_drained_is_not_counted_as_swept(
-    own: Till, monkeypatch: pytest.MonkeyPatch
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await own.give(2, 5 * USDC)
     real = own.client.submit
@@ -512,7 +512,7 @@ async def test_what_others_drained_is_not_counted_as_swept(
     assert "failed" in own.sweeps.conditions()[0]
 
 
-async def test_units_that_are_missing_are_told(own: Till) -> None:
+async def test_units_that_are_missing_are_told(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await drain(own, 2, 5 * USDC)
     await own.sweeps.maintain()
@@ -525,7 +525,7 @@ async def test_units_that_are_missing_are_told(own: Till) -> None:
 
 @pytest.mark.parametrize("before", ["it was marked", "it was sent"])
 async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
-    own: Till, monkeypatch: pytest.MonkeyPatch, before: str
+    own: EvmPayer, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     await own.give(2, 5 * USDC)
     if before == "it was marked":
@@ -545,7 +545,7 @@ async def test_killed_before_it_was_sent_a_sweep_is_sent_once_by_the_next_start(
         assert await later.token.balance(HOT) == 5 * USDC
 
 
-async def test_a_stuck_sweep_is_replaced_and_counted_once(own: Till) -> None:
+async def test_a_stuck_sweep_is_replaced_and_counted_once(own: EvmPayer) -> None:
     await own.give(2, 5 * USDC)
     await own.controls.automine(enabled=False)
     await own.sweeps.maintain()
@@ -579,7 +579,7 @@ async def test_a_token_that_refuses_authorizations_is_swept_by_permit(
 ) -> None:
     token = await deploy(evm, without_receive(tmp_path))
     await token.controls.set_ether(HOT, ETHER)
-    async with till(anvil, token, tmp_path) as own:
+    async with evm_payer(anvil, token, tmp_path) as own:
         address = await own.give(2, 5 * USDC)
         await own.sweeps.maintain()
         (permit,) = await own.ledger.sweeps_under_way(NETWORK)
@@ -598,7 +598,7 @@ async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
 ) -> None:
     token = await deploy(evm, without_receive(tmp_path))
     await token.controls.set_ether(HOT, ETHER)
-    async with till(anvil, token, tmp_path) as own:
+    async with evm_payer(anvil, token, tmp_path) as own:
         address = await own.give(2, 5 * USDC)
         await own.sweeps.maintain()
         real = own.client.submit
@@ -626,13 +626,13 @@ async def test_a_second_choice_that_fails_has_taken_nothing_and_is_tried_again(
 # --- deposit and sweep reorganised away ----------------------------------------------------------
 
 
-async def acknowledge(own: Till, state: str) -> None:
+async def acknowledge(own: EvmPayer, state: str) -> None:
     """What the scanner records of all deposits."""
     change = "UPDATE evm_deposits SET acknowledged = ?"
     await own.database.write([statement(change, (state,))])
 
 
-async def deposit_and_sweep_gone(own: Till) -> Sweep:
+async def deposit_and_sweep_gone(own: EvmPayer) -> Sweep:
     """A deposit whose sweep is settled and on record, both off the chain; the sweep."""
     before = await own.controls.snapshot()
     await own.give(2, 5 * USDC)
@@ -646,14 +646,14 @@ async def deposit_and_sweep_gone(own: Till) -> Sweep:
     return sweep
 
 
-async def settle_all(own: Till) -> None:
+async def settle_all(own: EvmPayer) -> None:
     """Mine until whatever is published is deep, and let the service see it."""
     await own.controls.mine(own.network.failed_after)
     await own.payments.maintain()
     await own.sweeps.maintain()
 
 
-async def refused_again(own: Till, sweep: Sweep) -> None:
+async def refused_again(own: EvmPayer, sweep: Sweep) -> None:
     """The sweep is published again at once, and mined in vain."""
     await own.payments.maintain()
     payment = await own.ledger.payment(sweep.payment_id or "")
@@ -661,7 +661,7 @@ async def refused_again(own: Till, sweep: Sweep) -> None:
     assert not (await mined(own.token.client, payment.latest.txid)).ok
 
 
-async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: Till) -> None:
+async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: EvmPayer) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await refused_again(own, sweep)
     await own.token.mint(KEYS.address(2), 5 * USDC)
@@ -679,7 +679,7 @@ async def test_a_deposit_back_after_its_sweep_failed_is_swept_anew(own: Till) ->
     assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
 
 
-async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: Till) -> None:
+async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: EvmPayer) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await refused_again(own, sweep)
     await settle_all(own)
@@ -692,7 +692,7 @@ async def test_a_deposit_gone_for_good_leaves_a_void_sweep(own: Till) -> None:
     assert await own.token.balance(HOT) == 3 * USDC, "a later deposit is swept whole"
 
 
-async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: Till) -> None:
+async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: EvmPayer) -> None:
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
     await acknowledge(own, "confirmed")
@@ -706,7 +706,7 @@ async def test_a_deposit_back_in_time_is_swept_by_the_same_bytes(own: Till) -> N
     assert not (own.sweeps.conditions() or own.payments.conditions())
 
 
-async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) -> None:
+async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: EvmPayer) -> None:
     """The payout that another copy of the keys made on the other branch has its nonce."""
     sweep = await deposit_and_sweep_gone(own)
     await own.token.mint(KEYS.address(2), 5 * USDC)
@@ -722,7 +722,7 @@ async def test_a_settled_sweep_whose_nonce_another_took_is_made_anew(own: Till) 
     assert not (await all_left(own) or own.sweeps.conditions() or own.payments.conditions())
 
 
-async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
+async def test_a_failed_sweep_that_is_mined_after_all_counts(own: EvmPayer) -> None:
     """Its failure was in a block that was replaced, too: a miner still had its bytes."""
     sweep = await deposit_and_sweep_gone(own)
     before = await own.controls.snapshot()
@@ -744,7 +744,7 @@ async def test_a_failed_sweep_that_is_mined_after_all_counts(own: Till) -> None:
 
 @pytest.mark.parametrize("comes_back", [True, False], ids=["late", "gone for good"])
 async def test_a_sweep_reorganised_below_finality_ends_with_its_deposit(
-    own: Till, comes_back: bool
+    own: EvmPayer, comes_back: bool
 ) -> None:
     """It was mined and not settled yet. Refused once, it is made anew after an hour."""
     before = await own.controls.snapshot()
@@ -775,7 +775,7 @@ async def test_a_permit_and_what_it_let_take_are_made_anew(
     """Both settled, both gone with the deposit: the permit holds again, the other fails."""
     token = await deploy(evm, without_receive(tmp_path))
     await token.controls.set_ether(HOT, ETHER)
-    async with till(anvil, token, tmp_path) as own:
+    async with evm_payer(anvil, token, tmp_path) as own:
         before = await own.controls.snapshot()
         await own.give(2, 5 * USDC)
         await own.sweeps.maintain()

@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from tests.e2e.processes import until
 from tests.regtest.daemons import mined
-from tests.regtest.evm_till import GWEI
+from tests.regtest.evm_payer import GWEI
 from tests.regtest.exchange import USDC, Exchange, create, reaches, swept
 from tests.regtest.faults import well
 from tests.regtest.restoring import differences

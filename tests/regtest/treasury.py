@@ -27,6 +27,7 @@ from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import sign
 from tests.regtest.daemons import WALLET_NAME, WALLET_PASSWORD, Miner, WalletRpc
+from tests.sandbox import ManualClock
 
 XMR = 10**12
 OPTIONS = MoneroOptions(
@@ -45,23 +46,13 @@ OPTIONS = MoneroOptions(
 
 
 @dataclass
-class Hands:
-    """A clock that moves when told."""
-
-    now: int = 1_800_000_000_000
-
-    def now_ms(self) -> int:
-        return self.now
-
-
-@dataclass
 class Treasury:
     """A running adapter. ``wallet`` is the test's own client of the same wallet daemon."""
 
     rpc: WalletRpc
     data_dir: Path
     options: MoneroOptions
-    clock: Hands
+    clock: ManualClock
     adapter: MoneroAdapter
     ledger: SqlMoneroLedger
     database: Database
@@ -151,11 +142,11 @@ async def treasury(
     rpc: WalletRpc,
     data_dir: Path,
     options: MoneroOptions = OPTIONS,
-    clock: Hands | None = None,
+    clock: ManualClock | None = None,
     account: int = 0,
 ) -> AsyncIterator[Treasury]:
     database = await Database.open(data_dir)
-    ledger, hands = SqlMoneroLedger(database), clock or Hands()
+    ledger, hands = SqlMoneroLedger(database), clock or ManualClock(1_800_000_000_000)
     node, wallet = MonerodClient(rpc._monerod.endpoint), WalletClient(rpc.endpoint, account=account)
     tests_own = WalletClient(rpc.endpoint, account=account)
     tests_own.rpc.open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from tests.sandbox import ManualClock
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
 TOKEN, HOT, USER, STRANGER, NOBODY = (
@@ -148,14 +149,6 @@ class Link(EvmConnection):
         return block
 
 
-@dataclass
-class Hands:
-    now: int = (GENESIS_SECONDS + 10**6) * 1000
-
-    def now_ms(self) -> int:
-        return self.now
-
-
 class Reader:
     """A scanner on a made-up chain, and what the order layer would have on record."""
 
@@ -163,7 +156,7 @@ class Reader:
         self.ledger = ledger
         self.network = replace(NETWORK, **options)
         self.chain = Chain()
-        self.clock = Hands()
+        self.clock = ManualClock((GENESIS_SECONDS + 10**6) * 1000)
         self.book: dict[DepositKey, DepositSighting] = {}
         self.restart()
 

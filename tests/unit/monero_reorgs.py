@@ -99,7 +99,7 @@ class Wallet:
 
 
 @dataclass
-class Desk:
+class Rig:
     node: Node
     wallet: Wallet
     ledger: SqlMoneroLedger

@@ -35,7 +35,7 @@ class SlowAdapter:
         return FOUND
 
 
-class Bench:
+class Rig:
     """A watch on a slow adapter, with a clock that moves when told."""
 
     def __init__(self) -> None:
@@ -47,62 +47,62 @@ class Bench:
 
 
 async def test_what_a_look_finds_at_once_is_shown_at_once() -> None:
-    bench = Bench()
-    bench.adapter.answers.set()
-    assert await bench.watch.observe() == FOUND
-    assert bench.watch.has_looked
-    assert bench.watch.health().ok
+    rig = Rig()
+    rig.adapter.answers.set()
+    assert await rig.watch.observe() == FOUND
+    assert rig.watch.has_looked
+    assert rig.watch.health().ok
 
 
 async def test_a_look_that_hangs_holds_up_no_pass_and_is_not_begun_twice() -> None:
-    bench = Bench()
-    assert await bench.watch.observe() == NOTHING
-    assert await bench.watch.observe() == NOTHING
-    assert not bench.watch.has_looked
-    assert bench.adapter.looks == 1
-    await bench.watch.close()
+    rig = Rig()
+    assert await rig.watch.observe() == NOTHING
+    assert await rig.watch.observe() == NOTHING
+    assert not rig.watch.has_looked
+    assert rig.adapter.looks == 1
+    await rig.watch.close()
 
 
 async def test_what_a_late_look_found_is_shown_by_the_next_pass() -> None:
-    bench = Bench()
-    assert await bench.watch.observe() == NOTHING
-    bench.adapter.answers.set()
-    assert await bench.watch.observe() == FOUND
-    assert bench.watch.has_looked
+    rig = Rig()
+    assert await rig.watch.observe() == NOTHING
+    rig.adapter.answers.set()
+    assert await rig.watch.observe() == FOUND
+    assert rig.watch.has_looked
 
 
 async def test_a_look_that_hangs_for_long_is_told_until_it_ends() -> None:
-    bench = Bench()
-    await bench.watch.observe()
-    bench.now += HANGS_SECONDS - 1
-    assert bench.watch.health().ok
-    bench.now += 1
-    assert bench.watch.hangs()
-    assert "a look for deposits has taken 15 s" in (bench.watch.health().detail or "")
-    bench.adapter.answers.set()
-    await bench.watch.observe()
-    assert bench.watch.health().ok
+    rig = Rig()
+    await rig.watch.observe()
+    rig.now += HANGS_SECONDS - 1
+    assert rig.watch.health().ok
+    rig.now += 1
+    assert rig.watch.hangs()
+    assert "a look for deposits has taken 15 s" in (rig.watch.health().detail or "")
+    rig.adapter.answers.set()
+    await rig.watch.observe()
+    assert rig.watch.health().ok
 
 
 async def test_a_look_that_fails_is_told_and_begun_anew() -> None:
-    bench = Bench()
-    bench.adapter.answers.set()
-    bench.adapter.error = RuntimeError("a bug")
+    rig = Rig()
+    rig.adapter.answers.set()
+    rig.adapter.error = RuntimeError("a bug")
     for looks in (1, 2):
-        assert await bench.watch.observe() == NOTHING
-        assert bench.adapter.looks == looks
-        assert not bench.watch.has_looked
-        assert bench.watch.is_blind()
-        assert bench.watch.health().detail == "a look for deposits has failed (RuntimeError)"
-    bench.adapter.error = None
-    assert await bench.watch.observe() == FOUND
-    assert bench.watch.health().ok
-    assert not bench.watch.is_blind()
+        assert await rig.watch.observe() == NOTHING
+        assert rig.adapter.looks == looks
+        assert not rig.watch.has_looked
+        assert rig.watch.is_blind()
+        assert rig.watch.health().detail == "a look for deposits has failed (RuntimeError)"
+    rig.adapter.error = None
+    assert await rig.watch.observe() == FOUND
+    assert rig.watch.health().ok
+    assert not rig.watch.is_blind()
 
 
 async def test_closing_ends_the_look_under_way() -> None:
-    bench = Bench()
-    await bench.watch.observe()
-    await bench.watch.close()
+    rig = Rig()
+    await rig.watch.observe()
+    await rig.watch.close()
     assert len(asyncio.all_tasks()) == 1
-    assert not bench.watch.hangs()
+    assert not rig.watch.hangs()

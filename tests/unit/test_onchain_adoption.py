@@ -41,7 +41,8 @@ from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.recording import Recorder
-from tests.unit.evm_chain import NETWORK, TOKEN, USER, Hands
+from tests.sandbox import ManualClock
+from tests.unit.evm_chain import NETWORK, TOKEN, USER
 from tests.unit.evm_raw import HOT, STRANGER, signed
 
 GWEI = 10**9
@@ -344,7 +345,7 @@ PAYOUT = transfer("ord_9", "arbitrum", USER, 50)
 
 async def adopt_usdc(at: Evm, database: Database, wanted: OpenTransfer = PAYOUT) -> Adopted:
     ledger = SqlEvmPaymentLedger(database)
-    adoption = EvmAdoption(at, ledger, HOT.address, Hands())
+    adoption = EvmAdoption(at, ledger, HOT.address, ManualClock())
     return await adoption.adopt(wanted, (at.told or signed())["hash"], Recorder())
 
 

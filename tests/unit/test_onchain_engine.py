@@ -30,7 +30,7 @@ from tests.unit.adapters import CAPS, FLOORS, FakeAdapter, transfer
 from tests.unit.payout_guard import Signed
 
 
-class Stand:
+class Rig:
     """An engine of two fake adapters."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Stand:
 
 
 def test_the_payouts_fee_is_of_its_asset_and_the_refunds_of_the_deposits(tmp_path: Path) -> None:
-    engine = Stand(tmp_path).engine
+    engine = Rig(tmp_path).engine
     fees = engine.fees(XMR, USDC, "arbitrum")
     assert (fees.payout, fees.refund) == (len("arbitrum"), 1)
     back = engine.fees(USDC, XMR, "arbitrum")
@@ -53,10 +53,10 @@ def test_the_payouts_fee_is_of_its_asset_and_the_refunds_of_the_deposits(tmp_pat
 
 
 async def test_each_side_is_told_of_its_own_deposits(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    await stand.engine.acknowledge((await stand.engine.observe()).sightings)
-    assert [s.key.network for s in stand.xmr.acknowledged] == ["monero"]
-    assert [s.key.network for s in stand.usdc.acknowledged] == ["arbitrum"]
+    rig = Rig(tmp_path)
+    await rig.engine.acknowledge((await rig.engine.observe()).sightings)
+    assert [s.key.network for s in rig.xmr.acknowledged] == ["monero"]
+    assert [s.key.network for s in rig.usdc.acknowledged] == ["arbitrum"]
 
 
 def breaks(error: Exception) -> Any:
@@ -69,101 +69,101 @@ def breaks(error: Exception) -> Any:
 
 
 async def test_a_fault_on_one_side_leaves_the_deposits_of_the_other(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    stand.usdc.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    rig = Rig(tmp_path)
+    rig.usdc.observe = breaks(KeyError("a bug"))  # type: ignore[method-assign]
     for _ in range(2):
-        seen = (await stand.engine.observe()).sightings
+        seen = (await rig.engine.observe()).sightings
         assert [item.key.network for item in seen] == ["monero"]
-        await stand.engine.acknowledge(seen)
-    assert len(stand.xmr.acknowledged) == 2
-    assert (await stand.engine.health()).detail == "USDC: a look for deposits has failed (KeyError)"
+        await rig.engine.acknowledge(seen)
+    assert len(rig.xmr.acknowledged) == 2
+    assert (await rig.engine.health()).detail == "USDC: a look for deposits has failed (KeyError)"
     with pytest.raises(Unavailable, match="USDC"):
-        stand.engine.require_ready()
+        rig.engine.require_ready()
 
 
 async def test_a_side_that_does_not_acknowledge_keeps_the_other_from_nothing(
     tmp_path: Path,
 ) -> None:
-    stand = Stand(tmp_path)
-    stand.xmr.acknowledge = breaks(KeyError("a bug"))  # type: ignore[method-assign]
-    seen = (await stand.engine.observe()).sightings
+    rig = Rig(tmp_path)
+    rig.xmr.acknowledge = breaks(KeyError("a bug"))  # type: ignore[method-assign]
+    seen = (await rig.engine.observe()).sightings
     with pytest.raises(KeyError):
-        await stand.engine.acknowledge(seen)
-    assert [item.key.network for item in stand.usdc.acknowledged] == ["arbitrum"]
+        await rig.engine.acknowledge(seen)
+    assert [item.key.network for item in rig.usdc.acknowledged] == ["arbitrum"]
 
 
 async def test_upkeep_that_fails_is_in_health_until_it_is_done(tmp_path: Path) -> None:
-    stand, rounds = Stand(tmp_path), list[str | None]()
+    rig, rounds = Rig(tmp_path), list[str | None]()
 
     async def done() -> None:
         return None
 
     async def pause(_seconds: float) -> None:
-        rounds.append((await stand.engine.health()).detail)
+        rounds.append((await rig.engine.health()).detail)
         if len(rounds) == 2:
-            stand.usdc.maintain = done
+            rig.usdc.maintain = done
         if len(rounds) == 6:
             task.cancel()
         await asyncio.sleep(0)
 
-    stand.xmr.maintain = done
-    stand.usdc.maintain = breaks(KeyError("a bug"))
-    task = asyncio.create_task(stand.engine.run(pause))
+    rig.xmr.maintain = done
+    rig.usdc.maintain = breaks(KeyError("a bug"))
+    task = asyncio.create_task(rig.engine.run(pause))
     await asyncio.wait([task])
     assert "USDC: the upkeep has failed (KeyError)" in rounds
     assert rounds[-1] is None
 
 
 async def test_a_swap_needs_both_sides(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    stand.engine.require_ready()
-    stand.xmr.well = Health(False, "the wallet is locked")
+    rig = Rig(tmp_path)
+    rig.engine.require_ready()
+    rig.xmr.well = Health(False, "the wallet is locked")
     with pytest.raises(Unavailable):
-        stand.engine.require_ready()
-    assert (await stand.engine.health()).detail == "XMR: the wallet is locked"
+        rig.engine.require_ready()
+    assert (await rig.engine.health()).detail == "XMR: the wallet is locked"
 
 
 async def test_a_wallet_below_its_floor_is_said_in_whole_units(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    assert (await stand.engine.health()).ok
-    stand.xmr.held = 49
+    rig = Rig(tmp_path)
+    assert (await rig.engine.health()).ok
+    rig.xmr.held = 49
     assert "0.000000000049, below the floor of 0.00000000005" in str(
-        (await stand.engine.health()).detail
+        (await rig.engine.health()).detail
     )
 
 
 def test_below_its_floor_a_wallet_promises_nothing_more(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    assert stand.engine.holdings("monero") == Holdings(60, 0, 0)
-    stand.xmr.held = 49
+    rig = Rig(tmp_path)
+    assert rig.engine.holdings("monero") == Holdings(60, 0, 0)
+    rig.xmr.held = 49
     with pytest.raises(Unavailable, match="short of XMR"):
-        stand.engine.holdings("monero")
-    assert stand.engine.holdings("arbitrum") is not None
+        rig.engine.holdings("monero")
+    assert rig.engine.holdings("arbitrum") is not None
 
 
 async def test_what_can_wait_is_told_without_alarm(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    stand.usdc.to_see_to = ["a deposit address is on the blacklist"]
-    assert await stand.engine.health() == Health(True, "a deposit address is on the blacklist")
+    rig = Rig(tmp_path)
+    rig.usdc.to_see_to = ["a deposit address is on the blacklist"]
+    assert await rig.engine.health() == Health(True, "a deposit address is on the blacklist")
 
 
 async def test_while_payouts_are_paused_nothing_is_signed_or_published(tmp_path: Path) -> None:
-    stand = Stand(tmp_path)
-    stand.switch.pause("look into it")
+    rig = Rig(tmp_path)
+    rig.switch.pause("look into it")
     with pytest.raises(Unavailable, match="paused"):
-        await stand.engine.prepare(transfer(), [], Recorder())
-    assert await stand.engine.publish(transfer()) == Verdict(Outcome.ABSENT, "payouts are paused")
-    assert stand.usdc.asked == []
+        await rig.engine.prepare(transfer(), [], Recorder())
+    assert await rig.engine.publish(transfer()) == Verdict(Outcome.ABSENT, "payouts are paused")
+    assert rig.usdc.asked == []
     with pytest.raises(Unavailable, match="paused"):
-        stand.engine.require_ready()
-    assert (await stand.engine.health()).detail == "payouts: paused: look into it"
+        rig.engine.require_ready()
+    assert (await rig.engine.health()).detail == "payouts: paused: look into it"
     # What is published already is followed to its end.
-    assert (await stand.engine.look_up(transfer())).outcome is Outcome.PENDING
+    assert (await rig.engine.look_up(transfer())).outcome is Outcome.PENDING
 
 
 async def test_wallets_that_sign_side_by_side_stay_within_the_cap_per_day(tmp_path: Path) -> None:
     """The first is signed and not in the books yet, and the second is of another network."""
-    stand = Stand(tmp_path, signed=Signed(sent=994))
+    rig = Rig(tmp_path, signed=Signed(sent=994))
     under_way, go_on = asyncio.Event(), asyncio.Event()
 
     async def prepare(item: Transfer, _companions: Sequence[Transfer], record: Record) -> None:
@@ -172,36 +172,36 @@ async def test_wallets_that_sign_side_by_side_stay_within_the_cap_per_day(tmp_pa
             await go_on.wait()
         await record(PreparedTransfer(item.transfer_id, "raw", (item.transfer_id,)))
 
-    stand.usdc.prepare, record = prepare, Recorder()
-    first = asyncio.create_task(stand.engine.prepare(transfer(), [], record))
+    rig.usdc.prepare, record = prepare, Recorder()
+    first = asyncio.create_task(rig.engine.prepare(transfer(), [], record))
     await under_way.wait()
     with pytest.raises(Unavailable, match="cap per day"):
-        await stand.engine.prepare(replace(transfer(), transfer_id="u"), [], record)
+        await rig.engine.prepare(replace(transfer(), transfer_id="u"), [], record)
     go_on.set()
     await first
-    await stand.engine.prepare(transfer(), [], record)
+    await rig.engine.prepare(transfer(), [], record)
     assert [item.txid for item in record.signed] == ["t", "t"]
 
 
 async def test_prepare_tells_of_a_payment_that_the_journal_brought_back(tmp_path: Path) -> None:
     """It is out: no pause and no cap can hold it, and it is not signed a second time."""
-    stand, record = Stand(tmp_path), Recorder()
-    stand.switch.pause("look into it")
-    stand.usdc.known = PreparedTransfer("tx", "raw", ("t",))
-    await stand.engine.prepare(replace(transfer(), units=101), [], record)
-    assert record.signed == [stand.usdc.known]
+    rig, record = Rig(tmp_path), Recorder()
+    rig.switch.pause("look into it")
+    rig.usdc.known = PreparedTransfer("tx", "raw", ("t",))
+    await rig.engine.prepare(replace(transfer(), units=101), [], record)
+    assert record.signed == [rig.usdc.known]
 
 
 async def test_a_settled_transfer_comes_with_what_proves_it_and_no_other(tmp_path: Path) -> None:
-    settled = await Stand(tmp_path, Outcome.SETTLED).engine.look_up(transfer("monero"))
+    settled = await Rig(tmp_path, Outcome.SETTLED).engine.look_up(transfer("monero"))
     assert orjson.loads(settled.receipt or "") == {"txid": "mined"}
-    stand = Stand(tmp_path)
-    assert (await stand.engine.look_up(transfer("monero"))).receipt is None
-    assert stand.xmr.asked == ["look_up t"]
+    rig = Rig(tmp_path)
+    assert (await rig.engine.look_up(transfer("monero"))).receipt is None
+    assert rig.xmr.asked == ["look_up t"]
 
 
 async def test_a_network_that_has_no_node_any_more_is_waited_for(tmp_path: Path) -> None:
-    engine = Stand(tmp_path).engine
+    engine = Rig(tmp_path).engine
     with pytest.raises(Unavailable, match=r"polygon.*onchain\.nodes"):
         engine.holdings("polygon")
     with pytest.raises(Unavailable, match=r"polygon.*onchain\.nodes"):

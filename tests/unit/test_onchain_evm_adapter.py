@@ -1,4 +1,4 @@
-"""Networks of the USDC adapter stand by themselves: a fault on one is no other's."""
+"""Networks of the USDC adapter rig by themselves: a fault on one is no other's."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Node(EvmClient):
 
 
 @dataclass
-class Desk:
+class Rig:
     """The nonces of a hot wallet over a database."""
 
     database: Database
@@ -77,43 +77,43 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
-    yield Desk(database, PauseSwitch(tmp_path))
+    yield Rig(database, PauseSwitch(tmp_path))
     await database.close()
 
 
 async def test_what_was_sent_before_the_first_look_is_strange_where_payments_are_on_record(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     """A copy from before the service looked at nonces: it has payments, and was told nothing."""
-    await desk.pay(2)
-    desk.node.pending = 3
+    await rig.pay(2)
+    rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
-        await desk.nonces.next()
-    assert desk.switch.reason() is not None
+        await rig.nonces.next()
+    assert rig.switch.reason() is not None
 
 
 async def test_a_top_up_that_is_explained_explains_no_transaction_of_the_hot_wallet(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     """The sender's own nonce may be any, that of a stranger's theft included."""
-    await desk.pay(1)
-    assert await desk.nonces.next() == 1
-    await desk.explain("0xtopup", sender="0xOperator", nonce=1)
-    desk.node.pending = 2
+    await rig.pay(1)
+    assert await rig.nonces.next() == 1
+    await rig.explain("0xtopup", sender="0xOperator", nonce=1)
+    rig.node.pending = 2
     with pytest.raises(Unavailable, match="not on record"):
-        await desk.nonces.next()
+        await rig.nonces.next()
 
 
 async def test_one_that_is_explained_and_that_the_node_has_forgotten_explains_nothing(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    await desk.pay(1)
-    await desk.explain_unknown("0xpruned")
-    await desk.explain("0xmine", sender=HOT.upper(), nonce=1)
-    desk.node.pending = 2
-    assert await desk.nonces.next() == 2
-    desk.node.pending = 3
+    await rig.pay(1)
+    await rig.explain_unknown("0xpruned")
+    await rig.explain("0xmine", sender=HOT.upper(), nonce=1)
+    rig.node.pending = 2
+    assert await rig.nonces.next() == 2
+    rig.node.pending = 3
     with pytest.raises(Unavailable, match="not on record"):
-        await desk.nonces.next()
+        await rig.nonces.next()

@@ -103,7 +103,7 @@ class Link:
         return point.number <= self.client.top and point.hash == f"0x{point.number}"
 
 
-class Stand:
+class Rig:
     """Looks one published payment up, again and again."""
 
     def __init__(self, node: Node, state: PaymentState = PaymentState.PUBLISHED) -> None:
@@ -122,41 +122,41 @@ class Stand:
 
 @pytest.mark.parametrize("txid", OURS)
 async def test_one_of_our_own_in_a_block_is_never_a_failure(txid: str) -> None:
-    stand = Stand(Node(txid, 4_990, 5_000), PaymentState.PREPARED)
+    rig = Rig(Node(txid, 4_990, 5_000), PaymentState.PREPARED)
     for _ in range(4):
-        judged = await stand.judge()
+        judged = await rig.judge()
         assert judged.verdict.outcome is Outcome.UNKNOWN
         assert f"{txid} is in block 4990" in judged.verdict.reason
         assert judged.payment.conflict == BlockPoint(4_990, "0x4990")
         assert judged.payment.state is PaymentState.PUBLISHED
-        stand.node.top += 10 * NETWORK.failed_after
-    (told,) = stand.conditions.texts()
+        rig.node.top += 10 * NETWORK.failed_after
+    (told,) = rig.conditions.texts()
     assert "shows no receipt" in told
 
 
 @pytest.mark.parametrize("lacks", ["states", "bodies"])
 async def test_without_a_proof_it_stays_unknown_and_the_operator_is_told(lacks: str) -> None:
-    stand = Stand(Node(OURS[0], 4_000, 5_000))
-    stand.node.oldest = 5_000 if lacks == "states" else 0
-    stand.node.bodies = lacks != "bodies"
-    assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
-    assert stand.conditions.texts() == []
-    stand.node.top += NETWORK.failed_after
+    rig = Rig(Node(OURS[0], 4_000, 5_000))
+    rig.node.oldest = 5_000 if lacks == "states" else 0
+    rig.node.bodies = lacks != "bodies"
+    assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
+    assert rig.conditions.texts() == []
+    rig.node.top += NETWORK.failed_after
     for _ in range(3):
-        assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
-        (told,) = stand.conditions.texts()
+        assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
+        (told,) = rig.conditions.texts()
         assert "tr_1 on arbitrum can't be proved: nonce 7" in told
-        stand.node.top += 1_000
+        rig.node.top += 1_000
 
 
 async def test_another_one_in_a_deep_block_is_a_failure_and_is_named() -> None:
-    stand = Stand(Node("0xother", 5_000, 5_000))
-    first = (await stand.judge()).verdict
+    rig = Rig(Node("0xother", 5_000, 5_000))
+    first = (await rig.judge()).verdict
     assert (first.outcome, "1 of 60 blocks ago" in first.reason) == (Outcome.UNKNOWN, True)
-    stand.node.top += NETWORK.failed_after - 1
-    verdict = (await stand.judge()).verdict
+    rig.node.top += NETWORK.failed_after - 1
+    verdict = (await rig.judge()).verdict
     assert (verdict.outcome, "0xother" in verdict.reason) == (Outcome.FAILED, True)
-    assert stand.conditions.texts() == []
+    assert rig.conditions.texts() == []
 
 
 @pytest.mark.parametrize(
@@ -167,33 +167,33 @@ async def test_the_same_payout_that_is_not_on_record_is_no_failure_unless_it_mov
     ok: bool | None, outcome: Outcome
 ) -> None:
     """Its fee was raised after the copy was made that the database was put back from."""
-    stand = Stand(Node("0xraised", 4_000, 5_000))
-    stand.node.made = made("0xraised", CALL)
+    rig = Rig(Node("0xraised", 4_000, 5_000))
+    rig.node.made = made("0xraised", CALL)
     if ok is not None:
         receipt = Receipt("0xraised", ok, 4_000, "0x4000", 1, 1, ())
-        stand.node.receipts["0xraised"] = receipt
-    verdict = (await stand.judge()).verdict
+        rig.node.receipts["0xraised"] = receipt
+    verdict = (await rig.judge()).verdict
     assert verdict.outcome is outcome
     assert "0xraised" in verdict.reason
-    told = ["is not on record" in text for text in stand.conditions.texts()]
+    told = ["is not on record" in text for text in rig.conditions.texts()]
     assert told == ([] if outcome is Outcome.FAILED else [True])
 
 
 async def test_what_an_older_release_recorded_is_no_proof() -> None:
     """It noted the newest block of the first look, whatever had spent the nonce before it."""
-    stand = Stand(Node(OURS[0], 4_000, 5_000))
-    stand.payment = EvmPayment(
-        NETWORK.name, HOT, NONCE, stand.payment.order, stand.payment.attempts, 1,
+    rig = Rig(Node(OURS[0], 4_000, 5_000))
+    rig.payment = EvmPayment(
+        NETWORK.name, HOT, NONCE, rig.payment.order, rig.payment.attempts, 1,
         PaymentState.PUBLISHED, conflict=BlockPoint(4_500, "0x4500"),
     )  # fmt: skip
-    assert (await stand.judge()).verdict.outcome is Outcome.UNKNOWN
+    assert (await rig.judge()).verdict.outcome is Outcome.UNKNOWN
 
 
 @pytest.mark.parametrize("spent_in", [1, 2, 3, 1_000_000, 349_999_999, 350_000_000])
 async def test_the_block_is_found_in_few_questions_however_old_it_is(spent_in: int) -> None:
     node = Node("0xother", spent_in, 350_000_000)
     spent = SpentNonces(cast("Any", Link(node)))
-    payment, top = Stand(node).payment, block(node.top)
+    payment, top = Rig(node).payment, block(node.top)
     by = BlockPoint(top.number, top.hash)
     here = Spender(made("0xother"), BlockPoint(spent_in, f"0x{spent_in}"))
     assert await spent.find(payment, by, top) == here
@@ -210,7 +210,7 @@ async def test_a_node_with_the_newest_states_only_is_asked_for_no_older_ones(
     node = Node("0xother", 5_000 - blocks_ago, 5_000)
     node.oldest = 5_000 - 127
     spent = SpentNonces(cast("Any", Link(node)))
-    found = await spent.find(Stand(node).payment, BlockPoint(5_000, "0x5000"), block(5_000))
+    found = await spent.find(Rig(node).payment, BlockPoint(5_000, "0x5000"), block(5_000))
     assert isinstance(found, Spender)
     assert found.block.number == 5_000 - blocks_ago
 
@@ -219,7 +219,7 @@ async def test_what_was_not_found_is_looked_for_again_a_minute_later() -> None:
     node = Node("0xother", 4_000, 5_000)
     node.oldest = 5_000
     spent = SpentNonces(cast("Any", Link(node)))
-    payment, by = Stand(node).payment, BlockPoint(5_000, "0x5000")
+    payment, by = Rig(node).payment, BlockPoint(5_000, "0x5000")
     assert isinstance(await spent.find(payment, by, block(5_000)), NotFound)
     node.oldest = 0
     node.asked.clear()

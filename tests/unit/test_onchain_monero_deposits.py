@@ -188,7 +188,7 @@ class Clock:
 
 
 @dataclass
-class Desk:
+class Rig:
     """A scanner and what it told, by transaction."""
 
     chain: Chain
@@ -228,7 +228,7 @@ def scanner(node: Any, wallet: Any, ledger: SqlMoneroLedger) -> DepositScanner:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
@@ -236,7 +236,7 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     chain = Chain()
     chain.mine(empty=9)
     node, wallet = Node(chain), Wallet(chain)
-    made = Desk(chain, node, wallet, ledger, scanner(node, wallet, ledger))
+    made = Rig(chain, node, wallet, ledger, scanner(node, wallet, ledger))
     made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.deposit_proofs")
     await made.look()
     yield made
@@ -247,70 +247,70 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def test_a_look_is_whole_if_the_wallet_is_where_the_node_is(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert desk.scanner.complete_until == Clock().now_ms()
-    desk.wallet.lag = 1
-    await desk.look()
-    assert desk.scanner.complete_until is None, "what is in the last block was not seen"
-    desk.wallet.lag = 0
-    await desk.look()
-    assert desk.scanner.complete_until == Clock().now_ms()
+    assert rig.scanner.complete_until == Clock().now_ms()
+    rig.wallet.lag = 1
+    await rig.look()
+    assert rig.scanner.complete_until is None, "what is in the last block was not seen"
+    rig.wallet.lag = 0
+    await rig.look()
+    assert rig.scanner.complete_until == Clock().now_ms()
     monkeypatch.setattr(MoneroConnection, "stall", lambda _: "has shown no new block")
-    await desk.look()
-    assert desk.scanner.complete_until is None, "its chain does not go on"
+    await rig.look()
+    assert rig.scanner.complete_until is None, "its chain does not go on"
 
 
-async def test_a_look_that_failed_is_not_whole(desk: Desk) -> None:
-    desk.wallet.primary = "4another"
+async def test_a_look_that_failed_is_not_whole(rig: Rig) -> None:
+    rig.wallet.primary = "4another"
     with pytest.raises(ChainUnusable):
-        await desk.look()
-    assert desk.scanner.complete_until is None
+        await rig.look()
+    assert rig.scanner.complete_until is None
 
 
 # --- honest deposits -------------------------------------------------------------------------
 
 
-async def test_a_deposit_is_confirmed_at_the_cost_of_one_question(desk: Desk) -> None:
+async def test_a_deposit_is_confirmed_at_the_cost_of_one_question(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.pool.append(one)
-    assert await desk.look() == {"t1": SEEN}
-    desk.chain.mine(one)
+    rig.chain.pool.append(one)
+    assert await rig.look() == {"t1": SEEN}
+    rig.chain.mine(one)
     for _ in range(3):
-        await desk.look()
-        desk.chain.mine()
-    assert await desk.look() == {"t1": CONFIRMED}
+        await rig.look()
+        rig.chain.mine()
+    assert await rig.look() == {"t1": CONFIRMED}
     for _ in range(20):
-        desk.chain.mine()
-        await desk.look()
-    assert desk.wallet.asked == {"transfer": 1, "outputs": 1}
-    assert desk.logged == []
+        rig.chain.mine()
+        await rig.look()
+    assert rig.wallet.asked == {"transfer": 1, "outputs": 1}
+    assert rig.logged == []
 
 
-async def test_deposits_found_by_a_start_cost_one_question_together(desk: Desk) -> None:
-    desk.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)), empty=9)
-    assert set((await desk.look()).values()) == {CONFIRMED}
-    assert desk.wallet.asked == {"outputs": 1}
+async def test_deposits_found_by_a_start_cost_one_question_together(rig: Rig) -> None:
+    rig.chain.mine(*(paid(f"t{n}", XMR, minor=1 + n % 2) for n in range(30)), empty=9)
+    assert set((await rig.look()).values()) == {CONFIRMED}
+    assert rig.wallet.asked == {"outputs": 1}
 
 
-async def test_what_comes_later_takes_no_confirmation_back(desk: Desk) -> None:
+async def test_what_comes_later_takes_no_confirmation_back(rig: Rig) -> None:
     """All that an address received asks for more confirmations than the first part alone."""
-    desk.chain.mine(paid("a", XMR), empty=2)
-    assert await desk.look() == {"a": CONFIRMED}
-    desk.chain.mine(paid("b", 60 * XMR))
-    assert await desk.look() == {"a": CONFIRMED, "b": SEEN}
-    desk.chain.mine(empty=3)
-    assert await desk.look() == {"a": CONFIRMED, "b": CONFIRMED}
+    rig.chain.mine(paid("a", XMR), empty=2)
+    assert await rig.look() == {"a": CONFIRMED}
+    rig.chain.mine(paid("b", 60 * XMR))
+    assert await rig.look() == {"a": CONFIRMED, "b": SEEN}
+    rig.chain.mine(empty=3)
+    assert await rig.look() == {"a": CONFIRMED, "b": CONFIRMED}
 
 
-async def test_two_deposits_to_one_address_are_both_confirmed(desk: Desk) -> None:
+async def test_two_deposits_to_one_address_are_both_confirmed(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR), paid("t2", 5 * XMR)
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one, two, empty=3)
-    assert await desk.look() == {"t1": CONFIRMED, "t2": CONFIRMED}
-    desk.chain.mine(paid("t3", XMR), empty=3)
-    assert (await desk.look())["t3"] is CONFIRMED
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one, two, empty=3)
+    assert await rig.look() == {"t1": CONFIRMED, "t2": CONFIRMED}
+    rig.chain.mine(paid("t3", XMR), empty=3)
+    assert (await rig.look())["t3"] is CONFIRMED
 
 
 # --- the same key twice ----------------------------------------------------------------------
@@ -320,430 +320,428 @@ async def test_two_deposits_to_one_address_are_both_confirmed(desk: Desk) -> Non
 @pytest.mark.parametrize("apart", [0, 1, 6], ids=["one block", "two blocks", "deep apart"])
 @pytest.mark.parametrize("swapped", [False, True], ids=["in order", "other first"])
 async def test_no_more_is_credited_than_can_be_spent(
-    desk: Desk, first: int, apart: int, swapped: bool
+    rig: Rig, first: int, apart: int, swapped: bool
 ) -> None:
     one, two = paid("t1", first * XMR, "same"), paid("t2", 7 * XMR, "same")
-    desk.chain.pool += [one, two]
-    assert await desk.look() == {"t1": SEEN, "t2": SEEN}
+    rig.chain.pool += [one, two]
+    assert await rig.look() == {"t1": SEEN, "t2": SEEN}
     before, after = (two, one) if swapped else (one, two)
     if apart:
-        desk.chain.mine(before)
+        rig.chain.mine(before)
         for _ in range(apart):
-            await desk.look()
-            desk.chain.mine()
-        desk.chain.mine(after, empty=4)
+            await rig.look()
+            rig.chain.mine()
+        rig.chain.mine(after, empty=4)
     else:
-        desk.chain.mine(before, after, empty=4)
-    await desk.look()
-    assert desk.told == {before.txid: CONFIRMED, after.txid: REMOVED}
-    assert desk.credited() == before.outputs[0][1] <= max(first, 7) * XMR
-    assert desk.logged == [VOID]
+        rig.chain.mine(before, after, empty=4)
+    await rig.look()
+    assert rig.told == {before.txid: CONFIRMED, after.txid: REMOVED}
+    assert rig.credited() == before.outputs[0][1] <= max(first, 7) * XMR
+    assert rig.logged == [VOID]
 
 
-async def test_the_void_one_is_gone_as_soon_as_it_is_mined(desk: Desk) -> None:
+async def test_the_void_one_is_gone_as_soon_as_it_is_mined(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one, two)
-    assert await desk.look() == {"t1": SEEN, "t2": REMOVED}
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one, two)
+    assert await rig.look() == {"t1": SEEN, "t2": REMOVED}
 
 
-async def test_what_comes_with_the_key_of_a_confirmed_deposit_is_never_shown(desk: Desk) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    assert await desk.look() == {"t1": CONFIRMED}
+async def test_what_comes_with_the_key_of_a_confirmed_deposit_is_never_shown(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    assert await rig.look() == {"t1": CONFIRMED}
     two = paid("t2", 5 * XMR, "same")
-    desk.chain.pool.append(two)
-    await desk.look()
-    desk.chain.mine(two, empty=9)
-    assert await desk.look() == {"t1": CONFIRMED}
+    rig.chain.pool.append(two)
+    await rig.look()
+    rig.chain.mine(two, empty=9)
+    assert await rig.look() == {"t1": CONFIRMED}
 
 
 async def test_a_larger_one_with_the_key_of_a_confirmed_one_adds_the_difference(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await desk.look()
+    rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await rig.look()
     two = paid("t2", 7 * XMR, "same")
-    desk.chain.pool.append(two)
-    await desk.look()
-    desk.chain.mine(two, empty=9)
-    await desk.look()
-    assert desk.credited() == 7 * XMR
+    rig.chain.pool.append(two)
+    await rig.look()
+    rig.chain.mine(two, empty=9)
+    await rig.look()
+    assert rig.credited() == 7 * XMR
 
 
-async def test_a_larger_one_adds_nothing_once_the_first_is_spent(desk: Desk) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await desk.look()
+async def test_a_larger_one_adds_nothing_once_the_first_is_spent(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await rig.look()
     two = paid("t2", 7 * XMR, "same")
-    desk.chain.pool.append(two)
-    await desk.look()
-    desk.wallet.spent.add("same")
-    desk.chain.mine(two, empty=9)
-    assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
+    rig.chain.pool.append(two)
+    await rig.look()
+    rig.wallet.spent.add("same")
+    rig.chain.mine(two, empty=9)
+    assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
 
 
-async def test_one_transaction_with_one_key_twice_is_not_credited_twice(desk: Desk) -> None:
+async def test_one_transaction_with_one_key_twice_is_not_credited_twice(rig: Rig) -> None:
     both = Paid("t1", 1, (("same", 5 * XMR), ("same", 5 * XMR)))
-    desk.chain.pool.append(both)
-    await desk.look()
-    desk.chain.mine(both, empty=9)
-    assert await desk.look() == {"t1": REMOVED}
-    assert desk.logged == [VOID]
+    rig.chain.pool.append(both)
+    await rig.look()
+    rig.chain.mine(both, empty=9)
+    assert await rig.look() == {"t1": REMOVED}
+    assert rig.logged == [VOID]
 
 
 async def test_a_void_deposit_stays_void_over_restarts_and_is_not_asked_about_again(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one, two, empty=9)
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one, two, empty=9)
     expected = {"t1": CONFIRMED, "t2": REMOVED}
-    assert await desk.look() == expected
-    desk.wallet.asked.clear()
+    assert await rig.look() == expected
+    rig.wallet.asked.clear()
     for _ in range(9):
-        desk.chain.mine()
-        assert await desk.look() == expected
-    assert not desk.wallet.asked
-    desk.restart()
+        rig.chain.mine()
+        assert await rig.look() == expected
+    assert not rig.wallet.asked
+    rig.restart()
     for _ in range(9):
-        desk.chain.mine()
-        assert await desk.look() == expected
-    assert not desk.wallet.asked
-    assert desk.logged == [VOID]
+        rig.chain.mine()
+        assert await rig.look() == expected
+    assert not rig.wallet.asked
+    assert rig.logged == [VOID]
 
 
-async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(desk: Desk) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
-    await desk.look()
+async def test_a_void_deposit_stays_void_when_the_wallet_scans_anew(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR, "same"), empty=3)
+    await rig.look()
     two, three = paid("t2", 7 * XMR, "same"), paid("t3", 9 * XMR, "same")
-    desk.chain.pool.append(two)
-    await desk.look()
-    desk.wallet.spent.add("same")
-    desk.chain.mine(two, empty=9)
-    desk.chain.mine(three, empty=9)
-    await desk.look()
-    desk.wallet.spent.clear()  # it keeps the largest now
+    rig.chain.pool.append(two)
+    await rig.look()
+    rig.wallet.spent.add("same")
+    rig.chain.mine(two, empty=9)
+    rig.chain.mine(three, empty=9)
+    await rig.look()
+    rig.wallet.spent.clear()  # it keeps the largest now
     for _ in range(2):
-        desk.chain.mine()
-        assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
-        desk.restart()
+        rig.chain.mine()
+        assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
+        rig.restart()
 
 
 # --- reorganisations -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["seen at work", "found afterwards"])
-async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(
-    desk: Desk, looks: bool
-) -> None:
+async def test_a_reorganisation_that_swaps_the_two_swaps_what_counts(rig: Rig, looks: bool) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one)
-    desk.chain.mine(two, empty=3)
-    assert await desk.look() == {"t1": CONFIRMED, "t2": REMOVED}
-    desk.chain.pop(5)
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one)
+    rig.chain.mine(two, empty=3)
+    assert await rig.look() == {"t1": CONFIRMED, "t2": REMOVED}
+    rig.chain.pop(5)
     if looks:
-        assert await desk.look() == {"t1": SEEN, "t2": SEEN}
-    desk.chain.mine(two)
-    desk.chain.mine(one, empty=9)
-    assert await desk.look() == {"t1": REMOVED, "t2": CONFIRMED}
+        assert await rig.look() == {"t1": SEEN, "t2": SEEN}
+    rig.chain.mine(two)
+    rig.chain.mine(one, empty=9)
+    assert await rig.look() == {"t1": REMOVED, "t2": CONFIRMED}
 
 
 async def test_of_two_with_one_key_that_which_is_credited_stays_so_when_both_move(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     """The wallet believes both, which one key image can't: its order may be paid already."""
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.wallet.believes = True
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(two, empty=3)
-    assert await desk.look() == {"t1": SEEN, "t2": CONFIRMED}
-    desk.chain.pop(4)
-    desk.chain.mine(one, two, empty=4)
-    assert await desk.look() == {"t1": SEEN, "t2": CONFIRMED}
-    assert desk.logged == [MISSING]
+    rig.wallet.believes = True
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(two, empty=3)
+    assert await rig.look() == {"t1": SEEN, "t2": CONFIRMED}
+    rig.chain.pop(4)
+    rig.chain.mine(one, two, empty=4)
+    assert await rig.look() == {"t1": SEEN, "t2": CONFIRMED}
+    assert rig.logged == [MISSING]
 
 
-async def test_one_that_is_back_is_seen_before_it_is_deep(desk: Desk) -> None:
+async def test_one_that_is_back_is_seen_before_it_is_deep(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.mine(one)
-    assert await desk.look() == {"t1": SEEN}
-    desk.chain.pop(1)
-    desk.chain.pool.clear()
-    desk.chain.mine()
-    assert await desk.look() == {"t1": REMOVED}
-    desk.chain.mine(one)
-    assert await desk.look() == {"t1": SEEN}
+    rig.chain.mine(one)
+    assert await rig.look() == {"t1": SEEN}
+    rig.chain.pop(1)
+    rig.chain.pool.clear()
+    rig.chain.mine()
+    assert await rig.look() == {"t1": REMOVED}
+    rig.chain.mine(one)
+    assert await rig.look() == {"t1": SEEN}
 
 
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_an_entry_of_nothing_beside_the_deposit_voids_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, is_last: bool
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, is_last: bool
 ) -> None:
     """A wallet that was told to scan a transaction again adds one."""
-    list_transfers = desk.wallet.transfers
+    list_transfers = rig.wallet.transfers
 
     async def twice(from_height: int) -> list[WalletTransfer]:
         found = await list_transfers(from_height)
         nothing = [replace(item, amount=0) for item in found]
         return [*found, *nothing] if is_last else [*nothing, *found]
 
-    monkeypatch.setattr(desk.wallet, "transfers", twice)
-    desk.chain.mine(paid("t1", 5 * XMR), empty=9)
-    assert await desk.look() == {"t1": CONFIRMED}
-    assert (desk.credited(), desk.logged) == (5 * XMR, [])
+    monkeypatch.setattr(rig.wallet, "transfers", twice)
+    rig.chain.mine(paid("t1", 5 * XMR), empty=9)
+    assert await rig.look() == {"t1": CONFIRMED}
+    assert (rig.credited(), rig.logged) == (5 * XMR, [])
 
 
-async def test_the_void_one_counts_once_the_other_is_gone(desk: Desk) -> None:
+async def test_the_void_one_counts_once_the_other_is_gone(rig: Rig) -> None:
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one)
-    desk.chain.mine(two)
-    assert await desk.look() == {"t1": SEEN, "t2": REMOVED}
-    desk.chain.pop(2)
-    desk.chain.pool.remove(one)
-    desk.chain.mine()
-    desk.chain.mine(two, empty=3)
-    assert await desk.look() == {"t1": REMOVED, "t2": CONFIRMED}
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one)
+    rig.chain.mine(two)
+    assert await rig.look() == {"t1": SEEN, "t2": REMOVED}
+    rig.chain.pop(2)
+    rig.chain.pool.remove(one)
+    rig.chain.mine()
+    rig.chain.mine(two, empty=3)
+    assert await rig.look() == {"t1": REMOVED, "t2": CONFIRMED}
 
 
-async def test_an_honest_deposit_that_is_mined_again_is_confirmed_again(desk: Desk) -> None:
+async def test_an_honest_deposit_that_is_mined_again_is_confirmed_again(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.mine(one, empty=3)
-    assert await desk.look() == {"t1": CONFIRMED}
-    desk.chain.pop(4)
-    assert await desk.look() == {"t1": SEEN}
-    desk.chain.mine()
-    desk.chain.mine(one, empty=3)
-    assert await desk.look() == {"t1": CONFIRMED}
-    assert desk.logged == []
+    rig.chain.mine(one, empty=3)
+    assert await rig.look() == {"t1": CONFIRMED}
+    rig.chain.pop(4)
+    assert await rig.look() == {"t1": SEEN}
+    rig.chain.mine()
+    rig.chain.mine(one, empty=3)
+    assert await rig.look() == {"t1": CONFIRMED}
+    assert rig.logged == []
 
 
 # --- a wallet that is wrong ------------------------------------------------------------------
 
 
 async def test_outputs_with_one_key_image_count_once_whatever_the_wallet_lists(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    desk.wallet.believes = True
+    rig.wallet.believes = True
     one, two = paid("t1", 5 * XMR, "same"), paid("t2", 5 * XMR, "same")
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one, two, empty=9)
-    await desk.look()
-    assert sorted(desk.told.values()) == [CONFIRMED, SEEN]
-    desk.restart()
-    desk.chain.mine()
-    await desk.look()
-    assert desk.credited() == 5 * XMR
-    assert desk.logged == [MISSING, MISSING]
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one, two, empty=9)
+    await rig.look()
+    assert sorted(rig.told.values()) == [CONFIRMED, SEEN]
+    rig.restart()
+    rig.chain.mine()
+    await rig.look()
+    assert rig.credited() == 5 * XMR
+    assert rig.logged == [MISSING, MISSING]
 
 
-async def test_a_deposit_that_the_wallet_does_not_know_waits_until_it_does(desk: Desk) -> None:
+async def test_a_deposit_that_the_wallet_does_not_know_waits_until_it_does(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.pool.append(one)
-    await desk.look()
-    desk.wallet.lost.add("t1")
-    desk.chain.mine(one, empty=9)
+    rig.chain.pool.append(one)
+    await rig.look()
+    rig.wallet.lost.add("t1")
+    rig.chain.mine(one, empty=9)
     for _ in range(5):
-        assert await desk.look() == {"t1": SEEN}
-    assert desk.wallet.asked == {"transfer": 1}  # no more before the next block
-    assert desk.logged == [MISSING]
-    desk.wallet.lost.clear()
-    desk.chain.mine()
-    assert await desk.look() == {"t1": CONFIRMED}
+        assert await rig.look() == {"t1": SEEN}
+    assert rig.wallet.asked == {"transfer": 1}  # no more before the next block
+    assert rig.logged == [MISSING]
+    rig.wallet.lost.clear()
+    rig.chain.mine()
+    assert await rig.look() == {"t1": CONFIRMED}
 
 
 async def test_more_outputs_than_can_be_listed_keep_only_their_own_order_waiting(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     """66,000 outputs, some 4,500 transactions, are more than an answer may hold."""
-    desk.wallet.most = 2
+    rig.wallet.most = 2
     for n in range(3):
-        desk.chain.mine(paid(f"dust {n}", 1, minor=1))
-    desk.chain.mine(paid("honest", 5, minor=2), empty=2)
-    told = await desk.look()
+        rig.chain.mine(paid(f"dust {n}", 1, minor=1))
+    rig.chain.mine(paid("honest", 5, minor=2), empty=2)
+    told = await rig.look()
     assert told["honest"] is CONFIRMED
     assert {told[f"dust {n}"] for n in range(3)} == {DepositState.SEEN}
-    assert set(desk.logged) == {"monero_deposit_not_in_wallet"}
+    assert set(rig.logged) == {"monero_deposit_not_in_wallet"}
 
 
-async def test_what_is_confirmed_stays_so_when_the_wallet_has_lost_it(desk: Desk) -> None:
+async def test_what_is_confirmed_stays_so_when_the_wallet_has_lost_it(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.mine(one, empty=3)
-    await desk.look()
-    desk.wallet.lost.add("t1")
-    desk.restart()
+    rig.chain.mine(one, empty=3)
+    await rig.look()
+    rig.wallet.lost.add("t1")
+    rig.restart()
     for _ in range(3):
-        desk.chain.mine()
-        assert await desk.look() == {"t1": CONFIRMED}
-    assert desk.logged == []
+        rig.chain.mine()
+        assert await rig.look() == {"t1": CONFIRMED}
+    assert rig.logged == []
 
 
 async def test_nothing_is_confirmed_or_taken_back_while_wallet_and_node_disagree(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR), empty=9)
-    await desk.look()
+    rig.chain.mine(paid("t1", 5 * XMR), empty=9)
+    await rig.look()
     one, two = paid("t2", 5 * XMR, "same", minor=2), paid("t3", 5 * XMR, "same", minor=2)
-    desk.chain.pool += [one, two]
-    await desk.look()
-    desk.chain.mine(one, two, empty=9)
-    desk.wallet.lag = 1
+    rig.chain.pool += [one, two]
+    await rig.look()
+    rig.chain.mine(one, two, empty=9)
+    rig.wallet.lag = 1
     for _ in range(2):
-        assert await desk.look() == {"t1": CONFIRMED, "t2": SEEN, "t3": SEEN}
-        desk.restart()
-    desk.wallet.lag = 0
-    assert await desk.look() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
+        assert await rig.look() == {"t1": CONFIRMED, "t2": SEEN, "t3": SEEN}
+        rig.restart()
+    rig.wallet.lag = 0
+    assert await rig.look() == {"t1": CONFIRMED, "t2": CONFIRMED, "t3": REMOVED}
 
 
 async def test_what_was_confirmed_and_not_acknowledged_is_not_taken_back_while_they_disagree(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR))
-    assert await desk.look() == {"t1": SEEN}
-    desk.chain.mine(empty=5)
-    (shown,) = await desk.scanner.observe()
+    rig.chain.mine(paid("t1", 5 * XMR))
+    assert await rig.look() == {"t1": SEEN}
+    rig.chain.mine(empty=5)
+    (shown,) = await rig.scanner.observe()
     assert shown.state is CONFIRMED
     # The order layer committed it, and the service was killed before it could acknowledge that.
-    desk.restart()
-    desk.wallet.lag = 1
-    assert await desk.scanner.observe() == []
-    desk.wallet.lag = 0
-    assert await desk.look() == {"t1": CONFIRMED}
+    rig.restart()
+    rig.wallet.lag = 1
+    assert await rig.scanner.observe() == []
+    rig.wallet.lag = 0
+    assert await rig.look() == {"t1": CONFIRMED}
 
 
-async def test_what_a_late_wallet_has_not_got_to_is_read_later(desk: Desk) -> None:
+async def test_what_a_late_wallet_has_not_got_to_is_read_later(rig: Rig) -> None:
     """The node has the block with a deposit already, and the wallet can't list it yet."""
-    desk.chain.mine(paid("a", XMR))
-    desk.wallet.lag, desk.wallet.lost = 1, {"a"}
-    assert await desk.look() == {}
-    desk.wallet.lag, desk.wallet.lost = 0, set()
-    assert await desk.look() == {"a": SEEN}
+    rig.chain.mine(paid("a", XMR))
+    rig.wallet.lag, rig.wallet.lost = 1, {"a"}
+    assert await rig.look() == {}
+    rig.wallet.lag, rig.wallet.lost = 0, set()
+    assert await rig.look() == {"a": SEEN}
 
 
 async def test_a_block_that_is_replaced_during_a_look_is_read_later(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wallet has listed what was in the first of the two, which are of one height."""
-    height = desk.wallet.height
+    height = rig.wallet.height
 
     async def replaced() -> int:
-        desk.chain.pop(1)
-        desk.chain.mine(paid("a", XMR))
+        rig.chain.pop(1)
+        rig.chain.mine(paid("a", XMR))
         return await height()
 
-    desk.chain.mine()
-    monkeypatch.setattr(desk.wallet, "height", replaced)
-    assert await desk.look() == {}
+    rig.chain.mine()
+    monkeypatch.setattr(rig.wallet, "height", replaced)
+    assert await rig.look() == {}
     monkeypatch.undo()
-    assert await desk.look() == {"a": SEEN}
+    assert await rig.look() == {"a": SEEN}
 
 
-async def test_a_block_that_the_wallet_has_from_another_branch_is_read_later(desk: Desk) -> None:
+async def test_a_block_that_the_wallet_has_from_another_branch_is_read_later(rig: Rig) -> None:
     """It is as high as the node, and lists what the node does not have."""
-    desk.wallet.chain = Chain(blocks=[*desk.chain.blocks])
-    desk.wallet.chain.mine(paid("gone", XMR))
-    desk.chain.mine(paid("a", XMR))
-    assert await desk.look() == {}
-    desk.wallet.chain = desk.chain
-    assert await desk.look() == {"a": SEEN}
+    rig.wallet.chain = Chain(blocks=[*rig.chain.blocks])
+    rig.wallet.chain.mine(paid("gone", XMR))
+    rig.chain.mine(paid("a", XMR))
+    assert await rig.look() == {}
+    rig.wallet.chain = rig.chain
+    assert await rig.look() == {"a": SEEN}
 
 
-async def test_what_another_wallet_has_not_received_is_read_later(desk: Desk) -> None:
+async def test_what_another_wallet_has_not_received_is_read_later(rig: Rig) -> None:
     """It was opened in the daemon while the look was under way, and no call has failed."""
-    desk.chain.mine(paid("a", XMR))
-    desk.wallet.lost, desk.wallet.primary = {"a"}, "4another"
+    rig.chain.mine(paid("a", XMR))
+    rig.wallet.lost, rig.wallet.primary = {"a"}, "4another"
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.look()
-    desk.wallet.lost, desk.wallet.primary = set(), "4primary"
-    assert await desk.look() == {"a": SEEN}
+        await rig.look()
+    rig.wallet.lost, rig.wallet.primary = set(), "4primary"
+    assert await rig.look() == {"a": SEEN}
 
 
-async def test_what_is_confirmed_late_is_shown_until_it_is_committed(desk: Desk) -> None:
+async def test_what_is_confirmed_late_is_shown_until_it_is_committed(rig: Rig) -> None:
     """A crash, or a store that is full, came before the order had it; its block is long deep."""
-    desk.chain.mine(paid("a", XMR))
-    assert await desk.look() == {"a": SEEN}
-    desk.wallet.lost = {"a"}
-    desk.chain.mine(empty=OPTIONS.tracked_blocks)
-    await desk.look()
-    desk.wallet.lost = set()
-    desk.chain.mine()
+    rig.chain.mine(paid("a", XMR))
+    assert await rig.look() == {"a": SEEN}
+    rig.wallet.lost = {"a"}
+    rig.chain.mine(empty=OPTIONS.tracked_blocks)
+    await rig.look()
+    rig.wallet.lost = set()
+    rig.chain.mine()
     for _ in range(2):
-        (shown,) = await desk.scanner.observe()
+        (shown,) = await rig.scanner.observe()
         assert shown.state is CONFIRMED
-        desk.restart()
-    assert await desk.look() == {"a": CONFIRMED}
+        rig.restart()
+    assert await rig.look() == {"a": CONFIRMED}
 
 
-async def test_a_new_deposit_is_seen_while_they_disagree(desk: Desk) -> None:
-    desk.chain.mine(paid("t1", 5 * XMR))
-    desk.wallet.lag = 1
-    assert await desk.look() == {"t1": SEEN}
+async def test_a_new_deposit_is_seen_while_they_disagree(rig: Rig) -> None:
+    rig.chain.mine(paid("t1", 5 * XMR))
+    rig.wallet.lag = 1
+    assert await rig.look() == {"t1": SEEN}
 
 
-async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(desk: Desk) -> None:
+async def test_a_confirmed_deposit_in_a_replaced_block_is_proven_anew(rig: Rig) -> None:
     one = paid("t1", 5 * XMR)
-    desk.chain.mine(one, empty=3)
-    await desk.look()
-    desk.chain.pop(4)
-    desk.wallet.lost.add("t1")
-    desk.chain.mine(one, empty=9)  # at the same height as before
-    assert await desk.look() == {"t1": SEEN}
-    desk.wallet.lost.clear()
-    desk.chain.mine()
-    assert await desk.look() == {"t1": CONFIRMED}
+    rig.chain.mine(one, empty=3)
+    await rig.look()
+    rig.chain.pop(4)
+    rig.wallet.lost.add("t1")
+    rig.chain.mine(one, empty=9)  # at the same height as before
+    assert await rig.look() == {"t1": SEEN}
+    rig.wallet.lost.clear()
+    rig.chain.mine()
+    assert await rig.look() == {"t1": CONFIRMED}
 
 
 # --- deposits that stay unconfirmed ----------------------------------------------------------
 
 
-async def unconfirmed_for_long(desk: Desk) -> None:
+async def unconfirmed_for_long(rig: Rig) -> None:
     """A deposit that the wallet does not have, and the look that found it so for a day."""
-    desk.chain.pool.append(paid("t1", 5 * XMR))
-    await desk.look()
-    desk.wallet.lost.add("t1")
-    desk.chain.mine(*desk.chain.pool, empty=730)
-    assert await desk.look() == {"t1": SEEN}
-    desk.node.asked = 0
-    desk.wallet.asked.clear()
+    rig.chain.pool.append(paid("t1", 5 * XMR))
+    await rig.look()
+    rig.wallet.lost.add("t1")
+    rig.chain.mine(*rig.chain.pool, empty=730)
+    assert await rig.look() == {"t1": SEEN}
+    rig.node.asked = 0
+    rig.wallet.asked.clear()
 
 
-async def test_a_deposit_that_stays_unconfirmed_is_asked_about_once_an_hour(desk: Desk) -> None:
+async def test_a_deposit_that_stays_unconfirmed_is_asked_about_once_an_hour(rig: Rig) -> None:
     """Anyone can send thousands: locked for years, or twice with one key."""
-    await unconfirmed_for_long(desk)
+    await unconfirmed_for_long(rig)
     for _ in range(60):
-        desk.chain.mine()
+        rig.chain.mine()
         for _ in range(3):
-            await desk.look()
-    assert desk.wallet.asked["transfer"] == 2
-    assert desk.node.asked <= 2 * 3
-    assert desk.logged == [MISSING]
+            await rig.look()
+    assert rig.wallet.asked["transfer"] == 2
+    assert rig.node.asked <= 2 * 3
+    assert rig.logged == [MISSING]
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_confirmed_once_it_can_be(desk: Desk) -> None:
-    await unconfirmed_for_long(desk)
-    desk.wallet.lost.clear()
+async def test_a_deposit_that_stayed_unconfirmed_is_confirmed_once_it_can_be(rig: Rig) -> None:
+    await unconfirmed_for_long(rig)
+    rig.wallet.lost.clear()
     for _ in range(30):
-        desk.chain.mine()
-        await desk.look()
-    assert desk.told == {"t1": CONFIRMED}
+        rig.chain.mine()
+        await rig.look()
+    assert rig.told == {"t1": CONFIRMED}
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_looked_at_after_a_start(desk: Desk) -> None:
-    await unconfirmed_for_long(desk)
-    desk.wallet.lost.clear()
-    desk.restart()
-    assert await desk.look() == {"t1": CONFIRMED}
+async def test_a_deposit_that_stayed_unconfirmed_is_looked_at_after_a_start(rig: Rig) -> None:
+    await unconfirmed_for_long(rig)
+    rig.wallet.lost.clear()
+    rig.restart()
+    assert await rig.look() == {"t1": CONFIRMED}
 
 
-async def test_a_deposit_that_stayed_unconfirmed_is_taken_back_with_its_block(desk: Desk) -> None:
-    await unconfirmed_for_long(desk)
-    desk.chain.pop(735)
-    desk.chain.pool.clear()
-    desk.chain.mine(empty=740)
-    assert await desk.look() == {"t1": REMOVED}
+async def test_a_deposit_that_stayed_unconfirmed_is_taken_back_with_its_block(rig: Rig) -> None:
+    await unconfirmed_for_long(rig)
+    rig.chain.pop(735)
+    rig.chain.pool.clear()
+    rig.chain.mine(empty=740)
+    assert await rig.look() == {"t1": REMOVED}

@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.sandbox import ManualClock
-from tests.unit.monero_reorgs import OPTIONS, Desk, Node, Wallet
+from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
 
 IMAGE = "image of tr_1"
 
@@ -78,13 +78,13 @@ class Link(MoneroConnection):
 
 @dataclass
 class Ending:
-    desk: Desk
+    rig: Rig
     node: RefusingNode
     wallet: OwnWallet
     gone: MoneroPayoutEnd
 
     async def end(self) -> str | None:
-        return await self.gone.end(await self.desk.known("tr_1"))
+        return await self.gone.end(await self.rig.known("tr_1"))
 
     async def refused(self, why: str) -> None:
         with pytest.raises(NotAdopted, match=why):
@@ -98,14 +98,14 @@ async def ending(tmp_path: Path) -> AsyncIterator[Ending]:
     database = await Database.open(tmp_path)
     ledger, node, wallet = SqlMoneroLedger(database), RefusingNode(), OwnWallet()
     connection = Link(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    desk = Desk(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
+    rig = Rig(node, wallet, ledger, MoneroReorgRecovery(connection, ledger, OPTIONS))
 
     async def annotate(txid: str) -> None:
         wallet.does.append(f"explain {txid}")
 
     gone = MoneroPayoutEnd(connection, ledger, ManualClock(), OPTIONS, annotate)
-    await desk.put("tr_1", PaymentState.SETTLED, None)
-    yield Ending(desk, node, wallet, gone)
+    await rig.put("tr_1", PaymentState.SETTLED, None)
+    yield Ending(rig, node, wallet, gone)
     await database.close()
 
 
@@ -134,7 +134,7 @@ async def test_end_needs_no_rival_once_the_inputs_are_gone(ending: Ending) -> No
 
 
 async def test_end_waits_for_payments_that_may_bring_the_inputs_back(ending: Ending) -> None:
-    await ending.desk.put("tr_2", PaymentState.PUBLISHED, None)
+    await ending.rig.put("tr_2", PaymentState.PUBLISHED, None)
     await ending.refused("tr_2 is not mined either")
 
 

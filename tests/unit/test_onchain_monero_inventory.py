@@ -71,7 +71,7 @@ class Node:
 
 
 @dataclass
-class Desk:
+class Rig:
     wallet: Wallet
     ledger: SqlMoneroLedger
     inventory: MoneroInventory
@@ -96,7 +96,7 @@ def info(top: str, height: int) -> NodeInfo:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
@@ -105,117 +105,117 @@ async def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     any_wallet: Any = wallet
     connection = MoneroConnection(any_node, any_wallet, ledger, OPTIONS)
     payments = MoneroPayments(connection, ledger, clock, OPTIONS)
-    made = Desk(wallet, ledger, MoneroInventory(connection, payments, clock, OPTIONS), node, clock)
+    made = Rig(wallet, ledger, MoneroInventory(connection, payments, clock, OPTIONS), node, clock)
     made.logged = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.inventory").entries
     yield made
     await database.close()
 
 
-async def test_outputs_are_listed_again_once_there_is_a_block_or_a_payment(desk: Desk) -> None:
+async def test_outputs_are_listed_again_once_there_is_a_block_or_a_payment(rig: Rig) -> None:
     payment = Payment(
         "tr_1", Purpose.TRANSFER, "4x", XMR, 5, "txid", "raw", "meta", "key", ("k1",), 1000,
         relayed_at=1001, height=99,
     )  # fmt: skip
     for _ in range(3):
-        await desk.look()
-    assert desk.wallet.listed == 1
-    await desk.look("b", 101)
-    assert desk.wallet.listed == 2
-    await desk.ledger.add_payment(replace(payment, relayed_at=None, height=None))
-    await desk.look("b", 101)
+        await rig.look()
+    assert rig.wallet.listed == 1
+    await rig.look("b", 101)
+    assert rig.wallet.listed == 2
+    await rig.ledger.add_payment(replace(payment, relayed_at=None, height=None))
+    await rig.look("b", 101)
     for state in (PaymentState.RELAYING, PaymentState.PUBLISHED, PaymentState.SETTLED):
-        before = desk.wallet.listed
-        await desk.ledger.put_payment(replace(payment, state=state))
-        await desk.look("b", 101)
-        await desk.look("b", 101)
-        assert desk.wallet.listed == before + 1, state
+        before = rig.wallet.listed
+        await rig.ledger.put_payment(replace(payment, state=state))
+        await rig.look("b", 101)
+        await rig.look("b", 101)
+        assert rig.wallet.listed == before + 1, state
 
 
 async def test_outputs_are_listed_again_after_a_while_and_when_the_clock_was_set(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    await desk.look()
-    desk.clock.now += 60_000
-    await desk.look()
-    desk.clock.now -= 3_600_000
-    await desk.look()
-    assert desk.wallet.listed == 3
+    await rig.look()
+    rig.clock.now += 60_000
+    await rig.look()
+    rig.clock.now -= 3_600_000
+    await rig.look()
+    assert rig.wallet.listed == 3
 
 
-async def test_the_fee_is_of_the_moment_though_nothing_else_has_changed(desk: Desk) -> None:
-    await desk.look()
-    before, desk.node.per_byte = desk.inventory.available.max_now, 2000
-    await desk.look()
-    assert desk.inventory.available.max_now == 3 * XMR - desk.inventory.fee() < before
-    assert desk.wallet.listed == 1
+async def test_the_fee_is_of_the_moment_though_nothing_else_has_changed(rig: Rig) -> None:
+    await rig.look()
+    before, rig.node.per_byte = rig.inventory.available.max_now, 2000
+    await rig.look()
+    assert rig.inventory.available.max_now == 3 * XMR - rig.inventory.fee() < before
+    assert rig.wallet.listed == 1
 
 
 async def test_more_outputs_than_can_be_listed_leave_what_the_wallet_holds_known(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     """Dust at deposit addresses: the sums are the balance's, what is promised is what was seen."""
     dust = [output(n, 1, minor=7, unlocked=n % 2 == 0) for n in range(1000, 2000)]
-    desk.wallet.held = [
+    rig.wallet.held = [
         output(1, XMR), output(2, 2 * XMR), output(3, 4 * XMR, unlocked=False), *dust,
         output(4, 8 * XMR, minor=8),
     ]  # fmt: skip
     for block in ("a", "b"):
-        await desk.look(block)
-    held = desk.inventory.available
+        await rig.look(block)
+    held = rig.inventory.available
     assert (held.unlocked, held.locked) == (11 * XMR + 500, 4 * XMR + 500)
-    assert held.max_now == 3 * XMR - desk.inventory.fee()
+    assert held.max_now == 3 * XMR - rig.inventory.fee()
     assert (held.outputs, held.seconds_to_unlock) == (2, 1200)
-    assert "more outputs than one answer can list" in str(desk.inventory.problem)
-    assert [item["event"] for item in desk.logged] == ["monero_too_many_outputs"]
-    desk.wallet.most = 2000
-    await desk.look("c")
-    assert desk.inventory.problem is None
-    assert desk.inventory.available.unlocked == 11 * XMR + 500
-    assert desk.inventory.available.max_now > 10 * XMR
+    assert "more outputs than one answer can list" in str(rig.inventory.problem)
+    assert [item["event"] for item in rig.logged] == ["monero_too_many_outputs"]
+    rig.wallet.most = 2000
+    await rig.look("c")
+    assert rig.inventory.problem is None
+    assert rig.inventory.available.unlocked == 11 * XMR + 500
+    assert rig.inventory.available.max_now > 10 * XMR
 
 
-async def test_nothing_is_promised_before_the_first_look(desk: Desk) -> None:
-    assert not desk.inventory.is_known
-    for ask in (desk.inventory.fee, lambda: desk.inventory.available):
+async def test_nothing_is_promised_before_the_first_look(rig: Rig) -> None:
+    assert not rig.inventory.is_known
+    for ask in (rig.inventory.fee, lambda: rig.inventory.available):
         with pytest.raises(Unavailable, match="not known yet"):
             ask()
-    await desk.look()
-    assert desk.inventory.is_known
+    await rig.look()
+    assert rig.inventory.is_known
 
 
 @pytest.mark.parametrize(("fees", "priority", "per_byte"), [
     ([10, 20, 30, 40], 1, 10), ([10, 20, 30, 40], 2, 20), ([10, 20, 30, 40], 4, 40), ([7], 2, 7),
 ])  # fmt: skip
 async def test_a_fee_is_that_of_the_priority_with_its_margin_and_rounded_up(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, fees: list[int], priority: int, per_byte: int
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, fees: list[int], priority: int, per_byte: int
 ) -> None:
     async def told() -> Any:
         return SimpleNamespace(per_byte=fees)
 
-    monkeypatch.setattr(desk.node, "fees", told)
-    made = desk.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
+    monkeypatch.setattr(rig.node, "fees", told)
+    made = rig.with_options(priority=priority, typical_weight=1001, fee_margin_percent=25)
     await made.refresh_fee()
     assert made.fee() == -(-per_byte * 1001 * 125 // 100)
 
 
-async def test_what_is_spent_or_held_back_is_not_promised(desk: Desk) -> None:
-    desk.wallet.held += [
+async def test_what_is_spent_or_held_back_is_not_promised(rig: Rig) -> None:
+    rig.wallet.held += [
         replace(output(3, 4 * XMR), spent=True), replace(output(4, 8 * XMR), frozen=True),
         replace(output(5, 16 * XMR), unlocked=False),
     ]  # fmt: skip
-    await desk.look()
-    held = desk.inventory.available
+    await rig.look()
+    held = rig.inventory.available
     assert (held.unlocked, held.locked, held.outputs) == (3 * XMR, 16 * XMR, 2)
-    assert held.max_now == 3 * XMR - desk.inventory.fee()
+    assert held.max_now == 3 * XMR - rig.inventory.fee()
 
 
-async def test_less_than_a_fee_can_pay_nothing(desk: Desk) -> None:
-    desk.wallet.held = [output(1, 5)]
-    await desk.look()
-    assert desk.inventory.available.max_now == 0
-    desk.wallet.held = []
-    await desk.look("b")
-    held = desk.inventory.available
+async def test_less_than_a_fee_can_pay_nothing(rig: Rig) -> None:
+    rig.wallet.held = [output(1, 5)]
+    await rig.look()
+    assert rig.inventory.available.max_now == 0
+    rig.wallet.held = []
+    await rig.look("b")
+    held = rig.inventory.available
     assert (held.unlocked, held.max_now, held.seconds_to_unlock) == (0, 0, 0)
 
 
@@ -224,15 +224,15 @@ async def test_less_than_a_fee_can_pay_nothing(desk: Desk) -> None:
     [([100], 10), ([95], 5), ([91], 1), ([90, 20], 1), ([0], 10), ([20, 97, 93], 7)],
 )
 async def test_it_is_told_when_the_last_output_unlocks(
-    desk: Desk, heights: list[int], blocks: int
+    rig: Rig, heights: list[int], blocks: int
 ) -> None:
     """An output of block 0 is not mined yet; one that is old and locked is locked by its sender."""
-    desk.wallet.held = [
+    rig.wallet.held = [
         replace(output(n, XMR, unlocked=False), height=at) for n, at in enumerate(heights)
     ]
-    desk.wallet.held.append(output(9, XMR))
-    await desk.look(height=100)
-    assert desk.inventory.available.seconds_to_unlock == blocks * 120
+    rig.wallet.held.append(output(9, XMR))
+    await rig.look(height=100)
+    assert rig.inventory.available.seconds_to_unlock == blocks * 120
 
 
 class Payments:
@@ -259,16 +259,16 @@ class Payments:
 
 
 async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_together(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     made = Payments()
-    desk.with_options(made, outputs_target=1, dusty_outputs=10)
-    desk.wallet.held = [output(n, 1, minor=7) for n in range(100, 200)]
-    await desk.look("a")
-    assert not await desk.inventory.keep_up(), "nothing but dust"
-    desk.wallet.held += [output(n, XMR // 10, minor=n) for n in range(11, 31)]
-    await desk.look("b")
-    assert await desk.inventory.keep_up()
+    rig.with_options(made, outputs_target=1, dusty_outputs=10)
+    rig.wallet.held = [output(n, 1, minor=7) for n in range(100, 200)]
+    await rig.look("a")
+    assert not await rig.inventory.keep_up(), "nothing but dust"
+    rig.wallet.held += [output(n, XMR // 10, minor=n) for n in range(11, 31)]
+    await rig.look("b")
+    assert await rig.inventory.keep_up()
     (order,) = made.orders
     assert order.from_indices == tuple(range(11, 31))
     assert XMR < order.units < 2 * XMR
@@ -277,13 +277,13 @@ async def test_dust_that_is_not_worth_its_fee_keeps_nothing_from_being_put_toget
 TARGET = {"outputs_target": 8, "output_units": XMR, "dusty_outputs": 3}
 
 
-async def orders_of(desk: Desk, *held: Output, **options: Any) -> list[PaymentOrder]:
+async def orders_of(rig: Rig, *held: Output, **options: Any) -> list[PaymentOrder]:
     """What is to be paid when the wallet holds these."""
     made = Payments()
-    desk.with_options(made, **(TARGET | options))
-    desk.wallet.held = list(held)
-    await desk.look(f"top of {len(held)}")
-    assert await desk.inventory.keep_up() is bool(made.orders)
+    rig.with_options(made, **(TARGET | options))
+    rig.wallet.held = list(held)
+    await rig.look(f"top of {len(held)}")
+    assert await rig.inventory.keep_up() is bool(made.orders)
     assert made.finished == 1 + len(made.orders), "what was signed is handed over at once"
     return made.orders
 
@@ -301,58 +301,58 @@ async def orders_of(desk: Desk, *held: Output, **options: Any) -> list[PaymentOr
     ],
 )
 async def test_the_largest_output_is_cut_into_what_is_missing(
-    desk: Desk, units: int, large: int, options: dict[str, Any], parts: int
+    rig: Rig, units: int, large: int, options: dict[str, Any], parts: int
 ) -> None:
     """Locked outputs count: they come back by themselves."""
     locked = [output(100 + n, XMR, unlocked=False) for n in range(large)]
-    found = await orders_of(desk, output(1, units * XMR, minor=5), *locked, **options)
+    found = await orders_of(rig, output(1, units * XMR, minor=5), *locked, **options)
     assert [item.parts for item in found] == ([parts] if parts else [])
     for order in found:
         share, rest = divmod(order.units, order.parts)
         assert (rest, share >= XMR, order.from_indices) == (0, True, (5,))
         left = units * XMR - order.units
-        assert share <= left <= share + 3 * desk.inventory.fee(), "what is left is a part, too"
+        assert share <= left <= share + 3 * rig.inventory.fee(), "what is left is a part, too"
 
 
-async def test_what_can_not_be_spent_is_not_cut(desk: Desk) -> None:
-    assert await orders_of(desk, output(1, 100 * XMR, unlocked=False)) == []
-    assert await orders_of(desk) == []
+async def test_what_can_not_be_spent_is_not_cut(rig: Rig) -> None:
+    assert await orders_of(rig, output(1, 100 * XMR, unlocked=False)) == []
+    assert await orders_of(rig) == []
 
 
-async def test_small_outputs_are_put_together_once_there_are_too_many(desk: Desk) -> None:
+async def test_small_outputs_are_put_together_once_there_are_too_many(rig: Rig) -> None:
     small = [output(n, XMR // 10 + n, minor=n) for n in range(1, 5)]
-    assert await orders_of(desk, *small[:3]) == []
-    (order,) = await orders_of(desk, *small)
+    assert await orders_of(rig, *small[:3]) == []
+    (order,) = await orders_of(rig, *small)
     assert (order.parts, order.from_indices) == (1, (1, 2, 3, 4))
     total = sum(item.amount for item in small)
     assert total // 2 < order.units < total
     assert order.purpose is Purpose.UPKEEP
-    assert await orders_of(desk, *small, outputs_target=0) == [], "it is left as it is"
+    assert await orders_of(rig, *small, outputs_target=0) == [], "it is left as it is"
 
 
 async def test_no_more_is_put_together_than_one_transaction_takes_and_the_smallest_first(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
     small = [output(n, XMR // 10 + n, minor=n) for n in range(60, 0, -1)]
-    (order,) = await orders_of(desk, *small)
+    (order,) = await orders_of(rig, *small)
     assert order.from_indices == tuple(range(1, 41))
     assert order.units < sum(XMR // 10 + n for n in range(1, 41))
 
 
-async def test_where_something_large_is_nothing_is_put_together(desk: Desk) -> None:
+async def test_where_something_large_is_nothing_is_put_together(rig: Rig) -> None:
     """The wallet could choose that instead."""
     small = [output(n, XMR // 10, minor=7) for n in range(1, 5)]
     large = [output(100 + n, XMR, minor=7) for n in range(8)]
-    assert await orders_of(desk, *small, *large) == []
+    assert await orders_of(rig, *small, *large) == []
 
 
 @pytest.mark.parametrize("state", [{"busy": True}, {"unfinished": True}])
 async def test_nothing_is_made_while_something_is_under_way(
-    desk: Desk, state: dict[str, bool]
+    rig: Rig, state: dict[str, bool]
 ) -> None:
     made = Payments(**state)
-    desk.with_options(made, **TARGET)
-    desk.wallet.held = [output(1, 100 * XMR)]
-    await desk.look()
-    assert not await desk.inventory.keep_up()
+    rig.with_options(made, **TARGET)
+    rig.wallet.held = [output(1, 100 * XMR)]
+    await rig.look()
+    assert not await rig.inventory.keep_up()
     assert made.orders == []

@@ -187,7 +187,7 @@ class Wallet:
 
 
 @dataclass
-class Desk:
+class Rig:
     """Payments of one run of the service."""
 
     ledger: SqlMoneroLedger
@@ -219,13 +219,13 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
     ledger, clock, node = SqlMoneroLedger(database), ManualClock(), Node()
     await ledger.adopt_wallet(WalletRecord("fakechain", OWN, 0))
     wallet = Wallet(node, ledger)
     connection = MoneroConnection(cast("Any", node), cast("Any", wallet), ledger, OPTIONS)
-    yield Desk(ledger, node, wallet, clock, MoneroPayments(connection, ledger, clock, OPTIONS))
+    yield Rig(ledger, node, wallet, clock, MoneroPayments(connection, ledger, clock, OPTIONS))
     await database.close()
 
 
@@ -241,86 +241,86 @@ def upkeep(name: str = "upkeep-1", parts: int = 1) -> PaymentOrder:
 # --- what is signed ------------------------------------------------------------------------------
 
 
-async def test_a_transfer_that_is_signed_is_not_signed_again(desk: Desk) -> None:
-    first = await desk.sign(transfer())
-    assert await desk.sign(transfer()) == first
-    await desk.payments.publish(replace(transfer(), txid=first.txid, raw=first.raw))
-    assert await desk.sign(transfer()) == first
-    assert len(desk.wallet.signed) == 1
+async def test_a_transfer_that_is_signed_is_not_signed_again(rig: Rig) -> None:
+    first = await rig.sign(transfer())
+    assert await rig.sign(transfer()) == first
+    await rig.payments.publish(replace(transfer(), txid=first.txid, raw=first.raw))
+    assert await rig.sign(transfer()) == first
+    assert len(rig.wallet.signed) == 1
 
 
 @pytest.mark.parametrize("other", [{"units": XMR + 1}, {"address": "4other"}])
 async def test_what_was_signed_is_not_given_out_for_other_terms(
-    desk: Desk, other: dict[str, Any]
+    rig: Rig, other: dict[str, Any]
 ) -> None:
-    await desk.sign(transfer())
+    await rig.sign(transfer())
     with pytest.raises(LookupError, match="another recipient or amount"):
-        await desk.sign(transfer(**other))
+        await rig.sign(transfer(**other))
 
 
-async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(desk: Desk) -> None:
+async def test_money_that_a_payment_spends_is_held_back_and_other_money_taken(rig: Rig) -> None:
     """The wallet was killed before it stored, and has forgotten the first."""
-    await desk.published(transfer("tr_1"))
-    await desk.prepared(transfer("tr_2"))
-    assert desk.wallet.frozen == {"a"}
-    assert [item.key_images for item in await desk.all()] == [("a",), ("b",)]
+    await rig.published(transfer("tr_1"))
+    await rig.prepared(transfer("tr_2"))
+    assert rig.wallet.frozen == {"a"}
+    assert [item.key_images for item in await rig.all()] == [("a",), ("b",)]
 
 
-async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(desk: Desk) -> None:
-    await desk.published(transfer("tr_1"))
-    desk.wallet.keeps_frozen = False
+async def test_a_wallet_that_offers_spent_money_all_the_same_signs_nothing(rig: Rig) -> None:
+    await rig.published(transfer("tr_1"))
+    rig.wallet.keeps_frozen = False
     with pytest.raises(Unavailable, match="has spent"):
-        await desk.sign(transfer("tr_2"))
-    assert len(await desk.all()) == 1
+        await rig.sign(transfer("tr_2"))
+    assert len(await rig.all()) == 1
 
 
-async def test_money_of_a_settled_payment_is_spent_for_good(desk: Desk) -> None:
-    made = await desk.published(transfer("tr_1"))
-    desk.node.known[made.txid or ""] = desk.node.top - 50
-    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
-    desk.wallet.keeps_frozen = False
+async def test_money_of_a_settled_payment_is_spent_for_good(rig: Rig) -> None:
+    made = await rig.published(transfer("tr_1"))
+    rig.node.known[made.txid or ""] = rig.node.top - 50
+    assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
+    rig.wallet.keeps_frozen = False
     with pytest.raises(Unavailable, match="has spent"):
-        await desk.sign(transfer("tr_2"))
+        await rig.sign(transfer("tr_2"))
 
 
 @pytest.mark.parametrize("over", [-1, 1])
-async def test_another_amount_than_asked_for_is_not_committed(desk: Desk, over: int) -> None:
-    desk.wallet.over = over
+async def test_another_amount_than_asked_for_is_not_committed(rig: Rig, over: int) -> None:
+    rig.wallet.over = over
     with pytest.raises(Unavailable, match="another amount"):
-        await desk.sign(transfer())
-    assert await desk.all() == []
+        await rig.sign(transfer())
+    assert await rig.all() == []
 
 
-async def test_a_fee_is_bounded_for_each_transfer(desk: Desk) -> None:
-    desk.wallet.fee = FEE + 1
+async def test_a_fee_is_bounded_for_each_transfer(rig: Rig) -> None:
+    rig.wallet.fee = FEE + 1
     with pytest.raises(Unavailable, match="fee is too high"):
-        await desk.sign(transfer())
-    assert await desk.all() == []
-    desk.wallet.fee = 2 * FEE
-    signed = await desk.sign(transfer("tr_1"), transfer("tr_2"))
+        await rig.sign(transfer())
+    assert await rig.all() == []
+    rig.wallet.fee = 2 * FEE
+    signed = await rig.sign(transfer("tr_1"), transfer("tr_2"))
     assert signed.transfer_ids == ("tr_1", "tr_2")
 
 
-async def test_a_batch_that_costs_too_much_is_not_made(desk: Desk) -> None:
-    desk.wallet.fee = 2 * FEE + 1
+async def test_a_batch_that_costs_too_much_is_not_made(rig: Rig) -> None:
+    rig.wallet.fee = 2 * FEE + 1
     with pytest.raises(Unavailable, match="fee is too high"):
-        await desk.sign(transfer("tr_1"), transfer("tr_2"))
-    assert [len(item) for item in desk.wallet.signed] == [2, 1], "alone it was tried, too"
-    assert await desk.all() == []
+        await rig.sign(transfer("tr_1"), transfer("tr_2"))
+    assert [len(item) for item in rig.wallet.signed] == [2, 1], "alone it was tried, too"
+    assert await rig.all() == []
 
 
-async def test_parts_are_equal_and_lose_nothing(desk: Desk) -> None:
-    payment = await desk.payments.prepare_upkeep(upkeep(parts=3))
+async def test_parts_are_equal_and_lose_nothing(rig: Rig) -> None:
+    payment = await rig.payments.prepare_upkeep(upkeep(parts=3))
     share = XMR // 3
-    assert [item.amount for item in desk.wallet.signed[0]] == [share + 1, share, share]
+    assert [item.amount for item in rig.wallet.signed[0]] == [share + 1, share, share]
     assert payment.units == XMR
 
 
-async def test_the_wallet_s_other_accounts_are_no_destination(desk: Desk) -> None:
-    desk.wallet.own = {"4 tr_1"}
+async def test_the_wallet_s_other_accounts_are_no_destination(rig: Rig) -> None:
+    rig.wallet.own = {"4 tr_1"}
     with pytest.raises(TransferRejected, match="service itself"):
-        await desk.sign(transfer())
-    assert desk.wallet.signed == []
+        await rig.sign(transfer())
+    assert rig.wallet.signed == []
 
 
 @pytest.mark.parametrize(
@@ -333,306 +333,304 @@ async def test_the_wallet_s_other_accounts_are_no_destination(desk: Desk) -> Non
     ],
 )  # fmt: skip
 async def test_only_a_wrong_address_is_an_end(
-    desk: Desk, code: WalletCode, raised: type[Exception]
+    rig: Rig, code: WalletCode, raised: type[Exception]
 ) -> None:
     """A transfer that is rejected is refunded: everything else may pass."""
-    desk.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
+    rig.wallet.failure = NodeError("wallet", "transfer", code, "its own words")
     with pytest.raises(raised) as told:
-        await desk.sign(transfer())
+        await rig.sign(transfer())
     assert ("Not enough XMR is unlocked" in str(told.value)) is (code in SHORT_OF_MONEY)
-    assert await desk.all() == []
-    desk.wallet.failure = None
-    await desk.sign(transfer())
+    assert await rig.all() == []
+    rig.wallet.failure = None
+    await rig.sign(transfer())
 
 
 @pytest.mark.parametrize("why", WRONG)
-async def test_an_address_that_can_not_be_paid_is_an_end(desk: Desk, why: str) -> None:
-    desk.wallet.addresses["4 tr_1"] = WRONG[why]
+async def test_an_address_that_can_not_be_paid_is_an_end(rig: Rig, why: str) -> None:
+    rig.wallet.addresses["4 tr_1"] = WRONG[why]
     with pytest.raises(TransferRejected, match="the destination is"):
-        await desk.sign(transfer())
-    assert desk.wallet.signed == []
+        await rig.sign(transfer())
+    assert rig.wallet.signed == []
 
 
-async def test_a_deposit_address_of_the_service_is_no_destination(desk: Desk) -> None:
+async def test_a_deposit_address_of_the_service_is_no_destination(rig: Rig) -> None:
     """Though a wallet that was restored from an older file may not know it."""
-    await desk.ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), "4 tr_1")])
+    await rig.ledger.add_addresses([Subaddress(SubaddressIndex(0, 1), "4 tr_1")])
     with pytest.raises(TransferRejected, match="service itself"):
-        await desk.sign(transfer())
-    assert desk.wallet.signed == []
+        await rig.sign(transfer())
+    assert rig.wallet.signed == []
 
 
-async def test_only_companions_that_can_be_paid_and_are_not_go_along(desk: Desk) -> None:
-    await desk.published(transfer("paid"))
-    desk.wallet.addresses = {f"4 {name}": check for name, check in WRONG.items()}
-    desk.wallet.addresses["4 integrated"] = replace(GOOD, integrated=True)
-    desk.wallet.own, desk.wallet.fee = {"4 ours"}, 3 * FEE
+async def test_only_companions_that_can_be_paid_and_are_not_go_along(rig: Rig) -> None:
+    await rig.published(transfer("paid"))
+    rig.wallet.addresses = {f"4 {name}": check for name, check in WRONG.items()}
+    rig.wallet.addresses["4 integrated"] = replace(GOOD, integrated=True)
+    rig.wallet.own, rig.wallet.fee = {"4 ours"}, 3 * FEE
     names = ("paid", *WRONG, "integrated", "ours", "good", "better")
-    signed = await desk.sign(transfer("first"), *(transfer(name) for name in names))
+    signed = await rig.sign(transfer("first"), *(transfer(name) for name in names))
     assert set(signed.transfer_ids) == {"first", "good", "better"}
 
 
-async def test_an_integrated_address_is_paid_alone(desk: Desk) -> None:
-    desk.wallet.addresses["4 tr_1"] = replace(GOOD, integrated=True)
-    signed = await desk.sign(transfer("tr_1"), transfer("tr_2"))
+async def test_an_integrated_address_is_paid_alone(rig: Rig) -> None:
+    rig.wallet.addresses["4 tr_1"] = replace(GOOD, integrated=True)
+    signed = await rig.sign(transfer("tr_1"), transfer("tr_2"))
     assert signed.transfer_ids == ("tr_1",)
-    assert len(desk.wallet.signed[0]) == 1
+    assert len(rig.wallet.signed[0]) == 1
 
 
 @pytest.mark.parametrize("behind", [-1, 1])
-async def test_a_wallet_that_is_not_where_its_node_is_signs_nothing(
-    desk: Desk, behind: int
-) -> None:
-    desk.wallet.behind = behind
+async def test_a_wallet_that_is_not_where_its_node_is_signs_nothing(rig: Rig, behind: int) -> None:
+    rig.wallet.behind = behind
     with pytest.raises(Unavailable, match="same block"):
-        await desk.sign(transfer())
-    assert desk.wallet.signed == []
+        await rig.sign(transfer())
+    assert rig.wallet.signed == []
 
 
 # --- one at a time -------------------------------------------------------------------------------
 
 
-async def test_a_transfer_asked_for_twice_at_once_is_signed_and_relayed_once(desk: Desk) -> None:
-    asked = (desk.sign(transfer()) for _ in range(2))
+async def test_a_transfer_asked_for_twice_at_once_is_signed_and_relayed_once(rig: Rig) -> None:
+    asked = (rig.sign(transfer()) for _ in range(2))
     first, second = await asyncio.gather(*asked, return_exceptions=True)
     assert isinstance(first, PreparedTransfer)
     assert isinstance(second, Unavailable)
     made = replace(transfer(), txid=first.txid, raw=first.raw)
-    await asyncio.gather(*(desk.payments.publish(made) for _ in range(2)))
-    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+    await asyncio.gather(*(rig.payments.publish(made) for _ in range(2)))
+    assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])
 
 
-async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(desk: Desk) -> None:
-    asked = (desk.payments.prepare_upkeep(upkeep()), desk.sign(transfer()))
+async def test_upkeep_and_a_transfer_are_not_signed_at_the_same_moment(rig: Rig) -> None:
+    asked = (rig.payments.prepare_upkeep(upkeep()), rig.sign(transfer()))
     made = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(item).__name__ for item in made] == ["Payment", "Unavailable"]
-    assert len(desk.wallet.signed) == 1
-    await asyncio.gather(*(desk.payments.finish_upkeep() for _ in range(2)))
-    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+    assert len(rig.wallet.signed) == 1
+    await asyncio.gather(*(rig.payments.finish_upkeep() for _ in range(2)))
+    assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])
 
 
-async def test_what_the_network_has_meanwhile_holds_nothing_back(desk: Desk) -> None:
+async def test_what_the_network_has_meanwhile_holds_nothing_back(rig: Rig) -> None:
     """The relay's answer was lost: the payment was RELAYING until somebody looked."""
-    made = await desk.prepared(transfer("tr_1"))
-    desk.wallet.relays = desk.node.takes = False
-    assert (await desk.payments.publish(made)).outcome is Outcome.UNKNOWN
+    made = await rig.prepared(transfer("tr_1"))
+    rig.wallet.relays = rig.node.takes = False
+    assert (await rig.payments.publish(made)).outcome is Outcome.UNKNOWN
     with pytest.raises(Unavailable, match="earlier XMR payment"):
-        await desk.sign(transfer("tr_2"))
-    desk.node.known[made.txid or ""] = None
-    await desk.sign(transfer("tr_2"))
-    assert (await desk.known("tr_1")).state is PaymentState.PUBLISHED
+        await rig.sign(transfer("tr_2"))
+    rig.node.known[made.txid or ""] = None
+    await rig.sign(transfer("tr_2"))
+    assert (await rig.known("tr_1")).state is PaymentState.PUBLISHED
 
 
-async def test_upkeep_is_brought_to_its_end(desk: Desk) -> None:
-    await desk.published(transfer())
-    await desk.payments.prepare_upkeep(upkeep())
-    assert await desk.payments.finish_upkeep()
-    made = await desk.known("upkeep-1")
-    assert (made.state, desk.wallet.relayed) == (PaymentState.PUBLISHED, ["tx1", made.txid])
-    desk.node.known |= {"tx1": desk.node.top, made.txid: desk.node.top}
-    desk.node.top += 5
-    assert not await desk.payments.finish_upkeep()
-    assert (await desk.known("upkeep-1")).state is PaymentState.SETTLED
+async def test_upkeep_is_brought_to_its_end(rig: Rig) -> None:
+    await rig.published(transfer())
+    await rig.payments.prepare_upkeep(upkeep())
+    assert await rig.payments.finish_upkeep()
+    made = await rig.known("upkeep-1")
+    assert (made.state, rig.wallet.relayed) == (PaymentState.PUBLISHED, ["tx1", made.txid])
+    rig.node.known |= {"tx1": rig.node.top, made.txid: rig.node.top}
+    rig.node.top += 5
+    assert not await rig.payments.finish_upkeep()
+    assert (await rig.known("upkeep-1")).state is PaymentState.SETTLED
 
 
 # --- what is published ---------------------------------------------------------------------------
 
 
-async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(desk: Desk) -> None:
-    made = await desk.prepared(transfer())
-    desk.wallet.calls.clear()
-    await desk.payments.publish(made)
-    assert desk.wallet.states == [PaymentState.RELAYING]
-    assert (await desk.known()).relayed_at == desk.clock.now
-    assert desk.wallet.calls == ["refresh", "relay", "store"]
-    assert desk.node.submitted == []
+async def test_that_the_wallet_may_know_is_on_disk_before_it_is_told(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.wallet.calls.clear()
+    await rig.payments.publish(made)
+    assert rig.wallet.states == [PaymentState.RELAYING]
+    assert (await rig.known()).relayed_at == rig.clock.now
+    assert rig.wallet.calls == ["refresh", "relay", "store"]
+    assert rig.node.submitted == []
 
 
-async def test_the_wallet_is_told_once_and_the_node_ever_after(desk: Desk) -> None:
-    desk.wallet.relays = desk.node.takes = False
-    made = await desk.prepared(transfer())
+async def test_the_wallet_is_told_once_and_the_node_ever_after(rig: Rig) -> None:
+    rig.wallet.relays = rig.node.takes = False
+    made = await rig.prepared(transfer())
     for _ in range(2):
-        verdict = await desk.payments.publish(made)
+        verdict = await rig.payments.publish(made)
         assert (verdict.outcome, "its own words" in verdict.reason) == (Outcome.UNKNOWN, True)
-    assert desk.wallet.relayed == ["tx1"]
-    assert desk.node.submitted == ["raw of tx1", "raw of tx1"]
-    desk.node.takes = True
-    assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
-    assert (desk.wallet.relayed, len(desk.node.submitted)) == (["tx1"], 3)
+    assert rig.wallet.relayed == ["tx1"]
+    assert rig.node.submitted == ["raw of tx1", "raw of tx1"]
+    rig.node.takes = True
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    assert (rig.wallet.relayed, len(rig.node.submitted)) == (["tx1"], 3)
 
 
-async def test_what_the_network_has_is_handed_to_nobody(desk: Desk) -> None:
-    made = await desk.published(transfer())
-    await desk.payments.publish(made)
-    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], [])
+async def test_what_the_network_has_is_handed_to_nobody(rig: Rig) -> None:
+    made = await rig.published(transfer())
+    await rig.payments.publish(made)
+    assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], [])
 
 
-async def test_another_wallet_is_told_nothing_and_signs_nothing(desk: Desk) -> None:
-    made = await desk.prepared(transfer("tr_1"))
-    desk.wallet.primary = "4other"
+async def test_another_wallet_is_told_nothing_and_signs_nothing(rig: Rig) -> None:
+    made = await rig.prepared(transfer("tr_1"))
+    rig.wallet.primary = "4other"
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.payments.publish(made)
-    assert (desk.wallet.relayed, (await desk.known()).state) == ([], PaymentState.PREPARED)
-    desk.wallet.primary = OWN
-    await desk.payments.publish(made)
-    desk.wallet.primary = "4other"
+        await rig.payments.publish(made)
+    assert (rig.wallet.relayed, (await rig.known()).state) == ([], PaymentState.PREPARED)
+    rig.wallet.primary = OWN
+    await rig.payments.publish(made)
+    rig.wallet.primary = "4other"
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.sign(transfer("tr_2"))
-    assert len(desk.wallet.signed) == 1
+        await rig.sign(transfer("tr_2"))
+    assert len(rig.wallet.signed) == 1
 
 
-async def test_another_wallet_does_not_judge_a_destination(desk: Desk) -> None:
+async def test_another_wallet_does_not_judge_a_destination(rig: Rig) -> None:
     """That it is its own is no reason to give the payout up."""
-    desk.wallet.primary, desk.wallet.own = "4other", {"4 tr_1"}
+    rig.wallet.primary, rig.wallet.own = "4other", {"4 tr_1"}
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.sign(transfer())
+        await rig.sign(transfer())
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.payments.prepare_upkeep(upkeep())
-    assert desk.wallet.signed == []
+        await rig.payments.prepare_upkeep(upkeep())
+    assert rig.wallet.signed == []
 
 
-async def test_what_has_failed_is_never_handed_over(desk: Desk) -> None:
+async def test_what_has_failed_is_never_handed_over(rig: Rig) -> None:
     state = PaymentState.FAILED
-    made = await desk.prepared(transfer())
-    await desk.ledger.put_payment(replace(await desk.known(), state=state))
-    assert (await desk.payments.publish(made)).outcome is Outcome.UNKNOWN
-    assert (desk.wallet.relayed, desk.node.submitted) == ([], [])
+    made = await rig.prepared(transfer())
+    await rig.ledger.put_payment(replace(await rig.known(), state=state))
+    assert (await rig.payments.publish(made)).outcome is Outcome.UNKNOWN
+    assert (rig.wallet.relayed, rig.node.submitted) == ([], [])
     with pytest.raises(TransferRejected, match=state):
-        await desk.sign(transfer())
-    assert (await desk.known()).state is state
+        await rig.sign(transfer())
+    assert (await rig.known()).state is state
 
 
 @pytest.mark.parametrize("other", [{"txid": "tx9"}, {"raw": "raw of tx9"}])
-async def test_a_transfer_of_other_bytes_is_left_alone(desk: Desk, other: dict[str, Any]) -> None:
-    made = replace(await desk.prepared(transfer()), **other)
-    for ask in (desk.payments.publish, desk.payments.look_up, desk.payments.receipt):
+async def test_a_transfer_of_other_bytes_is_left_alone(rig: Rig, other: dict[str, Any]) -> None:
+    made = replace(await rig.prepared(transfer()), **other)
+    for ask in (rig.payments.publish, rig.payments.look_up, rig.payments.receipt):
         with pytest.raises(LookupError, match="not the recorded one"):
             await ask(made)
     with pytest.raises(LookupError, match="not the recorded one"):
-        await desk.payments.publish(replace(made, transfer_id="tr_9"))
-    assert (desk.wallet.relayed, desk.node.submitted) == ([], [])
+        await rig.payments.publish(replace(made, transfer_id="tr_9"))
+    assert (rig.wallet.relayed, rig.node.submitted) == ([], [])
 
 
 # --- where it is ---------------------------------------------------------------------------------
 
 
-async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(desk: Desk) -> None:
-    made = await desk.published(transfer())
-    mined = desk.node.known["tx1"] = desk.node.top
+async def test_it_has_settled_at_its_depth_and_not_a_block_earlier(rig: Rig) -> None:
+    made = await rig.published(transfer())
+    mined = rig.node.known["tx1"] = rig.node.top
     for depth in range(1, OPTIONS.settled_after):
-        desk.node.top = mined + depth - 1
-        verdict = await desk.payments.look_up(made)
+        rig.node.top = mined + depth - 1
+        verdict = await rig.payments.look_up(made)
         assert (verdict.outcome, verdict.reason) == (Outcome.PENDING, f"{depth} of 3 confirmations")
-        assert ((await desk.known()).state, (await desk.known()).height) == (
+        assert ((await rig.known()).state, (await rig.known()).height) == (
             PaymentState.PUBLISHED,
             mined,
         )
         with pytest.raises(Unavailable, match="not settled"):
-            await desk.payments.receipt(made)
-    desk.node.top += 1
-    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert (await desk.known()).state is PaymentState.SETTLED
+            await rig.payments.receipt(made)
+    rig.node.top += 1
+    assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
+    assert (await rig.known()).state is PaymentState.SETTLED
 
 
 async def test_what_a_reorganisation_took_is_in_no_block_and_published_with_the_same_bytes(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    made = await desk.published(transfer())
-    desk.node.known["tx1"] = desk.node.top
-    await desk.payments.look_up(made)
-    desk.node.known["tx1"] = None
-    assert (await desk.payments.look_up(made)).reason == "0 of 3 confirmations"
-    assert (await desk.known()).height is None
-    desk.node.known["tx1"] = desk.node.top
-    await desk.payments.look_up(made)
-    desk.node.known.clear()
-    assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
-    assert ((await desk.known()).state, (await desk.known()).height) == (
+    made = await rig.published(transfer())
+    rig.node.known["tx1"] = rig.node.top
+    await rig.payments.look_up(made)
+    rig.node.known["tx1"] = None
+    assert (await rig.payments.look_up(made)).reason == "0 of 3 confirmations"
+    assert (await rig.known()).height is None
+    rig.node.known["tx1"] = rig.node.top
+    await rig.payments.look_up(made)
+    rig.node.known.clear()
+    assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert ((await rig.known()).state, (await rig.known()).height) == (
         PaymentState.PUBLISHED,
         None,
     )
-    await desk.payments.publish(made)
-    assert (desk.wallet.relayed, desk.node.submitted) == (["tx1"], ["raw of tx1"])
+    await rig.payments.publish(made)
+    assert (rig.wallet.relayed, rig.node.submitted) == (["tx1"], ["raw of tx1"])
 
 
-async def test_an_input_that_was_spent_while_blocks_came_says_nothing_yet(desk: Desk) -> None:
+async def test_an_input_that_was_spent_while_blocks_came_says_nothing_yet(rig: Rig) -> None:
     """The payment itself may be in the block that came between the two questions."""
-    made = await desk.published(transfer())
-    desk.node.known.clear()
-    desk.node.spent, desk.node.replaced = {"a"}, 1
-    assert (await desk.payments.look_up(made)).outcome is Outcome.ABSENT
-    assert (await desk.known()).conflict is None
+    made = await rig.published(transfer())
+    rig.node.known.clear()
+    rig.node.spent, rig.node.replaced = {"a"}, 1
+    assert (await rig.payments.look_up(made)).outcome is Outcome.ABSENT
+    assert (await rig.known()).conflict is None
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["in the pool again", "nowhere"])
 async def test_an_input_that_is_not_spent_any_more_is_told_no_longer(
-    desk: Desk, is_back: bool
+    rig: Rig, is_back: bool
 ) -> None:
-    made = await desk.published(transfer())
-    desk.node.known.clear()
-    desk.node.spent = {"a"}
-    assert (await desk.payments.look_up(made)).outcome is Outcome.UNKNOWN
-    desk.clock.now += 61 * MINUTE_MS
-    assert "something has spent an input" in (await desk.payments.stuck() or "")
-    desk.node.spent = set()
-    desk.node.known = {"tx1": None} if is_back else {}
-    await desk.payments.look_up(made)
+    made = await rig.published(transfer())
+    rig.node.known.clear()
+    rig.node.spent = {"a"}
+    assert (await rig.payments.look_up(made)).outcome is Outcome.UNKNOWN
+    rig.clock.now += 61 * MINUTE_MS
+    assert "something has spent an input" in (await rig.payments.stuck() or "")
+    rig.node.spent = set()
+    rig.node.known = {"tx1": None} if is_back else {}
+    await rig.payments.look_up(made)
     told = "payment tr_1 was published and is not mined for long, since 2025-11-20T22:33:20.000Z"
     end = "; if its node refuses it for good: rpcsvc payouts close tr_1 --note TEXT"
-    assert await desk.payments.stuck() == told + end
+    assert await rig.payments.stuck() == told + end
 
 
 async def test_a_payment_that_was_given_up_and_is_on_the_chain_all_the_same_is_told_as_that(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    made = await desk.published(transfer())
-    await desk.ledger.put_payment(replace(await desk.known(), state=PaymentState.FAILED))
-    desk.node.known["tx1"] = desk.node.top - 50
-    assert (await desk.payments.look_up(made)).outcome is Outcome.SETTLED
-    assert (await desk.known()).state is PaymentState.FAILED
+    made = await rig.published(transfer())
+    await rig.ledger.put_payment(replace(await rig.known(), state=PaymentState.FAILED))
+    rig.node.known["tx1"] = rig.node.top - 50
+    assert (await rig.payments.look_up(made)).outcome is Outcome.SETTLED
+    assert (await rig.known()).state is PaymentState.FAILED
 
 
 # --- afterwards ----------------------------------------------------------------------------------
 
 
-async def test_a_payment_that_does_not_come_further_is_told_in_time(desk: Desk) -> None:
-    made = await desk.prepared(transfer())
-    desk.clock.now += 10 * MINUTE_MS
-    assert await desk.payments.stuck() is None
-    desk.clock.now += 1
+async def test_a_payment_that_does_not_come_further_is_told_in_time(rig: Rig) -> None:
+    made = await rig.prepared(transfer())
+    rig.clock.now += 10 * MINUTE_MS
+    assert await rig.payments.stuck() is None
+    rig.clock.now += 1
     told = "payment tr_1 is signed and the network does not take it, since 2025-11-20T22:33:20.000Z"
-    assert await desk.payments.stuck() == told
-    assert (await desk.payments.publish(made)).outcome is Outcome.PENDING
-    desk.clock.now += 60 * MINUTE_MS
-    assert await desk.payments.stuck() is None, "an hour from the relay, not from the signature"
-    desk.clock.now += 1
-    assert "not mined for long" in (await desk.payments.stuck() or "")
-    desk.node.known["tx1"] = desk.node.top
-    await desk.payments.look_up(made)
-    assert await desk.payments.stuck() is None
+    assert await rig.payments.stuck() == told
+    assert (await rig.payments.publish(made)).outcome is Outcome.PENDING
+    rig.clock.now += 60 * MINUTE_MS
+    assert await rig.payments.stuck() is None, "an hour from the relay, not from the signature"
+    rig.clock.now += 1
+    assert "not mined for long" in (await rig.payments.stuck() or "")
+    rig.node.known["tx1"] = rig.node.top
+    await rig.payments.look_up(made)
+    assert await rig.payments.stuck() is None
 
 
-async def test_what_is_signed_and_not_on_the_network_keeps_the_wallet_busy(desk: Desk) -> None:
-    assert not await desk.payments.is_busy()
-    made = await desk.prepared(transfer())
-    assert await desk.payments.is_busy()
-    assert await desk.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
-    await desk.payments.publish(made)
-    assert not await desk.payments.is_busy()
-    assert await desk.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
+async def test_what_is_signed_and_not_on_the_network_keeps_the_wallet_busy(rig: Rig) -> None:
+    assert not await rig.payments.is_busy()
+    made = await rig.prepared(transfer())
+    assert await rig.payments.is_busy()
+    assert await rig.payments.under_way() == {("tr_1", PaymentState.PREPARED)}
+    await rig.payments.publish(made)
+    assert not await rig.payments.is_busy()
+    assert await rig.payments.under_way() == {("tr_1", PaymentState.PUBLISHED)}
 
 
-async def test_a_receipt_has_a_proof_that_is_made_once_or_none(desk: Desk) -> None:
-    made = await desk.published(transfer())
-    desk.node.known["tx1"] = mined = desk.node.top - 50
-    await desk.payments.look_up(made)
-    desk.wallet.failure = NodeError("wallet", "get_tx_proof", WalletCode.NO_TX_KEY, "no key")
-    assert (await desk.payments.receipt(made)).proof is None
-    desk.wallet.failure = None
-    receipt = await desk.payments.receipt(made)
+async def test_a_receipt_has_a_proof_that_is_made_once_or_none(rig: Rig) -> None:
+    made = await rig.published(transfer())
+    rig.node.known["tx1"] = mined = rig.node.top - 50
+    await rig.payments.look_up(made)
+    rig.wallet.failure = NodeError("wallet", "get_tx_proof", WalletCode.NO_TX_KEY, "no key")
+    assert (await rig.payments.receipt(made)).proof is None
+    rig.wallet.failure = None
+    receipt = await rig.payments.receipt(made)
     assert receipt.proof == "tx1 paid 4 tr_1 for tr_1"
     assert (receipt.units, receipt.fee, receipt.height) == (XMR, FEE, mined)
-    assert await desk.payments.receipt(made) == receipt
-    assert desk.wallet.proofs == 2
-    await desk.ledger.put_payment(replace(await desk.known(), height=None))
+    assert await rig.payments.receipt(made) == receipt
+    assert rig.wallet.proofs == 2
+    await rig.ledger.put_payment(replace(await rig.known(), height=None))
     with pytest.raises(Unavailable, match="not settled"):
-        await desk.payments.receipt(made)
+        await rig.payments.receipt(made)

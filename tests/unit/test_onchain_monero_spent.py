@@ -131,7 +131,7 @@ class Clock:
 
 
 @dataclass
-class Desk:
+class Rig:
     node: Node
     wallet: Wallet
     clock: Clock
@@ -165,7 +165,7 @@ def presence(node: Any, wallet: Any, ledger: SqlMoneroLedger, clock: Clock) -> M
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
     ledger = SqlMoneroLedger(database)
     await ledger.adopt_wallet(WalletRecord("fakechain", "4primary", 0))
@@ -176,123 +176,123 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     )  # fmt: skip
     await ledger.add_payment(signed)
     node, wallet, clock = Node(), Wallet(), Clock()
-    yield Desk(node, wallet, clock, ledger, presence(node, wallet, ledger, clock))
+    yield Rig(node, wallet, clock, ledger, presence(node, wallet, ledger, clock))
     await database.close()
 
 
-async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(desk: Desk) -> None:
+async def test_a_spent_key_image_and_a_payment_that_is_not_shown_prove_nothing(rig: Rig) -> None:
     """Two nodes behind one address: one has mined the payment, the other has not got that far."""
-    desk.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
-    desk.node.mined = {**desk.wallet.sent}
+    rig.wallet.sent = {OURS: SIGNED_AT, OTHER: SIGNED_AT}
+    rig.node.mined = {**rig.wallet.sent}
     for _ in range(3 * OPTIONS.failed_after):
-        verdict = await desk.look(blocks=1)
+        verdict = await rig.look(blocks=1)
         assert verdict.outcome is Outcome.UNKNOWN
     assert "no other transaction" in verdict.reason
-    payment = await desk.ledger.payment("tr_1")
+    payment = await rig.ledger.payment("tr_1")
     assert payment is not None
     assert payment.state is PaymentState.PUBLISHED
-    assert await desk.ledger.live_key_images(payment.key_images) == set(payment.key_images)
-    desk.clock.now += 3_600_000
-    assert "something has spent an input of it" in (await desk.payments().stuck() or "")
+    assert await rig.ledger.live_key_images(payment.key_images) == set(payment.key_images)
+    rig.clock.now += 3_600_000
+    assert "something has spent an input of it" in (await rig.payments().stuck() or "")
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 async def test_it_has_failed_once_what_took_its_input_is_found_deep(
-    desk: Desk, restarts: bool
+    rig: Rig, restarts: bool
 ) -> None:
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: SIGNED_AT}
-    desk.node.mined = {**desk.wallet.sent}
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: SIGNED_AT}
+    rig.node.mined = {**rig.wallet.sent}
     for _ in range(OPTIONS.failed_after - 1):
-        verdict = await desk.look(blocks=1)
+        verdict = await rig.look(blocks=1)
         assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.UNKNOWN, True)
         if restarts:
-            desk.restart()
-    verdict = await desk.look(blocks=1)
+            rig.restart()
+    verdict = await rig.look(blocks=1)
     assert (verdict.outcome, RIVAL in verdict.reason) == (Outcome.FAILED, True)
-    payment = await desk.ledger.payment("tr_1")
+    payment = await rig.ledger.payment("tr_1")
     assert payment is not None
     assert payment.state is PaymentState.FAILED
 
 
 async def test_depth_is_that_of_the_block_where_it_was_spent_and_not_of_the_first_sight(
-    desk: Desk,
+    rig: Rig,
 ) -> None:
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
-    desk.node.mined = {**desk.wallet.sent}
-    await desk.ledger.put_payment(replace(await desk.payment(), height=SIGNED_AT))
-    assert (await desk.look(blocks=6)).outcome is Outcome.FAILED
-    assert (await desk.payment()).conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
-    assert (await desk.payment()).height is None
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
+    await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
+    assert (await rig.look(blocks=6)).outcome is Outcome.FAILED
+    assert (await rig.payment()).conflict == Cursor(SIGNED_AT + 1, f"h{SIGNED_AT + 1}")
+    assert (await rig.payment()).height is None
 
 
-async def test_it_is_told_since_when_an_input_is_known_to_be_spent(desk: Desk) -> None:
+async def test_it_is_told_since_when_an_input_is_known_to_be_spent(rig: Rig) -> None:
     """For as long as the block of that moment is there, over restarts too."""
-    await desk.ledger.put_payment(replace(await desk.payment(), height=SIGNED_AT))
-    assert "(1 blocks ago at least)" in (await desk.look()).reason
-    assert (await desk.payment()).height is None
-    assert "(5 blocks ago at least)" in (await desk.look(blocks=4)).reason
-    desk.restart()
-    assert "(6 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.branch = "b"
-    assert "(1 blocks ago at least)" in (await desk.look(blocks=1)).reason
-    desk.node.branch, desk.node.top = "c", SIGNED_AT - 2
-    assert "(1 blocks ago at least)" in (await desk.look()).reason
+    await rig.ledger.put_payment(replace(await rig.payment(), height=SIGNED_AT))
+    assert "(1 blocks ago at least)" in (await rig.look()).reason
+    assert (await rig.payment()).height is None
+    assert "(5 blocks ago at least)" in (await rig.look(blocks=4)).reason
+    rig.restart()
+    assert "(6 blocks ago at least)" in (await rig.look(blocks=1)).reason
+    rig.node.branch = "b"
+    assert "(1 blocks ago at least)" in (await rig.look(blocks=1)).reason
+    rig.node.branch, rig.node.top = "c", SIGNED_AT - 2
+    assert "(1 blocks ago at least)" in (await rig.look()).reason
 
 
-async def test_a_clock_that_was_set_back_hides_nothing(desk: Desk) -> None:
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
-    desk.node.mined = {**desk.wallet.sent}
-    desk.clock.now -= 365 * 24 * 3_600_000
-    assert (await desk.look(blocks=9)).outcome is Outcome.FAILED
+async def test_a_clock_that_was_set_back_hides_nothing(rig: Rig) -> None:
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
+    rig.clock.now -= 365 * 24 * 3_600_000
+    assert (await rig.look(blocks=9)).outcome is Outcome.FAILED
 
 
-async def test_what_waits_in_the_pool_has_taken_nothing_and_hides_nothing(desk: Desk) -> None:
+async def test_what_waits_in_the_pool_has_taken_nothing_and_hides_nothing(rig: Rig) -> None:
     """A look that goes to several nodes may be shown one in a block after one in a pool."""
-    desk.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
-    desk.node.mined = {OURS: None, RIVAL: None}
-    assert "no other transaction" in (await desk.look(blocks=9)).reason
-    desk.node.mined = {OURS: None, RIVAL: SIGNED_AT + 1}
-    assert (await desk.look(blocks=1)).outcome is Outcome.FAILED
+    rig.wallet.sent = dict.fromkeys((OURS, RIVAL), SIGNED_AT + 1)
+    rig.node.mined = {OURS: None, RIVAL: None}
+    assert "no other transaction" in (await rig.look(blocks=9)).reason
+    rig.node.mined = {OURS: None, RIVAL: SIGNED_AT + 1}
+    assert (await rig.look(blocks=1)).outcome is Outcome.FAILED
 
 
-async def test_a_block_that_the_node_does_not_have_proves_nothing(desk: Desk) -> None:
+async def test_a_block_that_the_node_does_not_have_proves_nothing(rig: Rig) -> None:
     """It told of a transaction in it, and is another one by now."""
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
-    desk.node.mined = {**desk.wallet.sent}
-    desk.node.is_forgetful = True
-    assert "no other transaction" in (await desk.look(blocks=9)).reason
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
+    rig.node.is_forgetful = True
+    assert "no other transaction" in (await rig.look(blocks=9)).reason
 
 
-async def test_another_wallet_is_not_asked_what_it_has_sent(desk: Desk) -> None:
-    desk.wallet.primary, desk.wallet.sent = "4other", {RIVAL: SIGNED_AT + 1}
-    desk.node.mined = {**desk.wallet.sent}
+async def test_another_wallet_is_not_asked_what_it_has_sent(rig: Rig) -> None:
+    rig.wallet.primary, rig.wallet.sent = "4other", {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
     with pytest.raises(ChainUnusable, match="another wallet"):
-        await desk.look(blocks=9)
-    assert (await desk.payment()).state is PaymentState.PUBLISHED
+        await rig.look(blocks=9)
+    assert (await rig.payment()).state is PaymentState.PUBLISHED
 
 
-async def test_one_that_waits_to_be_mined_again_has_taken_nothing(desk: Desk) -> None:
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1}
-    desk.node.mined = {**desk.wallet.sent}
-    assert RIVAL in (await desk.look(blocks=4)).reason
-    desk.node.mined, desk.node.branch = {}, "b"
-    assert (await desk.look(blocks=5)).outcome is Outcome.UNKNOWN
-    desk.node.mined = {RIVAL: SIGNED_AT + 9}
-    assert "2 of 5" in (await desk.look(blocks=1)).reason
+async def test_one_that_waits_to_be_mined_again_has_taken_nothing(rig: Rig) -> None:
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1}
+    rig.node.mined = {**rig.wallet.sent}
+    assert RIVAL in (await rig.look(blocks=4)).reason
+    rig.node.mined, rig.node.branch = {}, "b"
+    assert (await rig.look(blocks=5)).outcome is Outcome.UNKNOWN
+    rig.node.mined = {RIVAL: SIGNED_AT + 9}
+    assert "2 of 5" in (await rig.look(blocks=1)).reason
 
 
-async def test_a_search_in_vain_is_made_once_a_block(desk: Desk) -> None:
-    desk.wallet.sent = {OTHER: SIGNED_AT}
-    desk.node.mined = {**desk.wallet.sent}
+async def test_a_search_in_vain_is_made_once_a_block(rig: Rig) -> None:
+    rig.wallet.sent = {OTHER: SIGNED_AT}
+    rig.node.mined = {**rig.wallet.sent}
     for _ in range(3):
-        await desk.look()
-    assert desk.node.asked == [OTHER]
-    await desk.look(blocks=1)
-    assert desk.node.asked == [OTHER, OTHER]
+        await rig.look()
+    assert rig.node.asked == [OTHER]
+    await rig.look(blocks=1)
+    assert rig.node.asked == [OTHER, OTHER]
 
 
-async def test_a_service_that_was_down_for_long_looks_as_far_back(desk: Desk) -> None:
-    desk.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: 1}
-    desk.node.mined = {**desk.wallet.sent}
-    assert (await desk.look(blocks=50_000)).outcome is Outcome.FAILED
-    assert desk.node.asked == [RIVAL], "what was sent long before it was signed is left alone"
+async def test_a_service_that_was_down_for_long_looks_as_far_back(rig: Rig) -> None:
+    rig.wallet.sent = {RIVAL: SIGNED_AT + 1, OTHER: 1}
+    rig.node.mined = {**rig.wallet.sent}
+    assert (await rig.look(blocks=50_000)).outcome is Outcome.FAILED
+    assert rig.node.asked == [RIVAL], "what was sent long before it was signed is left alone"

@@ -67,7 +67,7 @@ class Signing(FakeAdapter):
         pass
 
 
-class Stand:
+class Rig:
     """An engine whose XMR side may sign nothing before the look."""
 
     def __init__(self, database: Database, data_dir: Path) -> None:
@@ -93,132 +93,132 @@ class Stand:
 
 
 @pytest.fixture
-async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     database = await Database.open(tmp_path)
-    yield Stand(database, tmp_path)
+    yield Rig(database, tmp_path)
     await database.close()
 
 
-async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(stand: Stand) -> None:
+async def test_a_wallet_that_sent_nothing_unknown_signs_after_one_look(rig: Rig) -> None:
     for _ in range(2):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert (stand.signed, stand.wallet.asked) == (["monero", "monero"], 1)
-    assert stand.switch.reason() is None
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert (rig.signed, rig.wallet.asked) == (["monero", "monero"], 1)
+    assert rig.switch.reason() is None
 
 
-async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(stand: Stand) -> None:
+async def test_whoever_waits_for_a_look_that_pauses_signs_nothing(rig: Rig) -> None:
     """The upkeep looks first; what it found is acknowledged, so the waiter's look finds nothing."""
-    stand.wallet.sent = {"ab"}
+    rig.wallet.sent = {"ab"}
     looked = await asyncio.gather(
-        stand.look.require_done(),
-        stand.engine.prepare(transfer("monero"), [], Recorder()),
+        rig.look.require_done(),
+        rig.engine.prepare(transfer("monero"), [], Recorder()),
         return_exceptions=True,
     )
     assert [type(item) for item in looked] == [Unavailable, Unavailable]
-    assert stand.signed == []
+    assert rig.signed == []
 
 
 async def test_what_is_not_on_record_pauses_payouts_and_once_resumed_they_go_on(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    stand.wallet.sent = {"ab", "cd"}
+    rig.wallet.sent = {"ab", "cd"}
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert (stand.switch.reason() or "").startswith(TOLD)
-    assert TOLD in str((await stand.engine.health()).detail)
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert (rig.switch.reason() or "").startswith(TOLD)
+    assert TOLD in str((await rig.engine.health()).detail)
     with pytest.raises(Unavailable, match="paused"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
 
-    stand.switch.resume()
-    await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.signed == ["monero"]
-    assert "database does not know" not in str((await stand.engine.health()).detail)
+    rig.switch.resume()
+    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.signed == ["monero"]
+    assert "database does not know" not in str((await rig.engine.health()).detail)
 
-    stand.start()
-    await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.switch.reason() is None, "he was told of these"
-    stand.wallet.sent.add("ef")
-    stand.start()
+    rig.start()
+    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.switch.reason() is None, "he was told of these"
+    rig.wallet.sent.add("ef")
+    rig.start()
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.switch.reason() is not None
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.switch.reason() is not None
 
 
-async def test_what_is_found_during_another_pause_pauses_after_it(stand: Stand) -> None:
-    stand.wallet.sent = {"ab"}
-    stand.switch.pause("the operator's own")
+async def test_what_is_found_during_another_pause_pauses_after_it(rig: Rig) -> None:
+    rig.wallet.sent = {"ab"}
+    rig.switch.pause("the operator's own")
     with pytest.raises(Unavailable):
-        await stand.look.require_done()
-    assert stand.switch.reason() == "the operator's own"
-    assert TOLD in str(stand.look.health().detail)
-    stand.switch.resume()
+        await rig.look.require_done()
+    assert rig.switch.reason() == "the operator's own"
+    assert TOLD in str(rig.look.health().detail)
+    rig.switch.resume()
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert (stand.switch.reason() or "").startswith(TOLD)
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert (rig.switch.reason() or "").startswith(TOLD)
 
 
-async def test_what_the_operator_explained_and_what_is_recorded_is_known(stand: Stand) -> None:
+async def test_what_the_operator_explained_and_what_is_recorded_is_known(rig: Rig) -> None:
     explained = "INSERT INTO annotated_transactions (network, txid, note, at) VALUES (?, ?, 'n', 1)"
-    await stand.database.write([statement(explained, ("monero", "ab"))])
-    await stand.database.write([statement(explained, ("arbitrum", "cd"))])
+    await rig.database.write([statement(explained, ("monero", "ab"))])
+    await rig.database.write([statement(explained, ("arbitrum", "cd"))])
     recorded = (
         "INSERT INTO monero_payments (payment_id, purpose, address, units, fee, txid, raw,"
         " metadata, tx_key, prepared_at, state)"
         " VALUES ('t', 'transfer', 'a', 1, 1, 'ef', '', '', '', 1, 'prepared')"
     )
-    await stand.database.write([statement(recorded, ())])
-    assert await stand.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
+    await rig.database.write([statement(recorded, ())])
+    assert await rig.ledger.not_on_record({"ab", "cd", "ef", "00"}) == ["00", "cd"]
 
 
-async def test_the_other_asset_does_not_wait(stand: Stand) -> None:
-    stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
-    await stand.engine.prepare(transfer("arbitrum"), [], Recorder())
-    assert (stand.signed, stand.wallet.asked) == (["arbitrum"], 0)
+async def test_the_other_asset_does_not_wait(rig: Rig) -> None:
+    rig.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
+    await rig.engine.prepare(transfer("arbitrum"), [], Recorder())
+    assert (rig.signed, rig.wallet.asked) == (["arbitrum"], 0)
 
 
 async def test_a_wallet_that_does_not_tell_holds_payouts_for_a_while_and_not_for_ever(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    stand.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
+    rig.wallet.failure = TimedOut("wallet", "get_transfers", "no answer")
     for _ in range(2):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += LOOK_TIMEOUT_MS // 2 - 1
-    stand.steady.now += 2
-    await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.signed == ["monero"]
-    assert "can't be looked at" in str((await stand.engine.health()).detail)
+            await rig.engine.prepare(transfer("monero"), [], Recorder())
+        rig.steady.now += LOOK_TIMEOUT_MS // 2 - 1
+    rig.steady.now += 2
+    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.signed == ["monero"]
+    assert "can't be looked at" in str((await rig.engine.health()).detail)
 
-    stand.wallet.failure, stand.wallet.sent = None, {"ab"}
+    rig.wallet.failure, rig.wallet.sent = None, {"ab"}
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
 
 
 @pytest.mark.parametrize("by_ms", [LOOK_TIMEOUT_MS, -LOOK_TIMEOUT_MS])
-async def test_a_clock_that_is_set_lets_nothing_through(stand: Stand, by_ms: int) -> None:
-    stand.wallet.sent = {"ab"}
-    stand.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
+async def test_a_clock_that_is_set_lets_nothing_through(rig: Rig, by_ms: int) -> None:
+    rig.wallet.sent = {"ab"}
+    rig.wallet.failure = TimedOut("wallet", "get_transfers", "it starts")
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.clock.now += by_ms
-    stand.wallet.failure = None
+            await rig.engine.prepare(transfer("monero"), [], Recorder())
+        rig.clock.now += by_ms
+    rig.wallet.failure = None
     with pytest.raises(Unavailable, match="not on record"):
-        await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.signed == []
+        await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.signed == []
 
 
-async def test_a_wallet_that_is_not_fit_is_waited_for(stand: Stand) -> None:
-    stand.wallet.failure = Unavailable("behind its node")
+async def test_a_wallet_that_is_not_fit_is_waited_for(rig: Rig) -> None:
+    rig.wallet.failure = Unavailable("behind its node")
     for _ in range(3):
         with pytest.raises(Unavailable, match="behind its node"):
-            await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += LOOK_TIMEOUT_MS
-    assert (stand.signed, stand.look.health().ok) == ([], True)
+            await rig.engine.prepare(transfer("monero"), [], Recorder())
+        rig.steady.now += LOOK_TIMEOUT_MS
+    assert (rig.signed, rig.look.health().ok) == ([], True)
 
 
-async def test_it_looks_though_nothing_is_to_be_signed(stand: Stand) -> None:
-    stand.wallet.sent = {"ab"}
+async def test_it_looks_though_nothing_is_to_be_signed(rig: Rig) -> None:
+    rig.wallet.sent = {"ab"}
 
     class Over(Exception):
         pass
@@ -227,8 +227,8 @@ async def test_it_looks_though_nothing_is_to_be_signed(stand: Stand) -> None:
         raise Over
 
     with pytest.raises(Over):
-        await stand.engine.run(pause)
-    assert stand.switch.reason() is not None
+        await rig.engine.run(pause)
+    assert rig.switch.reason() is not None
 
 
 def test_a_switch_that_can_not_be_thrown_counts_as_nobody_told(tmp_path: Path) -> None:
@@ -282,25 +282,25 @@ class Daemons:
 
 
 @pytest.fixture
-async def daemons(stand: Stand) -> Daemons:
+async def daemons(rig: Rig) -> Daemons:
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await stand.database.write([statement(cursor, (90,))])
+    await rig.database.write([statement(cursor, (90,))])
     return Daemons()
 
 
-def outgoing_of(daemons: Daemons, stand: Stand) -> MoneroOutgoing:
+def outgoing_of(daemons: Daemons, rig: Rig) -> MoneroOutgoing:
     anything = cast("Any", daemons)
-    return MoneroOutgoing(anything, anything, anything, stand.ledger)
+    return MoneroOutgoing(anything, anything, anything, rig.ledger)
 
 
 async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when_it_is_fit(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
     daemons = Daemons()
-    outgoing = outgoing_of(daemons, stand)
+    outgoing = outgoing_of(daemons, rig)
     assert await outgoing.unknown() == [], "nobody can be owed before the first look"
     cursor = "INSERT INTO monero_cursor (height, hash) VALUES (?, 'h')"
-    await stand.database.write([statement(cursor, (height,)) for height in (30, 90)])
+    await rig.database.write([statement(cursor, (height,)) for height in (30, 90)])
     assert await outgoing.unknown() == ["ab"]
     assert daemons.asked_from == [70]
 
@@ -314,9 +314,9 @@ async def test_the_wallet_is_asked_from_the_newest_block_on_record_and_only_when
 
 
 async def test_a_spend_in_the_pool_that_the_wallet_does_not_know_is_waited_for(
-    stand: Stand, daemons: Daemons
+    rig: Rig, daemons: Daemons
 ) -> None:
-    outgoing = outgoing_of(daemons, stand)
+    outgoing = outgoing_of(daemons, rig)
     daemons.spent = {"free": Spent.UNSPENT, "ours": Spent.IN_POOL, "lost": Spent.IN_POOL}
     daemons.live = {"ours"}
     with pytest.raises(SpendWaits) as found:
@@ -329,23 +329,23 @@ async def test_a_spend_in_the_pool_that_the_wallet_does_not_know_is_waited_for(
 
 
 async def test_what_goes_from_the_pool_into_a_block_while_it_is_looked_for_is_listed(
-    stand: Stand, daemons: Daemons
+    rig: Rig, daemons: Daemons
 ) -> None:
     daemons.mines = True
-    await outgoing_of(daemons, stand).unknown()
+    await outgoing_of(daemons, rig).unknown()
     assert daemons.scanned == daemons.top == 101
 
 
 async def test_a_spend_that_waits_holds_payouts_for_as_long_as_it_does_and_is_in_health(
-    stand: Stand,
+    rig: Rig,
 ) -> None:
-    stand.wallet.failure = SpendWaits(2)
+    rig.wallet.failure = SpendWaits(2)
     for _ in range(3):
         with pytest.raises(Unavailable, match="not known yet"):
-            await stand.engine.prepare(transfer("monero"), [], Recorder())
-        stand.steady.now += LOOK_TIMEOUT_MS
-    assert "the node's pool has what spends 2 outputs" in str((await stand.engine.health()).detail)
-    stand.wallet.failure = None
-    await stand.engine.prepare(transfer("monero"), [], Recorder())
-    assert stand.signed == ["monero"]
-    assert "pool" not in str((await stand.engine.health()).detail)
+            await rig.engine.prepare(transfer("monero"), [], Recorder())
+        rig.steady.now += LOOK_TIMEOUT_MS
+    assert "the node's pool has what spends 2 outputs" in str((await rig.engine.health()).detail)
+    rig.wallet.failure = None
+    await rig.engine.prepare(transfer("monero"), [], Recorder())
+    assert rig.signed == ["monero"]
+    assert "pool" not in str((await rig.engine.health()).detail)

@@ -34,6 +34,7 @@ from tests.recording import Recorder
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token
 from tests.rows import statement
+from tests.sandbox import ManualClock
 
 KEYS = HdKeys("legal winner thank year wave sausage worth useful legal winner thank yellow")
 HOT = KEYS.address(HOT_WALLET_INDEX)
@@ -45,16 +46,6 @@ COIN_PRICE = 2500 * USDC
 NETWORK = "arbitrum"
 MINUTE_MS = 60_000
 LIVE = (PaymentState.PREPARED, PaymentState.PUBLISHED)
-
-
-@dataclass
-class Hands:
-    """A clock that moves when told."""
-
-    now: int = 1_800_000_000_000
-
-    def now_ms(self) -> int:
-        return self.now
 
 
 def network_of(token: Token) -> EvmNetwork:
@@ -70,14 +61,14 @@ async def _is_first(address: str) -> bool:
 
 
 @dataclass
-class Till:
+class EvmPayer:
     """Payments and sweeps over a database. ``client`` is theirs, ``token.client`` the test's."""
 
     anvil: Anvil
     token: Token
     data_dir: Path
     network: EvmNetwork
-    clock: Hands
+    clock: ManualClock
     database: Database
     ledger: SqlEvmPaymentLedger
     client: EvmClient
@@ -174,24 +165,24 @@ class Till:
     @asynccontextmanager
     async def again(
         self, change: Callable[[EvmNetwork], EvmNetwork] = lambda same: same
-    ) -> AsyncIterator[Till]:
+    ) -> AsyncIterator[EvmPayer]:
         """End this one, and start another on its database."""
         await self.end()
         network = change(self.network)
-        async with till(self.anvil, self.token, self.data_dir, network, self.clock) as later:
+        async with evm_payer(self.anvil, self.token, self.data_dir, network, self.clock) as later:
             later.transfers = self.transfers
             yield later
 
 
 @asynccontextmanager
-async def till(
+async def evm_payer(
     anvil: Anvil,
     token: Token,
     data_dir: Path,
     network: EvmNetwork | None = None,
-    clock: Hands | None = None,
-) -> AsyncIterator[Till]:
-    chosen, hands = network or network_of(token), clock or Hands()
+    clock: ManualClock | None = None,
+) -> AsyncIterator[EvmPayer]:
+    chosen, hands = network or network_of(token), clock or ManualClock(1_800_000_000_000)
     database = await Database.open(data_dir)
     ledger, client = SqlEvmPaymentLedger(database), EvmClient(anvil.endpoint)
     client.rpc.open()
@@ -201,7 +192,9 @@ async def till(
     nonces = EvmNonces(connection, signer.address, ledger, unrecorded, switch)
     payments = EvmPayments(connection, signer, ledger, hands, _is_first, nonces)
     sweeps = EvmSweeps(connection, payments, ledger, KEYS, hands)
-    made = Till(anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps)
+    made = EvmPayer(
+        anvil, token, data_dir, chosen, hands, database, ledger, client, payments, sweeps
+    )
     try:
         yield made
     finally:
@@ -209,7 +202,7 @@ async def till(
 
 
 @asynccontextmanager
-async def side_on(own: Till, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
+async def adapter_on(own: EvmPayer, network: EvmNetwork) -> AsyncIterator[EvmAdapter]:
     """The whole USDC side, which quotes the fee."""
     node = EvmNode(network, EvmClient(own.anvil.endpoint), COIN_PRICE)
     unrecorded = SqlUnrecordedLedger(own.database)

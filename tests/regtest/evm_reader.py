@@ -29,6 +29,7 @@ from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.regtest.daemons import mined
 from tests.regtest.token import Token, contract_address
+from tests.sandbox import ManualClock
 
 SEEN, CONFIRMED, REMOVED = DepositState.SEEN, DepositState.CONFIRMED, DepositState.REMOVED
 KEYS = HdKeys("letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
@@ -41,24 +42,14 @@ States = dict[DepositKey, DepositState]
 
 
 @dataclass
-class Hands:
-    """A clock that moves when told; ahead of every block."""
-
-    now: int = 4_000_000_000_000
-
-    def now_ms(self) -> int:
-        return self.now
-
-
-@dataclass
-class Desk:
+class EvmReader:
     """The reader of deposits as a service runs it. ``calls``: what it asked of its node."""
 
     token: Token
     endpoint: Endpoint
     network: EvmNetwork
     data_dir: Path
-    clock: Hands
+    clock: ManualClock
     database: Database
     ledger: SqlEvmDepositLedger
     pool: EvmAddressPool
@@ -88,18 +79,20 @@ class Desk:
             await self.database.close()
 
     @asynccontextmanager
-    async def again(self, **options: Any) -> AsyncIterator[Desk]:
+    async def again(self, **options: Any) -> AsyncIterator[EvmReader]:
         """Kill this one, and start another on its database."""
         await self.kill()
         network = replace(self.network, **options)
-        async with desk_on(self.token, self.endpoint, network, self.data_dir, self.clock) as later:
+        async with reader_on(
+            self.token, self.endpoint, network, self.data_dir, self.clock
+        ) as later:
             yield later
 
 
 @asynccontextmanager
-async def desk_on(
-    token: Token, endpoint: Endpoint, network: EvmNetwork, data_dir: Path, clock: Hands
-) -> AsyncIterator[Desk]:
+async def reader_on(
+    token: Token, endpoint: Endpoint, network: EvmNetwork, data_dir: Path, clock: ManualClock
+) -> AsyncIterator[EvmReader]:
     await asyncio.to_thread(data_dir.mkdir, exist_ok=True)
     database = await Database.open(data_dir)
     ledger = SqlEvmDepositLedger(database)
@@ -110,14 +103,14 @@ async def desk_on(
     client.rpc.open()
     connection = EvmConnection(client, network)
     scanner = EvmDepositScanner(connection, ledger, clock)
-    desk = Desk(
+    reader = EvmReader(
         token, endpoint, network, data_dir, clock, database, ledger, pool, connection, scanner
     )  # fmt: skip
-    record(client.rpc, desk.calls)
+    record(client.rpc, reader.calls)
     try:
-        yield desk
+        yield reader
     finally:
-        await desk.kill()
+        await reader.kill()
 
 
 def record(rpc: Any, calls: list[str]) -> None:
@@ -216,18 +209,20 @@ class Crooked:
 
 
 @asynccontextmanager
-async def crooked(desk: Desk) -> AsyncIterator[tuple[Crooked, Desk]]:
-    """The desk's service, started again behind a node that may lie."""
-    node, app = Crooked(desk.endpoint.url), web.Application()
+async def crooked(reader: EvmReader) -> AsyncIterator[tuple[Crooked, EvmReader]]:
+    """The reader's service, started again behind a node that may lie."""
+    node, app = Crooked(reader.endpoint.url), web.Application()
     app.router.add_post("/", node.handle)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     port = runner.addresses[0][1]
-    await desk.kill()
+    await reader.kill()
     endpoint = Endpoint("crooked", f"http://127.0.0.1:{port}")
     try:
-        async with desk_on(desk.token, endpoint, desk.network, desk.data_dir, desk.clock) as behind:
+        async with reader_on(
+            reader.token, endpoint, reader.network, reader.data_dir, reader.clock
+        ) as behind:
             yield node, behind
     finally:
         await runner.cleanup()
