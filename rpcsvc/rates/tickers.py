@@ -7,16 +7,16 @@ Sources: the exchanges' public API documentation.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientSession
 
 from rpcsvc.domain.money import USDC
+from rpcsvc.http_client import HttpRequest, NoReply, ReplyTooLarge, exchange
 
 LONGEST_ANSWER: Final = 256 * 1024
 TIMEOUT_SECONDS: Final = 10
@@ -41,24 +41,17 @@ class HttpSource:
 
     async def fetch(self, session: ClientSession) -> int:
         """The price in USDC units per whole XMR, rounded down. Raises RateUnreadable."""
+        request = HttpRequest("GET", self.url, TIMEOUT_SECONDS, LONGEST_ANSWER)
         try:
-            async with asyncio.timeout(TIMEOUT_SECONDS):
-                body = await self._read(session)
-        except (ClientError, OSError, TimeoutError, ValueError) as error:
-            raise RateUnreadable(f"no answer ({error or type(error).__name__})") from error
-        return price_in(body, self.pointer)
-
-    async def _read(self, session: ClientSession) -> bytes:
-        timeout = ClientTimeout(total=TIMEOUT_SECONDS)
-        async with session.get(self.url, timeout=timeout, allow_redirects=False) as response:
-            if response.status != 200:
-                raise RateUnreadable(f"HTTP {response.status}")
-            body = await response.content.read(LONGEST_ANSWER + 1)
-            while len(body) <= LONGEST_ANSWER and not response.content.at_eof():
-                body += await response.content.read(LONGEST_ANSWER + 1 - len(body))
-        if len(body) > LONGEST_ANSWER:
-            raise RateUnreadable(f"an answer of more than {LONGEST_ANSWER} bytes")
-        return body
+            reply = await exchange(session, request)
+        except ReplyTooLarge as error:
+            raise RateUnreadable(f"an answer of more than {LONGEST_ANSWER} bytes") from error
+        except NoReply as error:
+            why = str(error.cause) or type(error.cause).__name__
+            raise RateUnreadable(f"no answer ({why})") from error
+        if reply.status != 200:
+            raise RateUnreadable(f"HTTP {reply.status}")
+        return price_in(reply.body, self.pointer)
 
 
 def price_in(body: bytes, pointer: str) -> int:

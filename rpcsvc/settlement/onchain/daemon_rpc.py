@@ -27,19 +27,18 @@ from itertools import count
 from typing import Annotated, Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
-from aiohttp import (
-    ClientConnectorError,
-    ClientError,
-    ClientResponse,
-    ClientSession,
-    ClientTimeout,
-    ConnectionTimeoutError,
-    DigestAuthMiddleware,
-    TCPConnector,
-)
+from aiohttp import ClientResponse, ClientSession, DigestAuthMiddleware, TCPConnector
 from pydantic import Field, TypeAdapter, ValidationError
 
 from rpcsvc.clock import steady_ms
+from rpcsvc.http_client import (
+    HttpRequest,
+    NotReached,
+    ReplyLost,
+    ReplyTimedOut,
+    ReplyTooLarge,
+    exchange,
+)
 
 JsonObject = dict[str, Any]
 Pause = Callable[[float], Awaitable[None]]
@@ -48,7 +47,6 @@ _PAUSES: Final = (0.05, 0.25)
 _REFUSED_UNREAD: Final = (401, 403)
 _WORTH_REPEATING: Final = (429, 502, 503, 504)
 _LONGEST_QUOTE: Final = 300
-_CHUNK: Final = 1 << 16
 _CONNECTIONS: Final = 16
 
 T = TypeVar("T")
@@ -242,41 +240,37 @@ class DaemonRpc:
     async def _send(
         self, path: str, method: str, body: JsonObject, limit: float
     ) -> tuple[int, bytes]:
-        name = self.endpoint.name
-        try:
-            return await self._exchange(path, method, body, limit)
-        except (ClientConnectorError, ConnectionTimeoutError) as error:
-            raise NotSent(name, method, f"not reached: {_words(error)}") from error
-        except TimeoutError as error:
-            raise TimedOut(name, method, f"no whole answer in {limit:g} seconds") from error
-        except (ClientError, OSError) as error:
-            raise OutcomeUnknown(name, method, f"connection lost: {_words(error)}") from error
-
-    async def _exchange(
-        self, path: str, method: str, body: JsonObject, limit: float
-    ) -> tuple[int, bytes]:
+        at = self.endpoint
         if self._session is None:
-            raise NotSent(self.endpoint.name, method, "the client is closed")
-        async with self._session.post(
-            self.endpoint.url.rstrip("/") + path if path else self.endpoint.url,
-            data=json.dumps(body, allow_nan=False).encode(),
-            headers={"content-type": "application/json"},
-            timeout=ClientTimeout(total=limit, connect=self.endpoint.connect_seconds),
-            allow_redirects=False,
-        ) as response:
+            raise NotSent(at.name, method, "the client is closed")
+
+        def refuse_unread(response: ClientResponse) -> None:
             if response.status in _REFUSED_UNREAD:
                 problem = f"HTTP status {response.status}: check its user name, password or token"
-                raise AccessRefused(self.endpoint.name, method, problem)
-            return response.status, await self._content(method, response)
+                raise AccessRefused(at.name, method, problem)
 
-    async def _content(self, method: str, response: ClientResponse) -> bytes:
-        bound = self.endpoint.max_response_bytes
-        content = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK):
-            content += chunk
-            if len(content) > bound:
-                raise TooLarge(self.endpoint.name, method, f"the answer has over {bound} bytes")
-        return bytes(content)
+        request = HttpRequest(
+            "POST",
+            at.url.rstrip("/") + path if path else at.url,
+            seconds=limit,
+            most_bytes=at.max_response_bytes,
+            body=json.dumps(body, allow_nan=False).encode(),
+            headers={"content-type": "application/json"},
+            connect_seconds=at.connect_seconds,
+        )
+        try:
+            reply = await exchange(self._session, request, refuse_unread)
+        except NotReached as error:
+            raise NotSent(at.name, method, f"not reached: {_words(error.cause)}") from error
+        except ReplyTimedOut as error:
+            raise TimedOut(at.name, method, str(error)) from error
+        except ReplyTooLarge as error:
+            raise TooLarge(at.name, method, str(error)) from error
+        except ReplyLost as error:
+            raise OutcomeUnknown(
+                at.name, method, f"connection lost: {_words(error.cause)}"
+            ) from error
+        return reply.status, reply.body
 
     # --- reading the answer --------------------------------------------------------------------
 

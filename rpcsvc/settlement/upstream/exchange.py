@@ -8,7 +8,6 @@ the configured address and nowhere else.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import ssl
@@ -28,16 +27,21 @@ from aiohttp import (
     ClientRequest,
     ClientResponse,
     ClientSession,
-    ClientTimeout,
-    ConnectionTimeoutError,
     DummyCookieJar,
-    InvalidURL,
     ServerDisconnectedError,
     TCPConnector,
 )
 from yarl import URL
 
 from rpcsvc.errors import InvalidJson
+from rpcsvc.http_client import (
+    HttpRequest,
+    NotReached,
+    ReplyLost,
+    ReplyTimedOut,
+    ReplyTooLarge,
+    exchange,
+)
 from rpcsvc.logs import MASK, shorten_addresses
 from rpcsvc.settlement.upstream.failures import (
     RAW_LIMIT,
@@ -117,7 +121,6 @@ def _is_loopback(host: str) -> bool:
 
 Loads = Callable[[bytes], Any]
 ReadError = Callable[[Any], RemoteError | None]
-_CHUNK: Final = 65_536
 _LONGEST_REASON: Final = 300
 _LONGEST_PAUSE_MS: Final = 600_000
 _JSON_TYPE: Final = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;.*)?", re.ASCII | re.I)
@@ -202,29 +205,29 @@ class Exchange:
         limit_ms = options.create_ms if creates else options.read_ms
         if self._session is None:
             raise NeverSent("The client is closed.", retryable=False)
+        request = HttpRequest(
+            call.method,
+            self._base + call.path,
+            seconds=limit_ms / 1000,
+            most_bytes=options.max_bytes,
+            body=None if call.body is None else orjson.dumps(call.body),
+            headers=self._headers(call, key),
+            connect_seconds=options.connect_ms / 1000,
+            tls=options.tls,
+        )
         try:
-            async with (
-                asyncio.timeout(limit_ms / 1000),
-                self._session.request(
-                    call.method,
-                    self._url(call),
-                    data=None if call.body is None else orjson.dumps(call.body),
-                    headers=self._headers(call, key),
-                    timeout=ClientTimeout(total=None, connect=options.connect_ms / 1000),
-                    allow_redirects=False,
-                    ssl=options.tls or True,
-                ) as response,
-            ):
-                return await self._reply(response)
-        except (ClientConnectorError, ConnectionTimeoutError, InvalidURL) as error:
-            raise NeverSent(f"No connection to the upstream: {_what(error)}.") from error
-        except TimeoutError as error:
+            reply = await exchange(self._session, request, self._require_plain)
+        except NotReached as error:
+            raise NeverSent(f"No connection to the upstream: {_what(error.cause)}.") from error
+        except ReplyTimedOut as error:
             raise NoAnswer(f"No whole answer within {limit_ms} ms.") from error
-        except (ClientError, OSError) as error:
-            raise NoAnswer(f"The connection was lost: {_what(error)}.") from error
-
-    def _url(self, call: UpstreamCall) -> URL:
-        return URL(self._base + call.path)
+        except ReplyTooLarge as error:
+            problem = f"The answer is larger than {options.max_bytes} bytes."
+            raise UpstreamBroken(problem, raw=error.body) from error
+        except ReplyLost as error:
+            raise NoAnswer(f"The connection was lost: {_what(error.cause)}.") from error
+        kind = reply.headers.get("Content-Type", "")
+        return Reply(reply.status, kind, _retry_after_ms(reply.headers), reply.body)
 
     def _headers(self, call: UpstreamCall, key: str | None) -> dict[str, str]:
         headers = {}
@@ -236,28 +239,12 @@ class Exchange:
             headers["idempotency-key"] = key
         return headers
 
-    async def _reply(self, response: ClientResponse) -> Reply:
+    def _require_plain(self, response: ClientResponse) -> None:
+        """Raise UpstreamBroken for an answer that is compressed, unasked."""
         encoding = response.headers.get("Content-Encoding", "identity").lower()
         if encoding != "identity":
             response.close()
             raise UpstreamBroken(f"The answer is encoded as {self._safe(encoding)}, unasked.")
-        body = await self._body(response)
-        kind = response.headers.get("Content-Type", "")
-        return Reply(response.status, kind, _retry_after_ms(response.headers), body)
-
-    async def _body(self, response: ClientResponse) -> bytes:
-        """The body, up to the limit. Raises UpstreamBroken without reading what is over it."""
-        limit = self._options.max_bytes
-        body = bytearray()
-        if (response.content_length or 0) <= limit:
-            async for chunk in response.content.iter_chunked(_CHUNK):
-                body += chunk
-                if len(body) > limit:
-                    break
-            else:
-                return bytes(body)
-        response.close()
-        raise UpstreamBroken(f"The answer is larger than {limit} bytes.", raw=bytes(body))
 
     def is_about_unfunded(self, reply: Reply) -> bool:
         """Whether a refusal is about orders without a deposit, not about the number of calls."""
@@ -350,7 +337,7 @@ async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientRes
         raise _Lost(_what(error)) from error
 
 
-def _what(error: Exception) -> str:
+def _what(error: BaseException) -> str:
     """What went wrong with a connection, without addresses of ours or theirs."""
     if isinstance(error, _Lost):
         return str(error)
