@@ -1,4 +1,4 @@
-"""The key of the hashes under which clients are kept with their unfunded orders.
+"""The secret under which client addresses of unfunded orders are hashed.
 
 It is not in the database, so that a copy of that tells no addresses.
 """

@@ -1,4 +1,4 @@
-"""Where time comes from: a clock is passed to everything that needs one.
+"""Clocks: wall time is passed in, ``steady_ms`` measures durations.
 
 Wall-clock times are integers of milliseconds since the Unix epoch, everywhere inside the service;
 they become RFC 3339 strings at the edges only. Time zones do not exist here: all is UTC. That clock

@@ -1,4 +1,4 @@
-"""Writing small files so that they are on disk, whole or not at all, before the call returns.
+"""Writes small files so that they are on disk, complete or not at all, when the call returns.
 
 A file's bytes and its name are two things to a file system: each has to be synced.
 """

@@ -1,4 +1,4 @@
-"""The one error tree: every failure that a caller can meet, with its code, status and retry rule.
+"""The tree of errors that a caller can meet, each with its code, status and retry rule.
 
     ServiceError
     +-- ProtocolError          the message could not be read or admitted; no operation ran

@@ -1,4 +1,4 @@
-"""How settings are read: sources into layers, and values into what a setting may hold.
+"""Reading settings: sources into layers, and values into the types of settings.
 
 A layer maps dotted keys (``brand.name``) to a value and its origin. Problems of a source are
 collected, not raised, so that one run reports all of them. A value's validator raises ValueError

@@ -1,4 +1,4 @@
-"""Making an audit: heads of the chains, the books, what the chains say, comparison.
+"""Runs an audit: reads chains and books, compares them, and pauses payouts on a difference.
 
 And the loop that does so beside the running service.
 """

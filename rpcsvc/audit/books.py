@@ -1,4 +1,4 @@
-"""Reading the books: the database of one moment, beside a running service, as plain records.
+"""Reads the books: a snapshot of the database beside a running service, as plain records.
 
 All rows are fetched in one read transaction over a read-only connection, whatever the service
 writes meanwhile, and made into records after it: while it is open the service can't begin its log

@@ -1,4 +1,4 @@
-"""Asking monerod and the wallet what came, what went, and what is there.
+"""Reads from monerod and the wallet what the wallet received, sent and holds.
 
 All calls are bounded: the wallet answers one at a time, and orders wait behind them. What it lists
 is read in windows of blocks, and kept up to a block that is still on the chain at the next look.

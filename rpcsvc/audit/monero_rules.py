@@ -1,6 +1,4 @@
-"""The rules for the XMR wallet: every transaction of it is on record or explained, and the sum is
-what it holds.
-"""
+"""XMR wallet rules: each transaction is recorded or annotated, and the balance adds up."""
 
 from __future__ import annotations
 

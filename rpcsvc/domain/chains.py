@@ -1,4 +1,4 @@
-"""The chains on which the service takes and pays USDC, and how a caller may name them."""
+"""The chains on which the service takes and pays USDC, and the names that callers may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integrators: who brings orders over the BFF with an API key, and what they earn by it.
+"""Integrators: third parties that bring orders over the BFF with an API key, and their fee.
 
 Only the SHA-256 of a key is configured; a key of 128 random bits or more needs no slower hash.
 """

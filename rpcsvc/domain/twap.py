@@ -1,4 +1,4 @@
-"""Swapping an order chunk by chunk: how it is cut, what a chunk brings, when the next one is due.
+"""TWAP: how an order is cut into chunks, what a chunk brings, and when the next one is due.
 
 Pure arithmetic on an order's deposits. The chunks are cut by their worth at the quoted rate and
 swapped each at the rate of its moment; the payout is their sum. A chunk is swapped only at a rate

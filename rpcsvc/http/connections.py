@@ -1,4 +1,4 @@
-"""Open TCP connections: how many there may be, and which of them are ended.
+"""Open TCP connections: their limits, in all and per client, and which ones are closed first.
 
 Connections are counted where they are accepted: a TLS handshake counts from its first byte, and a
 refused connection costs no task. The number in all leaves descriptors for the UNIX socket, the

@@ -1,4 +1,4 @@
-"""Serving the documents: GET and HEAD, ETag and 304, Cache-Control."""
+"""Serves the documents: GET and HEAD, ETag and 304, Cache-Control."""
 
 from __future__ import annotations
 

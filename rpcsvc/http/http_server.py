@@ -1,4 +1,4 @@
-"""aiohttp's server with the edge around it, so that nothing is answered past the edge.
+"""aiohttp's server inside the edge, so that the edge also answers unreadable requests.
 
 What can't be read as a request is refused by aiohttp's connections themselves: no route is asked,
 and their answer is plain text that names the software. Here they ask the edge instead.

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 at the level of messages: the bytes of a body in, the bytes of the answer out.
+"""JSON-RPC 2.0 messages: the bytes of a request in, the bytes of the answer out.
 
 jsonrpcserver looks each method up and calls it; this wrapper parses, judges and writes the
 messages, splits batches and awaits the methods. The library is driven one request at a time through

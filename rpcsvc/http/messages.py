@@ -1,4 +1,4 @@
-"""What the HTTP surfaces share: reading a JSON body, writing a response, answering for errors.
+"""What the HTTP surfaces share: reading a JSON body, writing a response, rendering errors.
 
 The order in which all of it happens to a request is in edge.py.
 """

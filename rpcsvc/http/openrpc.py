@@ -1,4 +1,4 @@
-"""The OpenRPC description of the JSON-RPC methods, made of the operation table and the settings.
+"""The OpenRPC document of the JSON-RPC methods, generated from the operation table and settings.
 
     openrpc_document(site)   the whole document, which rpc.discover answers as well
 

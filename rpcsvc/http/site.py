@@ -1,4 +1,4 @@
-"""What the documents tell of the service: its address, brand, limits, chains and operations.
+"""The site as the documents describe it: address, brand, limits, chains and operations.
 
 Everything comes from the settings and the operation table, nothing from a request: a ``Host``
 header could name anything.

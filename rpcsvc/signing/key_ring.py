@@ -1,4 +1,4 @@
-"""The keys of one directory: made at the first start, rotated, reread."""
+"""The key ring of one directory: created at the first start, rotated, and read again."""
 
 from __future__ import annotations
 

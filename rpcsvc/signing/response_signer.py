@@ -1,4 +1,4 @@
-"""Signing what goes out: responses, and the terms of orders."""
+"""Signs responses and the terms of orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each state and each error code means for an agent, and what to do then.
+"""What each state and each error code means for an agent, and what it should do.
 
 One entry for every member of AgentState, OnDeadline and the error tree; rendering fails on one that
 is missing, so nothing new can go without advice.

@@ -1,4 +1,4 @@
-"""All documents together: path, media type, how long it may be kept, and how it is written."""
+"""The catalogue of documents: path, media type, cache lifetime, and how each is rendered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every document lives, and how the documents refer to each other and to the API."""
+"""The addresses of the documents, and their links to each other and to the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a client checks a signed response and a passed-on order, in words precise enough to code by.
+"""How a client verifies a signed response and a passed-on order, precisely enough to implement.
 
 Names, numbers and the signed text come from rpcsvc.verify, which is the reference.
 Sources: spec 5.3, design part 3 "Signing"; RFC 8032, RFC 8037, RFC 7638, RFC 7515.

@@ -1,4 +1,4 @@
-"""Writing Markdown: tables, code blocks, links, and text that must stay text."""
+"""Markdown: tables, code blocks, links, and escaping."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The documents whose form others have fixed: security.txt, api-catalog, robots, sitemap; and the
-home page with its logo, so that the site's root leads somewhere.
-"""
+"""Documents of a form that others define: security.txt, api-catalog, robots, sitemap, home page."""
 
 from __future__ import annotations
 

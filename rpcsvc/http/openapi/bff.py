@@ -1,4 +1,4 @@
-"""The BFF's half of the OpenAPI document: a loop over its rows of the operation table.
+"""The BFF's half of the OpenAPI document, generated from its operation table.
 
 Its paths are written from the site root on, since the document's server is the agent API's.
 """

@@ -1,4 +1,4 @@
-"""What both halves of the OpenAPI document are made of: headers, parameters, refusals by status.
+"""What both halves of the OpenAPI document share: headers, parameters, refusals by status.
 
 Responses that are the same for every operation that has them stand once, under components.
 """

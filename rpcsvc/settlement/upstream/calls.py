@@ -1,4 +1,4 @@
-"""The calls of an upstream, the same in both dialects, and what a caller sees when one fails."""
+"""The calls of an upstream in both dialects, and the caller's error when one fails."""
 
 from __future__ import annotations
 

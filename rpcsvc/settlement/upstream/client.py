@@ -1,4 +1,4 @@
-"""Calls to an upstream, repeated where that is safe, and honest about whether one may have acted.
+"""Calls an upstream with retries where they are safe, and reports whether a call may have acted.
 
 A read is repeated with growing, random pauses until it succeeds or its time is up. A call that
 creates something is sent once; it is sent again only with an idempotency key that the upstream

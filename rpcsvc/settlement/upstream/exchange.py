@@ -1,4 +1,4 @@
-"""One HTTP exchange with an upstream: bounded, strict, and judged for what it proves.
+"""One HTTP exchange with an upstream: bounded, strict, and classified by what it proves.
 
 Every call has its own connection: the upstream may be closing a kept one at that moment, and then
 nobody could tell whether the call had arrived. A few calls a minute can afford it. Redirects are

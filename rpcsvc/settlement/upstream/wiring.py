@@ -1,4 +1,4 @@
-"""Putting an upstream engine together: client, budgets, breaker, dialect."""
+"""Builds an upstream engine from the settings: client, budgets, breaker, dialect."""
 
 from __future__ import annotations
 
