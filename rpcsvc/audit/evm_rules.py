@@ -216,7 +216,7 @@ def _balances(books: Books, facts: EvmFacts) -> Iterator[Difference]:
             yield Difference("wallet", address, expected, str(balance), _USDC)
 
 
-# --- what is explained -----------------------------------------------------------------------
+# --- annotated transactions ------------------------------------------------------------------
 
 
 def evm_annotated(

@@ -41,7 +41,11 @@ def is_loopback_name(name: str) -> bool:
 
 
 class Hosts:
-    """The names that a request may be for: the site's, loopback names, and ``allowed_hosts``."""
+    """The names that a request may be for: the site's, loopback names, and ``allowed_hosts``.
+
+    A page of evil.example whose name points at 127.0.0.1 is of the service's origin for its browser
+    (DNS rebinding). Only the Host header tells the two apart.
+    """
 
     def __init__(self, settings: Settings) -> None:
         site = urlsplit(settings.effective_site_url).hostname
@@ -90,7 +94,11 @@ _PREFLIGHT: Final = {
 
 
 class Cors:
-    """Opens the agent API and ``documents``, the paths outside it that any page may read.
+    """Opens the agent API, the BFF and ``documents``, the paths outside them that pages may read.
+
+    These are public and use no cookies: ``*`` gives a page nothing that its own server could not
+    have. /rpc stays closed: it lets callers in by their place on this machine, and a page in the
+    operator's browser has that place.
 
     With ``origins`` only pages of these and of loopback origins are let in; None lets in all.
     """
@@ -163,7 +171,11 @@ class _Waiting(NamedTuple):
 
 
 class Sealer:
-    """Puts the signature headers on responses. One for a server, in one event loop."""
+    """Puts the signature headers on responses, all that are ready in one turn of the event loop.
+
+    A signature reads 30 kB of tables, which evicts everything else from the first-level cache. Made
+    one after another, 16 signatures cost a quarter less (``make bench``, swap.status signed).
+    """
 
     def __init__(self, signer: ResponseSigner) -> None:
         self._signer = signer

@@ -421,7 +421,7 @@ class BridgeOrderStatus(Answer):
         return bridge_status(self.status_text)
 
 
-# --- reading: the answer must be to the question ------------------------------------------------
+# --- reading: the answer must fit the request ------------------------------------------------
 
 
 def network(answer: UpstreamAnswer) -> str:

@@ -36,7 +36,11 @@ _MONERO_OF: Final = {
 
 
 class NetworkCheck:
-    """The network that the upstream reported last. A failed call changes nothing."""
+    """The network that the upstream reported last. A failed call changes nothing.
+
+    EVM addresses look the same on every network, so that an order of a simulated service would take
+    real USDC. Only another rpcsvc (dialect ``bff``) reports its network.
+    """
 
     def __init__(self, upstream: Upstream, ours: MoneroNetwork) -> None:
         self._upstream = upstream

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# --- what is asked ---------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class QuoteBody:
