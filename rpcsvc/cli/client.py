@@ -1,9 +1,4 @@
-"""Where a CLI call goes: a URL, or the socket of a server on this data directory; and the call.
-
-Plain http.client: an HTTP library takes longer to import than a whole call over the socket takes.
-What does not live here: which calls there are (call.py), running one in this process, what an
-answer says (answer.py).
-"""
+"""Calls a service: at a URL, or over the UNIX socket of its data directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every command of the CLI gets and answers: its context, its errors, its exit statuses.
-
-What does not live here: the commands (main.py) and the calls (call.py).
-"""
+"""What every command of the CLI gets and answers: its context, its errors, its exit statuses."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 stdout of an operation is exactly one JSON envelope, and that of ``verify`` and ``receipt`` one JSON
 object, whatever the exit status; everything else goes to stderr. Exit status: 0 ok, 1
-``ok: false``, 2 usage error, 3 no answer of the service, or none that could be told.
-What does not live here: the commands of operations (operations.py), carrying one out
-(call.py), where a call goes (client.py), what is remembered (state.py), signing keys
-and checking signatures (evm/keys.py, verify.py).
+``ok: false``, 2 usage error, 3 no answer of the service, or one that could not be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Options that several commands of the CLI have.
-
-What does not live here: options of a single command (where that is), what comes of them
-(context.py).
-"""
+"""Options that several commands of the CLI have."""
 
 from __future__ import annotations
 

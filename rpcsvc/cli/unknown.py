@@ -1,7 +1,4 @@
-"""What to say of an option that a command does not have: those that begin so, else the nearest.
-
-What does not live here: which options there are (main.py and the modules of the commands).
-"""
+"""Usage errors for words that no command takes, with the nearest that one does."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What /rpc answered, as the one envelope that stdout shows; and whether it is this service's.
+"""Reads the body of a /rpc response: an envelope, a result, or a refusal as either.
 
 A gateway between may answer for the service, in JSON and with an error of its own, while the call
-is carried out behind it. That must never look like the service's word on an order, so only what
-this service writes is read: JSON-RPC 2.0 with an envelope, or with an error that bears its codes.
-What does not live here: the exchange itself, and what a caller is told (client.py).
+is carried out behind it. So only what this service writes is accepted: JSON-RPC 2.0 with an
+envelope, or with an error that bears its codes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Carrying out one operation from the command line: inputs, memory, the call, the answer.
-
-What does not live here: which options there are (main.py), how a call reaches a server
-(client.py), the file that remembers (state.py).
-"""
+"""Carries out one operation from the command line: inputs, memory, the call, the answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person.
-
-What does not live here: whether the swaps go to a server or run in this process (main.py).
-"""
+"""``rpcsvc demo``: one whole swap each way on the sandbox, every step printed for a person."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One command for each operation of the table, with an option for each of its inputs.
-
-What does not live here: carrying one out (call.py), the other commands (main.py).
-"""
+"""One command for each operation of the table, with an option for each of its inputs."""
 
 from __future__ import annotations
 

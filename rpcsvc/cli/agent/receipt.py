@@ -1,7 +1,7 @@
 """``rpcsvc receipt verify``: check on your own node that a payout was made.
 
 stdout is exactly one JSON object. Exit status: 0 proven, 1 not proven, 2 usage error, 3 the node
-can't be reached. What does not live here: the checks (settlement/onchain/receipt_check.py).
+can't be reached.
 """
 
 from __future__ import annotations

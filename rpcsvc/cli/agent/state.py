@@ -2,8 +2,6 @@
 
 Each service has a memory of its own: that of the data directory, and each that was called by its
 URL. A session and an order together are the owner's secret, which no other service is to learn.
-
-What does not live here: orders themselves. Losing the file loses convenience, no money.
 """
 
 from __future__ import annotations

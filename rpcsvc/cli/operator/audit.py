@@ -1,7 +1,7 @@
-"""``rpcsvc audit``: recompute every order and wallet from the chains and one state of the database.
+"""``rpcsvc audit``: recomputes every order and wallet from the chains.
 
-It changes nothing and may run beside a server. Exit status: 0 all agrees, 1 it does not, 3 a node
-can't be asked. What does not live here: reading and comparing (rpcsvc/audit).
+It reads one state of the database, changes nothing and may run beside a service. Exit status: 0
+all agrees, 1 it does not, 3 a node can't be asked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``rpcsvc config check``: prints every setting, and refuses what a start would refuse of them.
 
-Nobody is asked: whether a node, a wallet or an upstream is there is for ``rpcsvc onchain init`` and
-``rpcsvc health``.
+It asks no node, wallet or upstream: ``rpcsvc onchain init`` and ``rpcsvc health`` do.
 """
 
 from __future__ import annotations

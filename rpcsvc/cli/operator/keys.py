@@ -1,7 +1,7 @@
-"""``rpcsvc keys``: the service's signing keys, listed, rotated, and given out.
+"""``rpcsvc keys``: lists, rotates and exports the service's signing keys.
 
-stdout is exactly one JSON object. A server that runs on the same data directory notices a rotation
-within a second. What does not live here: the keys (rpcsvc.signing).
+stdout is exactly one JSON object. A service that runs on the same data directory notices a rotation
+within a second.
 """
 
 from __future__ import annotations

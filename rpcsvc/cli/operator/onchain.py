@@ -1,9 +1,6 @@
 """``rpcsvc onchain init``: makes the keys when there are none, and says what is missing to start.
 
-It pays nothing and takes no order. Beside a running service it only looks. What does not live
-here: what is asked of nodes (settlement/onchain/readiness.py), what is judged missing
-(settlement/onchain/readiness.py), what ``skip-addresses`` and ``reread``
-do (skip.py, reread.py).
+It pays nothing and takes no order. Beside a running service it only reads.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ def add_treasury(commands: Any, common: Common) -> None:
     common(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.set_defaults(command=_treasury)
-    _add_explain(parser.add_subparsers(metavar="ACTION"), common)
+    _add_annotate(parser.add_subparsers(metavar="ACTION"), common)
 
 
-def _add_explain(actions: Any, common: Common) -> None:
+def _add_annotate(actions: Any, common: Common) -> None:
     text = "say what a transaction was that you made by hand, so that the audit takes it as right"
     # What was given before the action holds, too.
     parser = actions.add_parser(

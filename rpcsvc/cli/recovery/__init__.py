@@ -1,1 +1,1 @@
-"""The commands that open the database themselves, most of them while no service runs."""
+"""The commands that open the database themselves, most of them while the service is stopped."""

@@ -1,9 +1,7 @@
-"""``rpcsvc payouts adopt TRANSFER TXID``: take a transaction of the own wallet for a transfer's.
+"""``rpcsvc payouts adopt TRANSFER TXID``: records a transaction of the own wallet as a transfer's.
 
 For a database that was restored from a copy and does not know what was paid since. The chain is
-asked whether the transaction pays just that transfer; then it is on record as if the service had
-published it, and is confirmed, proven and told like any other. The service must not be running.
-What does not live here: the proof (settlement/onchain/adoption.py).
+asked whether the transaction pays just that transfer. The service must not be running.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the operator's commands share that change the database while no service runs.
-
-It imports the engine's packages, so that only commands which need them import this module. What
-does not live here: the commands (adopt.py, skip.py, reread.py).
-"""
+"""Runs work on the database of a stopped service, under its owner lock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``rpcsvc onchain reread NETWORK --from BLOCK``: when a node has left deposits of USDC out.
 
-The service must not be running. What does not live here: what reading again means, and why it is
-safe (settlement/onchain/evm/scan.py).
+The service must not be running.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """``rpcsvc onchain skip-addresses N``: after an older copy of the database was restored.
 
-The service must not be running. What does not live here: what is skipped, and why
-(settlement/onchain/address_skip.py).
+The service must not be running.
 """
 
 from __future__ import annotations
