@@ -43,12 +43,11 @@ from rpcsvc.http.rpc_http import Methods, RpcHttp
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
-from rpcsvc.operations.attestation import attester
 from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher, flat_dispatcher
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.projection import project, view_key
-from rpcsvc.operations.service import Service, ViewContext, with_sandbox
+from rpcsvc.operations.service import Service, ViewContext, attester, with_sandbox
 from rpcsvc.operations.table import AGENT_OPERATIONS, SANDBOX_OPERATIONS
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.backend import Backend
@@ -59,7 +58,7 @@ from rpcsvc.orders.retries import retry_transfer
 from rpcsvc.orders.scheduler.retention import Kept, Retention
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
-from rpcsvc.settings import Settings, SettingsError, check_integrators
+from rpcsvc.settings import Settings, SettingsError
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
 from rpcsvc.signing.response_signer import ResponseSigner
@@ -96,7 +95,6 @@ async def running(
     The worker is made, not started. Raises DataDirInUse, UnknownSchema, SigningKeyError and
     SettingsError.
     """
-    check_integrators(settings)
     _make_data_dir(settings.data_dir)
     lock = OwnerLock(settings.data_dir)
     lock.acquire()

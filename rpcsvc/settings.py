@@ -62,7 +62,7 @@ from rpcsvc.settings_sources import (
 __all__ = [
     "KEYS", "SECRETS", "BrandSettings", "ConfigRow", "LimitSettings", "LoadedSettings",
     "LogSettings", "OrderSettings", "RateLimitSettings", "SandboxSettings", "Settings",
-    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind", "check_integrators",
+    "SettingsError", "SigningSettings", "UpstreamSettings", "check_bind",
     "effective_config", "load_settings", "render_config",
 ]  # fmt: skip
 
@@ -393,17 +393,6 @@ def check_bind(settings: Settings) -> None:
             " (3) stay on this machine: host 127.0.0.1 (RPCSVC_HOST, --host)"
         ]
     )
-
-
-def check_integrators(settings: Settings) -> None:
-    """Raise SettingsError if integrators are to be paid where the price is another service's."""
-    if settings.engine == "upstream" and settings.integrators:
-        raise SettingsError(
-            [
-                "integrators: with engine upstream the price is the upstream's, and no fee of an"
-                " integrator can be taken here; configure them there"
-            ]
-        )
 
 
 def effective_config(loaded: LoadedSettings) -> list[ConfigRow]:

@@ -1,7 +1,7 @@
 """What handlers work with, and what they return.
 
 ``Service`` is the running service, ``Call`` one call. Handlers branch on no engine: they ask the
-venue.
+venue. ``attester`` vouches for the terms of orders (docs/signing.md).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from rpcsvc.clock import Clock
+from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
@@ -26,6 +26,7 @@ from rpcsvc.orders.ports.store import OrderStore
 from rpcsvc.orders.ports.venue import Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.unfunded import SOCKET, Client
+from rpcsvc.verify import BY_ADDRESS, BY_SESSION, OrderTerms, session_sha256
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.
 Attest = Callable[[Terms], str]
@@ -134,3 +135,38 @@ def with_session(views: ViewContext, data: Json, session: tuple[str | None, str]
         "sessionSource": source,
         **data,
     }
+
+
+def attester(
+    sign: Callable[[OrderTerms], str], chains: ChainRegistry, *, network: str, issuer: str
+) -> Attest:
+    """What vouches for orders: ``sign`` over their terms, in the name of ``issuer``."""
+
+    def attest(terms: Terms) -> str:
+        return sign(attested_terms(terms, chains, network=network, issuer=issuer))
+
+    return attest
+
+
+def attested_terms(terms: Terms, chains: ChainRegistry, *, network: str, issuer: str) -> OrderTerms:
+    """The terms as the user can check them against what was ordered."""
+    lock_end = terms.price_locked_until
+    return OrderTerms(
+        order_id=terms.order_id,
+        direction=terms.direction.value,
+        chain_id=terms.chain_id,
+        token=chains.resolve(terms.chain).usdc_contract,
+        deposit_address=terms.deposit_address,
+        deposit_amount=terms.deposit_amount,
+        to_address=terms.to_address,
+        expected_output=terms.expected_output,
+        min_received=terms.min_received,
+        expires_at=iso8601(terms.expires_at),
+        issued_at=iso8601(terms.created_at),
+        network=network,
+        issuer=issuer,
+        refund_control=BY_SESSION if terms.refund_address is None else BY_ADDRESS,
+        refund_address=terms.refund_address,
+        session_sha256=session_sha256(terms.session_id),
+        price_locked_until=None if lock_end is None else iso8601(lock_end),
+    )

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rpcsvc.clock import Clock
-from rpcsvc.orders.client_limits import ClientLimits
 from rpcsvc.orders.deposits import DepositWatcher, ScanProgress
-from rpcsvc.orders.inventory import Inventory, SimulatedInventory, WalletInventory
+from rpcsvc.orders.inventory import ClientLimits, Inventory, SimulatedInventory, WalletInventory
 from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
@@ -25,9 +24,8 @@ from rpcsvc.orders.ports.venue import Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, Wallets
 from rpcsvc.orders.quarantine import Quarantine
 from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook, Reservations
-from rpcsvc.orders.scheduler.deadlines import Deadlines
+from rpcsvc.orders.scheduler.deadlines import Deadlines, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner
-from rpcsvc.orders.scheduler.price_locks import PriceLocks
 from rpcsvc.orders.scheduler.worker import Loop, Worker
 from rpcsvc.orders.upstream.follower import Follower
 from rpcsvc.orders.upstream.relay import Relay

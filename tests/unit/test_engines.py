@@ -12,10 +12,16 @@ from rpcsvc.engines import ENGINES, engine_of
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ROOT / "rpcsvc" / "settlement"
 # The composition root's part, the ledgers that the store implements, and what only an operator of
-# real wallets has: the auditor, and commands about wallets and receipts.
+# real wallets has: the auditor, the treasury, and commands about wallets and receipts.
 IMPORTERS = {
     "sandbox": ("rpcsvc.app_sandbox", "rpcsvc.store.sandbox"),
-    "onchain": ("rpcsvc.app_onchain", "rpcsvc.store.", "rpcsvc.audit.", "rpcsvc.cli."),
+    "onchain": (
+        "rpcsvc.app_onchain",
+        "rpcsvc.store.",
+        "rpcsvc.audit.",
+        "rpcsvc.treasury.",
+        "rpcsvc.cli.",
+    ),
 }
 
 

@@ -15,7 +15,6 @@ from rpcsvc.cli.context import OK, Context
 from rpcsvc.engines import engine_of
 from rpcsvc.settings import (
     check_bind,
-    check_integrators,
     render_config,
 )
 
@@ -38,6 +37,5 @@ def check_config(context: Context) -> int:
     sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
     settings = loaded.settings
     check_bind(settings)
-    check_integrators(settings)
     engine_of(settings.engine).check(settings, read_chains(settings.chains_file))
     return OK

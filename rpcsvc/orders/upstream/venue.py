@@ -13,8 +13,8 @@ from rpcsvc.domain.money import MAX_UNITS, XMR, Money, require_storable
 from rpcsvc.domain.order import PERPS, Order
 from rpcsvc.domain.pricing import BPS, Direction, Price
 from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
-from rpcsvc.orders.client_limits import ClientLimits
 from rpcsvc.orders.idempotency import Claim
+from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.rates import Rate

@@ -37,6 +37,7 @@ BFF_CREATIONS_PER_MINUTE = 24
 @asynccontextmanager
 async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
     """The upstream as a venue. Raises SettingsError."""
+    check(parts.settings, parts.chains)
     settings = parts.settings.upstream
     monero = MoneroNetwork(settings.monero_network)
     async with upstream_engine(settings, parts.chains, strict_json.loads) as engine:
@@ -52,7 +53,16 @@ async def connected(parts: EngineParts) -> AsyncIterator[Backend]:
 
 
 def check(settings: Settings, _chains: ChainRegistry) -> None:
-    """Raise SettingsError for an address that can't be called."""
+    """Raise SettingsError for an address that can't be called, and for integrators: the upstream
+    sets the price, so no fee of theirs can be taken here.
+    """
+    if settings.integrators:
+        raise SettingsError(
+            [
+                "integrators: with engine upstream the price is the upstream's, and no fee of an"
+                " integrator can be taken here; configure them there"
+            ]
+        )
     client_options(settings.upstream)
 
 
