@@ -56,7 +56,7 @@ _NOTE: Final = (
 
 
 @dataclass(slots=True)
-class Adopted:
+class Replayed:
     """What a replay did. ``orders``: transfers that are paid now. ``lost``: transfers that a
     payment pays and no order has. ``refused``: what the database does not take, and why.
     """
@@ -79,10 +79,10 @@ class JournalReplay:
         # A status answer is made when it is asked for next.
         self._store = SqlOrderStore(database, lambda: "")
         self._processor = OrderProcessor(self._store, clock, lambda _order: None)
-        self._done = Adopted()
+        self._done = Replayed()
         self._void: set[tuple[str, str]] = set()
 
-    async def run(self, lines: Sequence[Line], mark: Mark) -> Adopted:
+    async def run(self, lines: Sequence[Line], mark: Mark) -> Replayed:
         """Adopt the payments of these lines; ``mark`` is where the journal ends.
 
         Raises ValueError for a line that this version does not know, errors.Unavailable.
@@ -221,7 +221,7 @@ class JournalReplay:
 
 async def open_journal(
     journal: PaymentJournal, database: Database, clock: Clock, switch: PauseSwitch
-) -> Adopted:
+) -> Replayed:
     """Open the journal, and adopt what it has and the database does not.
 
     What the database does not take pauses payouts.
@@ -229,7 +229,7 @@ async def open_journal(
     before = await mark_of(database)
     lines = await journal.open(before)
     if not journal.health().ok or journal.mark == before:
-        return Adopted()
+        return Replayed()
     done = await JournalReplay(database, clock).run(lines, journal.mark)
     if done.refused:
         throw(switch, f"the payment journal can't be adopted: {done.refused[0]}"

@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.journal_replay import Adopted, open_journal
+from rpcsvc.store.journal_replay import Replayed, open_journal
 from rpcsvc.store.journaled import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
@@ -46,7 +46,7 @@ class Books:
         self.clock = ManualClock()
         self.clock.now = NOW
         self.processor = OrderProcessor(self.store, self.clock, lambda _order: None)
-        self.adopted = Adopted()
+        self.adopted = Replayed()
 
     async def ordered(self, direction: Direction) -> Order:
         order = open_order(terms(direction))

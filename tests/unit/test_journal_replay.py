@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.journal_check import check_journal
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journal_replay import Adopted
+from rpcsvc.store.journal_replay import Replayed
 from rpcsvc.store.wallets import OnchainBooks
 from tests.rows import statement
 from tests.unit.journaled import HOT, WALLET, Books, evm_payment, opened, put_back, xmr_payment
@@ -50,7 +50,7 @@ async def test_planned_payout_is_told_of_its_payment(tmp_path: Path) -> None:
             assert paid is not None
             assert (paid.state, paid.raw) == (monero.PaymentState.PUBLISHED, "02ff")
     async with opened(tmp_path) as books:
-        assert books.adopted == Adopted()
+        assert books.adopted == Replayed()
 
 
 async def test_order_that_plans_its_payout_later_finds_the_payment(tmp_path: Path) -> None:

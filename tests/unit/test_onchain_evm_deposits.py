@@ -619,7 +619,7 @@ async def test_what_was_not_read_is_not_read_again(reader: Reader, first: int) -
 async def test_nothing_is_read_again_by_a_node_that_has_not_what_was_read(reader: Reader) -> None:
     before = await reader.ledger.cursors("arbitrum")
     reader.chain.lag = 1
-    with pytest.raises(NotReread, match="late"):
+    with pytest.raises(NotReread, match="lags"):
         await reread(reader.connection, reader.ledger, 5)
     reader.chain.lag, reader.chain.missing = 0, {4}
     with pytest.raises(ChainUnusable, match="no block 4"):

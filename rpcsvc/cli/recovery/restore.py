@@ -33,7 +33,7 @@ from rpcsvc.settlement.onchain.journal.files import (
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.journal_replay import Adopted, open_journal
+from rpcsvc.store.journal_replay import Replayed, open_journal
 from rpcsvc.store.journaled import forget_mark
 
 _WITHOUT: Final = (
@@ -125,7 +125,7 @@ def _put_in_place(data_dir: Path, copy: Path) -> Path | None:
     return kept
 
 
-async def _adopt(settings: Settings, *, without: bool) -> Adopted | None:
+async def _adopt(settings: Settings, *, without: bool) -> Replayed | None:
     """What the journal brought; None where there is none. Raises UsageError."""
     database = await Database.open(settings.data_dir)
     try:
@@ -149,7 +149,7 @@ async def _adopt(settings: Settings, *, without: bool) -> Adopted | None:
         await database.close()
 
 
-def _tell(done: Adopted | None) -> int:
+def _tell(done: Replayed | None) -> int:
     if done is None:
         sys.stdout.write("The copy is in place.\n")
         return OK

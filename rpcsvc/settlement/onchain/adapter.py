@@ -127,7 +127,7 @@ class ChainAdapter(Protocol):
         ...
 
     async def receipt(self, transfer: Transfer) -> dict[str, Any]:
-        """What proves a settled transfer, as agents are told it.
+        """What proves a settled transfer, in the form that agents get.
 
         Raises errors.Unavailable when it can't be made now.
         """

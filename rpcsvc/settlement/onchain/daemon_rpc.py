@@ -412,12 +412,12 @@ class StallDetector:
         self._since = 0
 
     def saw(self, height: int) -> None:
-        """The node has told how high its chain is: of several behind one address, some are late."""
+        """Note how high the node says its chain is. Of several behind one address some lag."""
         if height > self._highest:
             self._highest, self._since = height, self._steady()
 
     def problem(self, node: str) -> str | None:
-        """What to tell the operator of ``node``; None while blocks come."""
+        """For the operator: that the chain of ``node`` has stopped; None while blocks come."""
         lasts = self._steady() - self._since
         if self._highest < 0 or lasts < self._patience_ms:
             return None

@@ -37,15 +37,15 @@ class UnrecordedLedger(Protocol):
     """
 
     async def acknowledged_nonce(self, network: str, sender: str) -> int | None:
-        """Up to which nonce of the sender, itself left out, the operator was told; None: never."""
+        """The sender's nonces below this are acknowledged by the operator; None: none yet."""
         ...
 
     async def acknowledge_nonce(self, network: str, sender: str, nonce: int) -> None:
-        """Note that the operator was told of all nonces below this one."""
+        """Record that the operator acknowledged all nonces below this one."""
         ...
 
     async def annotated(self, network: str) -> list[str]:
-        """The ids of the transactions that the operator made by hand, and said so."""
+        """The ids of transactions that the operator made by hand and annotated."""
         ...
 
     async def monero_cursor(self) -> int | None:
@@ -55,16 +55,16 @@ class UnrecordedLedger(Protocol):
     async def not_on_record(self, txids: Collection[str]) -> list[str]:
         """Those of the wallet's Monero transactions that nobody knows of, in order.
 
-        That is: no payment of the service, not explained, and the operator was not told of them.
+        That is: no payment of the service, neither annotated nor acknowledged.
         """
         ...
 
     async def unattributed_deposits(self) -> list[UnattributedDeposit]:
-        """Confirmed deposits that are of no order and not explained; the first 1,000."""
+        """Confirmed deposits that are of no order and not annotated; the first 1,000."""
         ...
 
     async def acknowledge_transactions(self, network: str, txids: Collection[str], at: int) -> None:
-        """Note that the operator was told of these."""
+        """Record that the operator acknowledged these."""
         ...
 
 
@@ -79,7 +79,7 @@ def reason_of(wallet: str) -> str:
 def pause_for(switch: PauseSwitch, wallet: str) -> bool:
     """Pause payouts; False when they are paused for another reason, or that can't be written.
 
-    It is on disk before the operator counts as told: told first and not paused, nobody would be.
+    It is on disk before anything counts as acknowledged: a failed write loses no warning.
     """
     if not throw(switch, reason_of(wallet)):
         return False
@@ -107,7 +107,7 @@ class OpenTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A payment that is on record now. ``other_units``: units that it paid to others besides."""
+    """A payment that is on record now. ``other_units``: what it paid to others besides."""
 
     txid: str
     transfers: tuple[OpenTransfer, ...]

@@ -317,7 +317,7 @@ class EvmDepositScanner:
             return DepositState.REMOVED
         before = look.stored.get(item.key, item)
         if item.acknowledged is DepositState.CONFIRMED and item.block_hash == before.block_hash:
-            # It stays so while its block stays, even if the node that answers now is late.
+            # It stays so while its block stays, even if the node that answers now lags.
             return DepositState.CONFIRMED
         if self._is_deep(item.block_number) and await look.still_has(item):
             return DepositState.CONFIRMED

@@ -291,8 +291,8 @@ class OpeningLedger(Protocol):
 class EvmOpening:
     """Records the opening balance of one hot wallet on one network, once.
 
-    It is of the newest block, whose state every node has. Which transactions came after it is told
-    by the nonce, so that it does not matter what was under way. A block that is replaced takes its
+    It is of the newest block, whose state every node has. The nonce shows which transactions came
+    after it, so that it does not matter what was under way. A block that is replaced takes its
     balance with it: until the block is deep, and once after a start, that is looked for.
     """
 

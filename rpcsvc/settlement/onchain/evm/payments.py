@@ -98,7 +98,7 @@ class EvmNonces:
         try:
             await self.next()
         except Unavailable:
-            # It has looked: the condition tells. It has not: the database, or the node, will tell.
+            # If it has looked, the condition says why. If not, the database or the node has failed.
             if not self._has_looked:
                 raise
 
@@ -117,7 +117,7 @@ class EvmNonces:
         )
 
     async def _acknowledged(self, own: int, pending: int) -> int:
-        """Up to which nonce the operator was told. At first: all from before the service."""
+        """Nonces below this are acknowledged. At first: all from before the service."""
         acknowledged = await self._unrecorded.acknowledged_nonce(self._network, self._sender)
         if acknowledged is None:
             acknowledged = own or pending

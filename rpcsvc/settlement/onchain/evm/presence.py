@@ -280,7 +280,7 @@ class EvmPresence:
         return receipt is not None and not receipt.ok
 
     def _open(self, after: EvmPayment, why: str, depth: int) -> Judgement:
-        """Neither paid nor failed. A node that is only late has caught up before it is told."""
+        """Neither paid nor failed. A node that only lags has caught up before it is reported."""
         if depth >= self._network.failed_after:
             self._report(after, why)
         return Judgement(Verdict(Outcome.UNKNOWN, why), after)
@@ -314,7 +314,7 @@ def _judged(
 
 
 def _is_paid(payment: EvmPayment) -> bool:
-    """Whether it was settled for an order: that is never taken back.
+    """Whether it was settled for an order: that is never undone.
 
     A settled sweep that a reorganisation took may fail: nobody was paid by it.
     """

@@ -198,7 +198,7 @@ class EvmUpkeep:
         self._conditions = conditions
         # The newest block up to which settled payments were found in their blocks.
         self._compared: BlockPoint | None = None
-        # When the latest attempt of a payment was handed over, and of which the operator was told;
+        # When the latest attempt of a payment was handed over, and which the operator was shown;
         # both by the payment's id.
         self._offered: dict[str, int] = {}
         self._reported: set[str] = set()

@@ -149,7 +149,7 @@ class EventReader:
         return BadAnswer(self._node, method, f"the answer {problem}")
 
 
-# An address often stands for several nodes, of which some are late: one that lacks the newest
+# An address often stands for several nodes, of which some lag: one that lacks the newest
 # blocks gives no events for them and no error.
 _NODE_LAG_SECONDS: Final = 30
 _WIDEST_OVERLAP: Final = 256
@@ -166,7 +166,7 @@ class ForkFinder:
     async def find(self, head: Block) -> EvmCursor | None:
         """The newest block that was looked at and is still on the chain.
 
-        None when this node is late and has not got there yet. Raises ChainUnusable when it is far
+        None when this node lags and has not got there yet. Raises ChainUnusable when it is far
         behind, or has none of the blocks.
         """
         known = await self._ledger.cursors(self._network.name) or await self._begin(head)
@@ -205,13 +205,13 @@ class ForkFinder:
         return known[low] if low < len(known) else None
 
     def _require_near(self, missing: int) -> None:
-        """A node may be a little late. Raises ChainUnusable when it is more."""
+        """A node may lag a little. Raises ChainUnusable when it lags further."""
         if missing > self.overlap:
             raise ChainUnusable(
                 f"the node of {self._network.name} lacks the newest {missing} blocks that deposits"
                 " were read from: it is still synchronising, or was reset"
             )
-        log.info("evm_node_is_late", network=self._network.name, blocks=missing)
+        log.info("evm_node_lagged", network=self._network.name, blocks=missing)
 
     async def _begin(self, head: Block) -> list[EvmCursor]:
         """The first start: from a block on, and an older one in case that is replaced."""
@@ -240,7 +240,7 @@ class ForkFinder:
 
     @property
     def overlap(self) -> int:
-        """How many blocks are read again: those that a late node may lack."""
+        """How many blocks are read again: those that a lagging node may lack."""
         return max(2, min(_WIDEST_OVERLAP, ceil(_NODE_LAG_SECONDS / self._network.block_seconds)))
 
 
@@ -422,7 +422,7 @@ async def reread(connection: EvmConnection, ledger: EvmDepositLedger, first: int
     forks = ForkFinder(connection, ledger)
     newest = await forks.find(head)
     if newest is None:
-        raise NotReread(f"The node of {name} is late: it lacks blocks that were read. Try again.")
+        raise NotReread(f"The node of {name} lags: it lacks blocks that were read. Try again.")
     if not 1 <= first <= newest.number:
         raise NotReread(
             f"received block {first}; allowed: 1 to {newest.number}, up to which deposits on"

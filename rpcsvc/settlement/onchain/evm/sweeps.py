@@ -260,7 +260,7 @@ class EvmSweeps:
     async def _end(self, sweep: Sweep, top: int) -> bool:
         """Record how a sweep ended, by the state of block ``top``; False while it has not.
 
-        Of several nodes behind one address some are late: the newest state of one of those may be
+        Of several nodes behind one address some lag: the newest state of one of those may be
         from before the sweep.
         """
         payment = await self._ledger.payment(sweep.payment_id or "")

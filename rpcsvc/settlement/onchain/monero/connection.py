@@ -86,7 +86,7 @@ class MoneroConnection:
         return info
 
     def stall(self) -> str | None:
-        """That the chain does not go on, for the operator. One of regtest does when it is told."""
+        """For the operator: that the chain has stopped; None on regtest, which mines on demand."""
         if self._options.nettype == "fakechain":
             return None
         return self._stall_detector.problem("the Monero node")

@@ -294,7 +294,7 @@ def _state(
     is_back = proof is not None or item.acknowledged is not DepositState.REMOVED
     if proof is Proof.VOID or not is_back:
         return DepositState.REMOVED
-    # Nothing is confirmed without the wallet; nor is anything taken back because it wasn't asked.
+    # Nothing is confirmed without the wallet; nor is a deposit removed because it wasn't asked.
     kept = was_confirmed(item) and proof is None
     return (
         DepositState.CONFIRMED if deep and (proof is Proof.COVERED or kept) else DepositState.SEEN

@@ -140,7 +140,7 @@ class DepositRecord:
 class PaymentState(StrEnum):
     """How far a payment is.
 
-    PREPARED: signed and committed, nothing published. RELAYING: the wallet was told, or may have
+    PREPARED: signed and committed, nothing published. RELAYING: handed to the wallet, or may have
     been. PUBLISHED: the network had it once. SETTLED: deep enough. FAILED: can never be made.
     """
 

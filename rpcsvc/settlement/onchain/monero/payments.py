@@ -78,7 +78,7 @@ class MoneroPayments:
     async def recorded(self, transfer: Transfer) -> PreparedTransfer | None:
         """The transfer's payment if it is on record. Raises TransferRejected when it failed.
 
-        Others that it pays are told when their own turn comes, or are lost.
+        Its companions are looked up when their own turn comes.
         """
         known = await self._ledger.payment(transfer.transfer_id)
         if known is None:
@@ -126,7 +126,7 @@ class MoneroPayments:
             try:
                 check = await self._check_destination(item.address)
             except TransferRejected:
-                continue  # it is told so when its own turn comes
+                continue  # it is rejected when its own turn comes
             if not check.integrated:
                 fit.append(item)
         return fit
@@ -308,7 +308,7 @@ class MoneroPayments:
         return any(item not in (Outcome.SETTLED, Outcome.FAILED) for item in outcomes)
 
     async def stuck(self) -> str | None:
-        """What is wrong with a payment that has long not come further; None when none is late."""
+        """The first payment that is overdue, for the operator; None when none is."""
         now = self._clock.now_ms()
         for item in await self._ledger.payments_in(*_UNPUBLISHED):
             if item.prepared_at < now - _LONG_MS:
@@ -369,7 +369,7 @@ def _told(payment: Payment, problem: str) -> str:
 def _payees(transfers: Sequence[Transfer]) -> tuple[Payee, ...]:
     """As many as one transaction takes, the first of them first.
 
-    It pays an address once: whose payout it was must be told from it.
+    It pays an address once: the address tells whose payout it was.
     """
     by_address: dict[str, Payee] = {}
     for item in transfers:
