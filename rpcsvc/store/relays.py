@@ -18,6 +18,10 @@ _COLUMNS: Final = tuple(
 # under way when he closed its claim leaves the note as it is (operator_books.py).
 _UPSERT: Final = f"{upsert('relays', _COLUMNS, ('order_id',))} WHERE relays.state <> 'created'"
 _SELECT: Final = f"SELECT {', '.join(_COLUMNS)} FROM relays"
+_SELECT_OPEN: Final = (
+    "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+    " ORDER BY seq"
+)
 _REPORT: Final = tuple(field.name for field in fields(Report))
 # Until the upstream has been asked for the first time there is no report.
 _SELECT_REPORT: Final = (
@@ -55,11 +59,7 @@ class SqlRelays:
 
     async def open_relayed(self) -> list[str]:
         """Ids of the orders that an upstream settles and that are not over, oldest first."""
-        rows = await self._db.fetch(
-            "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
-            " ORDER BY seq"
-        )
-        return [row["order_id"] for row in rows]
+        return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
 
     async def _report(self, order_id: str) -> Report | None:
         row = await self._db.fetch_one(_SELECT_REPORT, order_id=order_id)

@@ -40,11 +40,7 @@ from rpcsvc.orders.ports.store import (
     StoredResponse,
 )
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.backends.sqlite.sql import compiled
-from rpcsvc.store.evm_deposits import _AWAITING
-from rpcsvc.store.orders import _SELECT_GIVEN, SqlOrderStore
-from rpcsvc.store.wallets import _UNATTRIBUTED
+from rpcsvc.store.orders import SqlOrderStore
 
 # No two numbers and no two texts are the same, so that none can stand for another.
 TERMS = Terms(
@@ -293,14 +289,3 @@ async def test_an_order_is_found_by_its_whole_address_on_its_own_network(
     for other in (start, f"{start}0E", f"{start}0f", f"{start}0F0", "", start[:17]):
         assert not await empty.is_deposit_address(other)
         assert await empty.order_id_of_deposit_address("deposit network", other) is None
-
-
-def test_orders_are_looked_up_by_the_ends_of_their_address() -> None:
-    """Without its index every look-up reads all orders: SQLite passes it by for small reasons."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
-        migrate(database)
-        for sql in (_SELECT_GIVEN, _AWAITING, _UNATTRIBUTED):
-            text = compiled(sql).text
-            values = ["[]"] * text.count("?")
-            plan = str(database.execute(f"EXPLAIN QUERY PLAN {text}", values).fetchall())
-            assert "USING INDEX orders_by_address_ends" in plan, sql

@@ -77,7 +77,7 @@ CREATE UNIQUE INDEX orders_by_address_ends ON orders (deposit_address_ends);
 CREATE INDEX orders_by_session_start ON orders (session_start);
 CREATE INDEX orders_by_deadline ON orders (deadline_at) WHERE deadline_at IS NOT NULL;
 CREATE UNIQUE INDEX orders_by_upstream_id ON orders (upstream_id) WHERE upstream_id IS NOT NULL;
-CREATE INDEX orders_open_at_upstream ON orders (seq)
+CREATE INDEX orders_open_at_upstream ON orders (upstream_id)
     WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL;
 CREATE INDEX orders_by_integrator ON orders (integrator) WHERE integrator IS NOT NULL;
 -- Whether any order waits for a deposit on a network, and until when.

@@ -1,4 +1,4 @@
-"""What the database itself refuses of USDC deposits, and how it finds them."""
+"""The records of USDC deposits, whichever backend they are on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmDeposit,
     EvmWallet,
 )
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.backends.sqlite.sql import compiled
-from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.evm_deposits import _TO_WATCH, SqlEvmDepositLedger
-from tests.rows import all_rows, statement
+from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
+from tests.rows import statement
 from tests.unit.evm_chain import CONFIRMED, HOT, OURS, STRANGER, USER, digest
 
 
 @pytest.fixture
-async def ledger(database: Database) -> SqlEvmDepositLedger:
+async def ledger(database: Tables) -> SqlEvmDepositLedger:
     made = SqlEvmDepositLedger(database)
     await made.adopt_wallet(HOT)
     await made.add_addresses(OURS)
@@ -37,7 +35,7 @@ def deposit(name: str = "a", **changes: Any) -> EvmDeposit:
     return replace(made, **changes)
 
 
-async def test_the_first_mnemonic_stays(ledger: SqlEvmDepositLedger, database: Database) -> None:
+async def test_the_first_mnemonic_stays(ledger: SqlEvmDepositLedger, database: Tables) -> None:
     with pytest.raises(StoreConflict):
         await ledger.adopt_wallet(USER)
     for sql in ("UPDATE evm_wallet SET hot_address = 'x'", "DELETE FROM evm_wallet"):
@@ -63,7 +61,7 @@ async def test_an_address_is_ours_in_any_case(ledger: SqlEvmDepositLedger) -> No
     assert await ledger.ours([]) == []
 
 
-async def test_a_deposit_keeps_what_it_is(ledger: SqlEvmDepositLedger, database: Database) -> None:
+async def test_a_deposit_keeps_what_it_is(ledger: SqlEvmDepositLedger, database: Tables) -> None:
     await ledger.put_deposits([deposit()])
     for other in (deposit(units=6), deposit(sender=STRANGER), deposit(address_index=2)):
         with pytest.raises(StoreConflict):
@@ -123,25 +121,3 @@ async def test_recorded_blocks_are_void_above_a_fork_and_one_old_one_is_kept(
     expected = [EvmCursor(9, "new"), EvmCursor(8, "old8"), EvmCursor(5, "old5")]
     assert await ledger.cursors("arbitrum") == expected
     assert await ledger.cursors("ethereum") == [EvmCursor(99, "other")]
-
-
-async def test_a_hundred_thousand_addresses_are_looked_through_by_index(
-    ledger: SqlEvmDepositLedger, database: Database
-) -> None:
-    sql = (
-        "EXPLAIN QUERY PLAN SELECT address_index, address FROM evm_addresses"
-        " WHERE address_lower IN (SELECT lower(value) FROM json_each(?))"
-    )
-    plan = " ".join(str(row) for row in all_rows(database, sql, ("[]",)))
-    assert "SEARCH evm_addresses USING" in plan
-    assert "(address_lower=?)" in plan
-
-
-async def test_old_deposits_are_not_read_to_find_those_to_watch(database: Database) -> None:
-    rows = all_rows(
-        database, f"EXPLAIN QUERY PLAN {compiled(_TO_WATCH).text}", ("arbitrum", "arbitrum", 7)
-    )
-    plan = " ".join(str(row) for row in rows)
-    assert "evm_deposits_watched" in plan
-    assert "(network=? AND block_number>?)" in plan
-    assert "SCAN d" not in plan

@@ -1,0 +1,225 @@
+"""The records of the Monero wallet, whichever backend they are on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rpcsvc.domain.order import DepositState
+from rpcsvc.settlement.onchain.monero.ledger import (
+    Cursor,
+    DepositRecord,
+    Payee,
+    Payment,
+    PaymentState,
+    Purpose,
+    WalletRecord,
+)
+from rpcsvc.settlement.onchain.monero.wallet_types import Subaddress, SubaddressIndex
+from rpcsvc.store.database import StoreConflict, Tables
+from rpcsvc.store.monero import SqlMoneroLedger
+
+XMR = 10**12
+
+
+@pytest.fixture
+def ledger(database: Tables) -> SqlMoneroLedger:
+    return SqlMoneroLedger(database)
+
+
+def address(minor: int, text: str = "8x") -> Subaddress:
+    return Subaddress(SubaddressIndex(0, minor), f"{text}{minor}")
+
+
+def deposit(txid: str, minor: int = 1, height: int | None = None) -> DepositRecord:
+    return DepositRecord(txid, minor, f"8x{minor}", XMR, 0, 1000, height, None)
+
+
+def payment(name: str, *images: str) -> Payment:
+    return Payment(
+        name, Purpose.TRANSFER, "4x", XMR, 5, f"txid-{name}", "raw", "meta", "key", images, 1000
+    )
+
+
+async def test_the_first_wallet_stays(ledger: SqlMoneroLedger) -> None:
+    first = WalletRecord("mainnet", "4first", 0)
+    await ledger.adopt_wallet(first)
+    with pytest.raises(StoreConflict):
+        await ledger.adopt_wallet(replace(first, primary_address="4second"))
+    await ledger.reserve_addresses(7)
+    assert await ledger.wallet() == replace(first, reserved_to=7)
+
+
+async def test_an_index_keeps_its_address_and_an_address_its_index(
+    ledger: SqlMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1), address(2)])
+    await ledger.add_addresses([address(2), address(3)])
+    assert await ledger.addresses_above(1) == [address(2), address(3)]
+    assert await ledger.highest_address() == address(3)
+    for wrong in (address(2, "8y"), Subaddress(SubaddressIndex(0, 9), "8x2")):
+        with pytest.raises(StoreConflict):
+            await ledger.add_addresses([address(4), wrong])
+    assert await ledger.highest_address() == address(3)
+
+
+async def test_a_deposit_keeps_the_time_of_its_first_sight_and_its_amount(
+    ledger: SqlMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    await ledger.put_deposits([deposit("a")])
+    await ledger.put_deposits([replace(deposit("a", 1, 8), first_seen_at=9999, units=1)])
+    assert await ledger.deposit("a", 1) == deposit("a", 1, 8)
+
+
+async def test_a_deposit_to_nobody_is_not_recorded(ledger: SqlMoneroLedger) -> None:
+    with pytest.raises(StoreConflict):
+        await ledger.put_deposits([deposit("a", 77)])
+
+
+async def test_watched_deposits_and_those_above_a_fork_are_looked_at(
+    ledger: SqlMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    over = [
+        replace(deposit(txid, 1, height), watched=False) for txid, height in (("a", 5), ("b", 9))
+    ]
+    await ledger.put_deposits([*over, deposit("c")])
+    assert [item.txid for item in await ledger.deposits_to_watch(100)] == ["c"]
+    assert [item.txid for item in await ledger.deposits_to_watch(8)] == ["b", "c"]
+
+
+async def test_the_cursor_moves_with_what_is_acknowledged_and_forgets_replaced_blocks(
+    ledger: SqlMoneroLedger,
+) -> None:
+    await ledger.add_addresses([address(1)])
+    await ledger.put_deposits([deposit("a", 1, 5)])
+    await ledger.acknowledge([("a", 1, DepositState.SEEN)], Cursor(5, "h5"), -1)
+    await ledger.acknowledge([], Cursor(7, "h7"), 5)
+    await ledger.acknowledge([], None, 5)
+    assert await ledger.cursors() == [Cursor(7, "h7"), Cursor(5, "h5")]
+    await ledger.acknowledge([("a", 1, DepositState.REMOVED)], Cursor(6, "g6"), 5)
+    assert await ledger.cursors() == [Cursor(6, "g6"), Cursor(5, "h5")]
+    found = await ledger.deposit("a", 1)
+    assert found is not None
+    assert found.acknowledged is DepositState.REMOVED
+
+
+async def test_one_payment_is_unpublished_at_a_time(ledger: SqlMoneroLedger) -> None:
+    first, second = payment("a", "i1"), payment("b", "i2")
+    await ledger.add_payment(first)
+    relaying = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    for state in (first, relaying):
+        await ledger.put_payment(state)
+        with pytest.raises(StoreConflict):
+            await ledger.add_payment(second)
+    await ledger.put_payment(replace(relaying, state=PaymentState.PUBLISHED))
+    await ledger.add_payment(second)
+    assert [item.payment_id for item in await ledger.payments_in(PaymentState.PREPARED)] == ["b"]
+
+
+async def test_a_key_image_belongs_to_one_live_payment(ledger: SqlMoneroLedger) -> None:
+    first = payment("a", "i1", "i2")
+    await ledger.add_payment(first)
+    await ledger.put_payment(replace(first, state=PaymentState.PUBLISHED, relayed_at=5))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(payment("b", "i2"))
+    assert await ledger.payment("b") is None
+    assert await ledger.live_key_images(["i1", "i2", "i3"]) == {"i1", "i2"}
+    await ledger.put_payment(replace(first, state=PaymentState.FAILED, relayed_at=5))
+    assert await ledger.live_key_images(["i1", "i2"]) == set()
+    await ledger.add_payment(payment("b", "i2"))
+
+
+async def test_a_payment_keeps_its_mark_and_its_end(ledger: SqlMoneroLedger) -> None:
+    first = payment("a", "i1")
+    await ledger.add_payment(first)
+    marked = replace(first, state=PaymentState.RELAYING, relayed_at=5)
+    await ledger.put_payment(marked)
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(replace(marked, relayed_at=6))
+    over = replace(marked, state=PaymentState.FAILED, conflict=Cursor(7, "h7"))
+    await ledger.put_payment(over)
+    with pytest.raises(StoreConflict):
+        await ledger.put_payment(replace(over, state=PaymentState.PUBLISHED))
+    assert await ledger.payment("a") == over
+
+
+def batch(name: str, *payees: str) -> Payment:
+    """A payment of several transfers; each has an address of its own name."""
+    shares = tuple(Payee(item, f"4x-{item}", XMR) for item in payees)
+    return replace(payment(name, f"image-{name}"), batch=shares, units=len(payees) * XMR)
+
+
+async def test_a_payment_of_several_transfers_is_found_by_each(
+    ledger: SqlMoneroLedger,
+) -> None:
+    made = batch("batch_1", "a", "b")
+    await ledger.add_payment(made)
+    assert [await ledger.payment(name) for name in ("a", "b", "batch_1", "c")] == [
+        made,
+        made,
+        made,
+        None,
+    ]
+    await ledger.put_proof(made, replace(made.payee("b"), proof="p"))
+    found = await ledger.payment("a")
+    assert found is not None
+    assert [item.proof for item in found.payees] == [None, "p"]
+    with pytest.raises(LookupError):
+        found.payee("c")
+
+
+@pytest.mark.parametrize(
+    "second", [payment("a", "i9"), batch("batch_2", "b", "c")], ids=["alone", "with another"]
+)
+async def test_a_transfer_is_paid_by_one_payment(ledger: SqlMoneroLedger, second: Payment) -> None:
+    first = batch("batch_1", "a", "b")
+    await ledger.add_payment(first)
+    published = replace(first, state=PaymentState.PUBLISHED, relayed_at=5)
+    await ledger.put_payment(published)
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(second)
+    await ledger.put_payment(replace(published, state=PaymentState.FAILED))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(second)
+
+
+async def test_a_transfer_that_was_paid_alone_joins_no_batch(ledger: SqlMoneroLedger) -> None:
+    alone = payment("a", "i1")
+    await ledger.add_payment(alone)
+    await ledger.put_payment(replace(alone, state=PaymentState.PUBLISHED, relayed_at=5))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(batch("batch_1", "a", "b"))
+
+
+async def test_an_address_is_paid_once_in_a_payment(ledger: SqlMoneroLedger) -> None:
+    shares = (Payee("a", "4x", XMR), Payee("b", "4x", XMR))
+    with pytest.raises(StoreConflict):
+        await ledger.add_payment(replace(payment("batch_1", "i1"), batch=shares))
+
+
+async def test_a_published_payment_of_no_order_is_found(ledger: SqlMoneroLedger) -> None:
+    for made in (payment("a", "i1"), batch("batch_1", "b", "c")):
+        await ledger.add_payment(made)
+        assert made not in await ledger.without_order()
+        out = replace(made, state=PaymentState.PUBLISHED, relayed_at=5)
+        await ledger.put_payment(out)
+        assert out in await ledger.without_order()
+
+
+async def test_settled_payments_are_found_by_height_or_while_they_have_none(
+    ledger: SqlMoneroLedger,
+) -> None:
+    for name, height in (("a", 5), ("b", 9)):
+        item = payment(name, f"image-{name}")
+        await ledger.add_payment(item)
+        done = replace(item, state=PaymentState.SETTLED, relayed_at=5, height=height)
+        await ledger.put_payment(done)
+        await ledger.put_proof(done, replace(done.payees[0], proof=f"proof of {name}"))
+    assert [item.payment_id for item in await ledger.settled_above(5)] == ["b"]
+    assert [item.proof for item in await ledger.settled_above(0)] == ["proof of a", "proof of b"]
+    (last,) = await ledger.settled_above(5)
+    await ledger.put_payment(replace(last, height=None))
+    assert [item.payment_id for item in await ledger.settled_above(100)] == ["b"]

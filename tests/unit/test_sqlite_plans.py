@@ -1,0 +1,43 @@
+"""SQLite takes the index that each large table has for a query."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from rpcsvc.store.backends.sqlite.migrations import migrate
+from rpcsvc.store.backends.sqlite.sql import compiled
+from rpcsvc.store.engines import _THERE
+from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, _TO_WATCH
+from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
+from rpcsvc.store.orders import _SELECT_GIVEN, _SELECT_OVERDUE, _SELECT_SESSION
+from rpcsvc.store.relays import _SELECT_OPEN
+from rpcsvc.store.wallets import _UNATTRIBUTED
+
+PLANS = [
+    (_SELECT_GIVEN, "SEARCH orders USING INDEX orders_by_address_ends"),
+    (_SELECT_SESSION, "SEARCH orders USING INDEX orders_by_session_start"),
+    (_SELECT_OVERDUE.format(scanned="deadline_at"), "SEARCH orders USING INDEX orders_by_deadline"),
+    (_THERE, "USING INDEX orders_open_at_upstream"),
+    (_SELECT_OPEN, "USING INDEX orders_open_at_upstream"),
+    (_IS_AWAITING, "orders_awaiting (deposit_network=? AND expires_at>?)"),
+    (_AWAITING, "SEARCH o USING INDEX orders_by_address_ends"),
+    (_AWAITING, "SEARCH a USING INDEX evm_addresses_by_address (address_lower=?)"),
+    (f"{_SELECT_ADDRESS} WHERE a.address_lower IN :addresses", "(address_lower=?)"),
+    (_UNATTRIBUTED, "SEARCH o USING INDEX orders_by_address_ends"),
+    (_TO_WATCH, "SEARCH d USING INDEX evm_deposits_watched"),
+    (_TO_WATCH, "(network=? AND block_number>?)"),
+    (_UNSWEPT, "SEARCH h USING INDEX evm_holdings_unswept"),
+    (f"{_SELECT_SWEEP} AND state = 'signed'", "USING INDEX evm_sweeps_under_way"),
+]
+
+
+@pytest.mark.parametrize(("sql", "step"), PLANS)
+def test_large_tables_are_searched_by_index(sql: str, step: str) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        migrate(database)
+        text = compiled(sql).text
+        plan = database.execute(f"EXPLAIN QUERY PLAN {text}", ["[]"] * text.count("?")).fetchall()
+        assert step in str(plan).replace("COVERING ", "")
