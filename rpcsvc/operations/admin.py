@@ -6,6 +6,7 @@ and the reason; a wrong input is an error.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
 
@@ -295,7 +296,10 @@ class Admin:
             )
         paused = self._paused()
         found = await self._books.transfers(states, params.limit)
-        views = [await self._view(item, paused, full=params.full) for item in found]
+        views = []
+        for item in found:
+            views.append(await self._view(item, paused, full=params.full))
+            await asyncio.sleep(0)  # there may be thousands, and the service has other work
         return TransferList(paused=paused, transfers=views).flat()
 
     async def show_transfer(self, service: Service, params: TransferParams, _call: Call) -> Flat:

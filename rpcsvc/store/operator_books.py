@@ -6,6 +6,7 @@ gas is in wei.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -224,9 +225,12 @@ class SqlOperatorBooks:
 
     async def open_orders(self) -> list[Order]:
         """Orders that are not over, and those that are and still have money to send."""
-        rows = await self._db.fetch(_OPEN_ORDERS)
-        found = [await self._orders.order(row["order_id"]) for row in rows]
-        return [order for order in found if order is not None]
+        found = []
+        for row in await self._db.fetch(_OPEN_ORDERS):
+            order = await self._orders.order(row["order_id"])
+            found += [] if order is None else [order]
+            await asyncio.sleep(0)  # there may be thousands, and the service has other work
+        return found
 
     async def unswept(self) -> dict[str, Unswept]:
         """By network."""
