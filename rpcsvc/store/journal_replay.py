@@ -37,8 +37,7 @@ from rpcsvc.settlement.onchain.journal.entries import (
 from rpcsvc.settlement.onchain.journal.files import Line
 from rpcsvc.settlement.onchain.journal.writer import Mark, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
-from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
 from rpcsvc.store.journaled import mark_of, put_mark
@@ -70,7 +69,7 @@ class Replayed:
 class JournalReplay:
     """One replay over an open database that nobody else writes."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Tables, clock: Clock) -> None:
         self._db = database
         self._clock = clock
         self._monero = SqlMoneroLedger(database)
@@ -220,7 +219,7 @@ class JournalReplay:
 
 
 async def open_journal(
-    journal: PaymentJournal, database: Database, clock: Clock, switch: PauseSwitch
+    journal: PaymentJournal, database: Tables, clock: Clock, switch: PauseSwitch
 ) -> Replayed:
     """Open the journal, and adopt what it has and the database does not.
 

@@ -82,3 +82,8 @@ def test_queries_are_in_the_shared_subset(module: Path) -> None:
         if re.search(pattern, text, re.IGNORECASE if name != "a name in double quotes" else 0)
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_aggregates_know_no_backend(module: Path) -> None:
+    assert "rpcsvc.store.backends" not in module.read_text()
