@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
 
 from rpcsvc.clock import iso8601
 from rpcsvc.domain.addresses import parse_evm_address, parse_monero_address
@@ -22,8 +20,36 @@ from rpcsvc.domain.refunds import waiting_units
 from rpcsvc.errors import InputError, InvalidInput
 from rpcsvc.logs import shorten_addresses
 from rpcsvc.operations import support
+from rpcsvc.operations.admin_models import (
+    AdminResult,
+    AnnotationParams,
+    AnnotationResult,
+    AttemptView,
+    ClaimParams,
+    Closed,
+    ClosedClaim,
+    ClosedTicket,
+    DoubtList,
+    DoubtView,
+    FeesReport,
+    FeesView,
+    OneTicket,
+    Outcome,
+    RefundParams,
+    RefundView,
+    TicketHead,
+    TicketList,
+    TicketParams,
+    TicketView,
+    TransactionParams,
+    TransferDetails,
+    TransferList,
+    TransferParams,
+    TransfersParams,
+    TransferView,
+    TreasuryView,
+)
 from rpcsvc.operations.admin_transfers import PENDING, is_blocked, next_of, receipt_of
-from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.operation import Effect, Operation
 from rpcsvc.operations.params import NoParams, Params, SupportParams
 from rpcsvc.operations.service import Call, Flat, Service
@@ -33,237 +59,12 @@ log = structlog.get_logger(__name__)
 
 PREFIX: Final = "admin."
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
-MOST_LISTED: Final = 10_000
 # What a list of transfers can be asked for.
 STATES: Final[Mapping[str, tuple[TransferState, ...]]] = {
     "pending": PENDING,
     "all": tuple(TransferState),
     **{state.value: (state,) for state in TransferState},
 }
-
-# --- params and results ------------------------------------------------------------------------
-
-
-class TransfersParams(Params):
-    """Which transfers to list. ``state``: pending, all, or a state of transfers."""
-
-    state: str = "pending"
-    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 100
-    full: bool = False
-
-
-class TransferParams(Params):
-    """One transfer; ``full`` addresses are not shortened."""
-
-    transfer_id: str
-    full: bool = False
-
-
-class RefundParams(Params):
-    """The address that an order's deposit goes back to."""
-
-    order_id: str
-    address: str
-
-
-class ClaimParams(Params):
-    """A claim on an upstream order, and what was found about it."""
-
-    order_id: str
-    note: str
-
-
-class TicketParams(Params):
-    """One ticket."""
-
-    ticket_id: str
-
-
-class AnnotationParams(Params):
-    """A transaction that was made by hand, and what it was for."""
-
-    network: str
-    txid: str
-    note: str
-    internal_wei: int = 0
-
-
-class TransactionParams(Params):
-    """A transaction."""
-
-    network: str
-    txid: str
-
-
-class AdminResult(BaseModel):
-    """A part of an answer. Names are camelCase on the wire."""
-
-    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
-
-    def flat(self) -> Flat:
-        """The answer."""
-        return Flat(self.model_dump(mode="json", by_alias=True))
-
-
-class AttemptView(AdminResult):
-    """A transaction that was signed for a transfer."""
-
-    txid: str
-    at: str
-    wallet: str
-    block: int | None
-
-
-class TransferView(AdminResult):
-    """A transfer, and what happens to it next."""
-
-    transfer_id: str
-    order_id: str
-    order_status: str
-    kind: str
-    state: str
-    amount: str
-    units: str
-    network: str
-    address: str
-    txid: str | None
-    attempts: list[AttemptView]
-    since: str
-    reason: str | None
-    next: str
-
-
-class TransferDetails(TransferView):
-    """A transfer with its receipt, and why payouts are paused, if they are."""
-
-    receipt: Json | None
-    paused: str | None
-
-
-class TransferList(AdminResult):
-    """Transfers, the newest first."""
-
-    paused: str | None
-    transfers: list[TransferView]
-
-
-class Outcome(AdminResult):
-    """Whether it was done: ``refused`` says why not."""
-
-    refused: str | None = None
-
-
-class RefundView(AdminResult):
-    """What goes back, and where to."""
-
-    order_id: str
-    amount: str
-    address: str
-    refused: str | None = None
-
-
-class DoubtView(AdminResult):
-    """A claim in doubt."""
-
-    order_id: str
-    upstream_id: str | None
-    reason: str | None
-    note: str | None
-    created_at: str
-
-
-class DoubtList(AdminResult):
-    """The claims in doubt, oldest first."""
-
-    in_doubt: list[DoubtView]
-
-
-class ClosedClaim(AdminResult):
-    """A claim that was ended."""
-
-    order_id: str
-    reason: str
-
-
-class ClosedTicket(AdminResult):
-    """A ticket that was deleted."""
-
-    ticket_id: str
-
-
-class Closed(AdminResult):
-    """What was closed."""
-
-    closed: ClosedClaim | ClosedTicket
-
-
-class FeesView(AdminResult):
-    """What an integrator has earned in one asset."""
-
-    integrator: str
-    asset: str
-    amount: str
-    payouts: int
-
-
-class FeesReport(AdminResult):
-    """What integrators have earned."""
-
-    fees: list[FeesView]
-
-
-class TicketHead(AdminResult):
-    """A ticket without its message."""
-
-    ticket_id: str
-    created_at: str
-    category: str
-    order_id: str | None
-    wallet_address: str | None
-
-
-class TicketView(TicketHead):
-    """A ticket."""
-
-    message: str
-
-
-class TicketList(AdminResult):
-    """The tickets, oldest first."""
-
-    tickets: list[TicketHead]
-
-
-class OneTicket(AdminResult):
-    """One ticket."""
-
-    ticket: TicketView
-
-
-class TreasuryView(AdminResult):
-    """What the wallets hold, and what of it is reserved, owed, swept and spent on fees.
-
-    ``problems``: which nodes and wallets could not be asked.
-    """
-
-    as_of: str
-    paused: str | None
-    xmr: Json
-    usdc: list[Json]
-    caps: dict[str, Json]
-    of_no_order: list[Json]
-    problems: list[str]
-
-
-class AnnotationResult(AdminResult):
-    """What a transaction moved, in words, and the payment that it is on record as."""
-
-    txid: str
-    note: str | None = None
-    moved: str | None = None
-    recorded: str | None = None
-    refused: str | None = None
-
 
 # --- the handlers ------------------------------------------------------------------------------
 

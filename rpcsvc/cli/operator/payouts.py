@@ -17,7 +17,8 @@ from rpcsvc.cli.operator.service import ask, ask_service, is_running
 from rpcsvc.cli.options import Text
 from rpcsvc.cli.recovery.adopt import adopt
 from rpcsvc.cli.recovery.close import close
-from rpcsvc.operations.admin import MOST_LISTED, STATES
+from rpcsvc.operations.admin import STATES
+from rpcsvc.operations.admin_models import MOST_LISTED
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
