@@ -9,7 +9,8 @@ The decision, in this order (design part 3):
      sum is swapped; all of it is refunded if it brings less than ``min_received`` in proportion.
   5. A deposit that is confirmed after the decision is refunded by itself.
 
-The rate of a deposit is fixed when it is first recorded: inside the price lock it is the quote's.
+The rate of a deposit is fixed when it is first recorded; inside the price lock it is the quote's.
+A deposit holds the price lock for itself only.
 Rates are USDC units per XMR; times are ms since the epoch.
 """
 
