@@ -2,8 +2,6 @@
 
     running(settings)   everything but the network: store, engine, worker, operations
     web_app(running)    its HTTP surfaces
-
-What does not live here: listening (serving.py), anything that decides or computes.
 """
 
 from __future__ import annotations

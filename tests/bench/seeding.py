@@ -4,8 +4,6 @@ Requests are whole HTTP messages, made beforehand. Stores are grown from a templ
 orders, taken through the service itself, whose rows are then copied in SQL under fresh ids, so
 that a million orders take seconds and look like those that the service writes. The copying knows
 the identity columns of the schema (``IDENTITY``) and finds everything else by content.
-
-How load is driven (driver.py) does not live here.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tests.unit.orders import NOW, key, terms
 XMR, USDC = Direction.USDC_TO_XMR, Direction.XMR_TO_USDC
 
 
-class Desk:
+class FakeWallets:
     """A store of orders in payout, and an engine that signs nothing; that of XMR hangs."""
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class Desk:
         raise Unavailable("not now")
 
 
-class Stand:
-    """The runner over a desk."""
+class RunnerDriver:
+    """Runs effects on fake wallets."""
 
     def __init__(self, stop_seconds: float = 0.01) -> None:
-        self.desk, clock = Desk(), ManualClock()
+        self.fake, clock = FakeWallets(), ManualClock()
         clock.now = NOW
-        anything = cast("Any", self.desk)
+        anything = cast("Any", self.fake)
         payouts = Payouts(anything, anything, anything, clock, Quarantine())
         self.effects = EffectRunner(
             anything,
@@ -85,7 +85,7 @@ class Stand:
         amount = order.terms.max_deposit + too_much if too_much else order.terms.deposit_amount
         order = transition(order, ev.DepositSeen(key(1), amount, "sender", NOW), NOW).order
         order = transition(order, ev.DepositConfirmed(key(1)), NOW).order
-        self.desk.orders[name] = order
+        self.fake.orders[name] = order
         self.effects.schedule(name, [AdvanceTransfer(order.transfers[0].transfer_id)])
 
     async def beat(self) -> int:
@@ -97,72 +97,72 @@ class Stand:
 
 
 async def test_a_wallet_that_hangs_keeps_no_other_waiting() -> None:
-    stand = Stand()
+    driver = RunnerDriver()
     for number in range(MAX_AT_ONCE + 16):
-        stand.due(f"xmr_{number}", XMR)
-    stand.due("usdc", USDC)
+        driver.due(f"xmr_{number}", XMR)
+    driver.due("usdc", USDC)
 
-    assert [await stand.beat(), await stand.beat()] == [MAX_AT_ONCE, 17]
+    assert [await driver.beat(), await driver.beat()] == [MAX_AT_ONCE, 17]
 
-    assert stand.desk.asked == ["xmr_0", "usdc"]
-    await stand.effects.stop()
+    assert driver.fake.asked == ["xmr_0", "usdc"]
+    await driver.effects.stop()
 
 
 async def test_what_waits_for_its_wallet_goes_on_in_turn_without_another_beat() -> None:
-    stand = Stand()
+    driver = RunnerDriver()
     for number in range(3):
-        stand.due(f"xmr_{number}", XMR)
-    await stand.beat()
-    assert stand.desk.asked == ["xmr_0"]
-    assert not stand.effects.hurry("xmr_1/payout/1"), "it is next"
-    stand.desk.answers.set()
-    await stand.effects.drain()
-    assert stand.desk.asked == ["xmr_0", "xmr_1", "xmr_2"]
+        driver.due(f"xmr_{number}", XMR)
+    await driver.beat()
+    assert driver.fake.asked == ["xmr_0"]
+    assert not driver.effects.hurry("xmr_1/payout/1"), "it is next"
+    driver.fake.answers.set()
+    await driver.effects.drain()
+    assert driver.fake.asked == ["xmr_0", "xmr_1", "xmr_2"]
 
 
 async def test_payouts_alternate_with_any_number_of_waiting_refunds() -> None:
-    stand = Stand()
+    driver = RunnerDriver()
     for number in range(4):
-        stand.due(f"refund_{number}", XMR, too_much=1)  # of USDC
+        driver.due(f"refund_{number}", XMR, too_much=1)  # of USDC
     for number in range(2):
-        stand.due(f"payout_{number}", USDC)
-    await stand.beat()
-    await stand.effects.drain()
-    assert stand.desk.asked == [
+        driver.due(f"payout_{number}", USDC)
+    await driver.beat()
+    await driver.effects.drain()
+    assert driver.fake.asked == [
         "payout_0", "refund_0", "payout_1", "refund_1", "refund_2", "refund_3",
     ]  # fmt: skip
 
 
 async def test_to_stop_begins_nothing_more_and_waits_for_no_wallet_that_hangs() -> None:
-    stand = Stand()
+    driver = RunnerDriver()
     for number in range(3):
-        stand.due(f"xmr_{number}", XMR)
-    await stand.beat()
+        driver.due(f"xmr_{number}", XMR)
+    await driver.beat()
 
     async with asyncio.timeout(60):
-        await stand.effects.stop()
+        await driver.effects.stop()
 
-    assert stand.desk.asked == ["xmr_0"]
-    stand.due("usdc", USDC)
-    assert await stand.beat() == 0
-    await stand.effects.drain()
+    assert driver.fake.asked == ["xmr_0"]
+    driver.due("usdc", USDC)
+    assert await driver.beat() == 0
+    await driver.effects.drain()
 
 
 async def test_to_stop_lets_what_is_under_way_end() -> None:
-    stand = Stand(stop_seconds=60)
-    stand.due("xmr", XMR)
-    await stand.beat()
-    stopping = asyncio.create_task(stand.effects.stop())
+    driver = RunnerDriver(stop_seconds=60)
+    driver.due("xmr", XMR)
+    await driver.beat()
+    stopping = asyncio.create_task(driver.effects.stop())
     await asyncio.sleep(0)
-    stand.desk.answers.set()
+    driver.fake.answers.set()
     await stopping
-    assert stand.desk.answered == ["xmr"]
+    assert driver.fake.answered == ["xmr"]
 
 
 async def test_an_order_that_can_not_be_read_keeps_no_other_waiting() -> None:
-    stand = Stand()
-    stand.due("broken", USDC)
-    stand.due("usdc", USDC)
-    stand.desk.broken.add("broken")
-    assert await stand.beat() == 2
-    assert stand.desk.asked == ["usdc"]
+    driver = RunnerDriver()
+    driver.due("broken", USDC)
+    driver.due("usdc", USDC)
+    driver.fake.broken.add("broken")
+    assert await driver.beat() == 2
+    assert driver.fake.asked == ["usdc"]

@@ -17,7 +17,7 @@ def scalar(value: int) -> str:
     return value.to_bytes(32, "little").hex()
 
 
-class Asked(Exception):
+class DaemonCalled(Exception):
     """The daemon was asked."""
 
 
@@ -26,7 +26,7 @@ def wallet(monkeypatch: pytest.MonkeyPatch) -> WalletClient:
     made = WalletClient(Endpoint("wallet", "http://127.0.0.1:1", serial=True))
 
     async def ask(*_: Any) -> None:
-        raise Asked
+        raise DaemonCalled
 
     monkeypatch.setattr(made.rpc, "read", ask)
     return made
@@ -45,5 +45,5 @@ async def test_what_can_not_be_a_key_is_not_asked_about(wallet: WalletClient, ke
 
 @pytest.mark.parametrize("key", [scalar(ORDER - 1), scalar(1).upper(), scalar(1) + scalar(0)])
 async def test_what_may_be_a_key_is(wallet: WalletClient, key: str) -> None:
-    with pytest.raises(Asked):
+    with pytest.raises(DaemonCalled):
         await wallet.check_key("ab" * 32, key, "4x")

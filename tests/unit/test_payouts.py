@@ -18,7 +18,7 @@ from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 
 
-class Desk:
+class FakeWallets:
     """A store with one order, and an engine that notes for whom it signs."""
 
     def __init__(self, order: Order) -> None:
@@ -64,11 +64,11 @@ def at_once() -> ManualClock:
 
 async def sign(order: Order) -> list[str]:
     """Advance the order's only transfer; the addresses that were signed for."""
-    desk = Desk(order)
-    anything = cast("Any", desk)
+    fake = FakeWallets(order)
+    anything = cast("Any", fake)
     payouts = Payouts(anything, anything, anything, at_once(), Quarantine())
     await payouts.advance(order.order_id, AdvanceTransfer(order.transfers[0].transfer_id))
-    return desk.signed_for
+    return fake.signed_for
 
 
 @pytest.mark.parametrize("direction", Direction)

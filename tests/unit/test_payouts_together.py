@@ -1,6 +1,6 @@
 """Several transfers in one payment: all of them are committed as prepared, or none is.
 
-The store is the real one. The desk signs and publishes nothing: it notes what it is asked, as an
+The store is the real one. The fake signs and publishes nothing: it notes what it is asked, as an
 engine that pays several transfers at once would be.
 """
 
@@ -40,7 +40,7 @@ class At:
 
 
 @dataclass
-class Desk:
+class FakeWallets:
     """Signs for as many as it is told to take along. ``meanwhile`` happens while it signs."""
 
     most: int = 15
@@ -76,12 +76,12 @@ class Desk:
 
 
 @dataclass
-class Office:
+class PayoutDriver:
     """A store with orders that are due, and who pays them."""
 
     store: SqlOrderStore
     processor: OrderProcessor
-    desk: Desk
+    fake: FakeWallets
     payouts: Payouts
     clock: At
     quarantine: Quarantine
@@ -120,181 +120,183 @@ class Office:
 
 
 @pytest.fixture
-async def office(tmp_path: Path) -> AsyncIterator[Office]:
+async def driver(tmp_path: Path) -> AsyncIterator[PayoutDriver]:
     database = await Database.open(tmp_path)
     store = SqlOrderStore(database, lambda: "key")
     clock = At()
     processor = OrderProcessor(store, clock, lambda _order: StatusView(b"{}", None))
-    desk = Desk()
+    fake = FakeWallets()
     quarantine = Quarantine()
-    payouts = Payouts(store, cast("Any", desk), processor, clock, quarantine)
-    yield Office(store, processor, desk, payouts, clock, quarantine)
+    payouts = Payouts(store, cast("Any", fake), processor, clock, quarantine)
+    yield PayoutDriver(store, processor, fake, payouts, clock, quarantine)
     await database.close()
 
 
 async def test_what_is_due_at_the_same_time_is_signed_and_committed_together(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first, second, third = [await office.due(name) for name in "abc"]
-    await office.pay(second)
-    assert office.desk.asked == [[second, first, third]]
-    assert office.desk.published == [second]
-    assert await office.states() == {"a": "prepared", "b": "published", "c": "prepared"}
-    await office.pay(first)
-    assert len(office.desk.asked) == 1, "it was signed already"
-    assert (await office.states())["a"] == "published"
+    first, second, third = [await driver.due(name) for name in "abc"]
+    await driver.pay(second)
+    assert driver.fake.asked == [[second, first, third]]
+    assert driver.fake.published == [second]
+    assert await driver.states() == {"a": "prepared", "b": "published", "c": "prepared"}
+    await driver.pay(first)
+    assert len(driver.fake.asked) == 1, "it was signed already"
+    assert (await driver.states())["a"] == "published"
 
 
-async def test_no_more_go_along_than_a_payment_takes(office: Office) -> None:
-    first, second, _ = [await office.due(name) for name in "abc"]
-    office.desk.most = 2
-    await office.pay(first)
-    assert office.desk.asked == [[first, second]]
-    assert await office.states() == {"a": "published", "b": "prepared", "c": "planned"}
+async def test_no_more_go_along_than_a_payment_takes(driver: PayoutDriver) -> None:
+    first, second, _ = [await driver.due(name) for name in "abc"]
+    driver.fake.most = 2
+    await driver.pay(first)
+    assert driver.fake.asked == [[first, second]]
+    assert await driver.states() == {"a": "published", "b": "prepared", "c": "planned"}
 
 
 async def test_an_engine_with_one_transfer_per_payment_is_given_no_companions(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first, _ = [await office.due(name) for name in "ab"]
-    office.desk.most = 1
-    await office.pay(first)
-    assert office.desk.asked == [[first]]
+    first, _ = [await driver.due(name) for name in "ab"]
+    driver.fake.most = 1
+    await driver.pay(first)
+    assert driver.fake.asked == [[first]]
 
 
-async def test_another_network_is_another_payment(office: Office) -> None:
-    first = await office.due("a")
-    await office.due("b", payout_network="elsewhere")
-    await office.pay(first)
-    assert office.desk.asked == [[first]]
+async def test_another_network_is_another_payment(driver: PayoutDriver) -> None:
+    first = await driver.due("a")
+    await driver.due("b", payout_network="elsewhere")
+    await driver.pay(first)
+    assert driver.fake.asked == [[first]]
 
 
 async def test_one_that_was_taken_back_while_it_was_signed_stops_all_of_them(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first, second = [await office.due(name) for name in "ab"]
-    office.desk.meanwhile = lambda: office.take_back("b")
-    assert await office.pay(first) is False
-    assert office.desk.published == []
-    assert await office.states() == {"a": "planned", "b": "cancelled"}
-    office.desk.meanwhile = None
-    await office.pay(first)
-    assert office.desk.asked == [[first, second], [first]]
-    assert await office.states() == {"a": "published", "b": "cancelled"}
+    first, second = [await driver.due(name) for name in "ab"]
+    driver.fake.meanwhile = lambda: driver.take_back("b")
+    assert await driver.pay(first) is False
+    assert driver.fake.published == []
+    assert await driver.states() == {"a": "planned", "b": "cancelled"}
+    driver.fake.meanwhile = None
+    await driver.pay(first)
+    assert driver.fake.asked == [[first, second], [first]]
+    assert await driver.states() == {"a": "published", "b": "cancelled"}
 
 
 async def test_nothing_is_left_to_do_for_one_that_was_taken_back_while_it_was_signed(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first = await office.due("a")
-    office.desk.meanwhile = lambda: office.take_back("a")
-    assert await office.pay(first) is True
-    assert await office.states() == {"a": "cancelled"}
-    assert await office.store.pending_effects() == []
+    first = await driver.due("a")
+    driver.fake.meanwhile = lambda: driver.take_back("a")
+    assert await driver.pay(first) is True
+    assert await driver.states() == {"a": "cancelled"}
+    assert await driver.store.pending_effects() == []
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down", "quarantine"])
-async def test_what_changed_while_it_was_signed_is_not_recorded(office: Office, why: str) -> None:
+async def test_what_changed_while_it_was_signed_is_not_recorded(
+    driver: PayoutDriver, why: str
+) -> None:
     """A reorganisation may come at any moment."""
-    first, _ = [await office.due(name) for name in "ab"]
+    first, _ = [await driver.due(name) for name in "ab"]
 
     async def changes() -> None:
         if why == "quarantine":
-            with office.quarantine.isolate("b", "a step"):
+            with driver.quarantine.isolate("b", "a step"):
                 raise ZeroDivisionError
         else:
-            getattr(office.desk, why).add("tx b")
+            getattr(driver.fake, why).add("tx b")
 
-    office.desk.meanwhile = changes
-    assert await office.pay(first) is False
-    assert office.desk.published == []
-    assert await office.states() == {"a": "planned", "b": "planned"}
+    driver.fake.meanwhile = changes
+    assert await driver.pay(first) is False
+    assert driver.fake.published == []
+    assert await driver.states() == {"a": "planned", "b": "planned"}
 
-    office.desk.meanwhile = None
-    await office.pay(first)
-    assert office.desk.asked[1:] == [[first]]
-    assert await office.states() == {"a": "published", "b": "planned"}
+    driver.fake.meanwhile = None
+    await driver.pay(first)
+    assert driver.fake.asked[1:] == [[first]]
+    assert await driver.states() == {"a": "published", "b": "planned"}
 
 
-async def test_what_is_about_to_be_refunded_is_not_signed_any_more(office: Office) -> None:
+async def test_what_is_about_to_be_refunded_is_not_signed_any_more(driver: PayoutDriver) -> None:
     """Payouts were paused beyond the time that the price holds."""
-    first, second = [await office.due(name) for name in "ab"]
-    office.clock.now += terms(Direction.USDC_TO_XMR).timeouts.prepare
-    third = await office.due("c")
+    first, second = [await driver.due(name) for name in "ab"]
+    driver.clock.now += terms(Direction.USDC_TO_XMR).timeouts.prepare
+    third = await driver.due("c")
     for transfer_id in (first, second):
-        assert await office.pay(transfer_id) is False
-    assert office.desk.asked == []
-    await office.pay(third)
-    assert office.desk.asked == [[third]]
+        assert await driver.pay(transfer_id) is False
+    assert driver.fake.asked == []
+    await driver.pay(third)
+    assert driver.fake.asked == [[third]]
 
 
 async def test_an_order_that_is_quarantined_does_not_go_along_until_it_is_mended(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
     """A deposit of it may be gone, and its record does not say so."""
-    first, second, third = [await office.due(name) for name in "abc"]
-    with office.quarantine.isolate("b", "a step"):
+    first, second, third = [await driver.due(name) for name in "abc"]
+    with driver.quarantine.isolate("b", "a step"):
         raise ZeroDivisionError
-    assert await office.pay(second) is False
-    assert office.desk.asked == []
-    await office.pay(first)
-    assert office.desk.asked == [[first, third]]
-    assert await office.states() == {"a": "published", "b": "planned", "c": "prepared"}
+    assert await driver.pay(second) is False
+    assert driver.fake.asked == []
+    await driver.pay(first)
+    assert driver.fake.asked == [[first, third]]
+    assert await driver.states() == {"a": "published", "b": "planned", "c": "prepared"}
 
-    with office.quarantine.isolate("b", "a step"):
+    with driver.quarantine.isolate("b", "a step"):
         pass
-    await office.pay(second)
-    assert (await office.states())["b"] == "published"
+    await driver.pay(second)
+    assert (await driver.states())["b"] == "published"
 
 
 @pytest.mark.parametrize("why", ["not_seen", "down"])
 async def test_nothing_is_signed_before_its_own_deposits_were_seen_since_the_start(
-    office: Office, why: str
+    driver: PayoutDriver, why: str
 ) -> None:
     """A reorganisation may have taken them away while the service was down."""
-    first, second, third = [await office.due(name) for name in "abc"]
-    unseen: set[str] = getattr(office.desk, why)
+    first, second, third = [await driver.due(name) for name in "abc"]
+    unseen: set[str] = getattr(driver.fake, why)
     unseen.add("tx b")
-    assert await office.pay(second) is False
-    assert office.desk.asked == []
-    await office.pay(first)
-    assert office.desk.asked == [[first, third]]
+    assert await driver.pay(second) is False
+    assert driver.fake.asked == []
+    await driver.pay(first)
+    assert driver.fake.asked == [[first, third]]
 
     unseen.clear()
-    await office.pay(second)
-    assert await office.states() == {"a": "published", "b": "published", "c": "prepared"}
+    await driver.pay(second)
+    assert await driver.states() == {"a": "published", "b": "published", "c": "prepared"}
 
 
 async def test_what_is_signed_is_finished_though_its_deposits_were_not_seen_yet(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first, second = [await office.due(name) for name in "ab"]
-    await office.pay(first)
-    office.desk.not_seen.update({"tx a", "tx b"})
-    await office.pay(second)
-    assert await office.states() == {"a": "published", "b": "published"}
+    first, second = [await driver.due(name) for name in "ab"]
+    await driver.pay(first)
+    driver.fake.not_seen.update({"tx a", "tx b"})
+    await driver.pay(second)
+    assert await driver.states() == {"a": "published", "b": "published"}
 
 
 async def test_what_is_signed_of_an_order_that_is_quarantined_is_brought_to_its_end(
-    office: Office,
+    driver: PayoutDriver,
 ) -> None:
-    first, second = [await office.due(name) for name in "ab"]
-    await office.pay(first)
-    with office.quarantine.isolate("b", "a step"):
+    first, second = [await driver.due(name) for name in "ab"]
+    await driver.pay(first)
+    with driver.quarantine.isolate("b", "a step"):
         raise ZeroDivisionError
-    await office.pay(second)
-    assert len(office.desk.asked) == 1
-    assert await office.states() == {"a": "published", "b": "published"}
+    await driver.pay(second)
+    assert len(driver.fake.asked) == 1
+    assert await driver.states() == {"a": "published", "b": "published"}
 
 
-async def test_a_stranger_does_not_go_along(office: Office, tmp_path: Path) -> None:
+async def test_a_stranger_does_not_go_along(driver: PayoutDriver, tmp_path: Path) -> None:
     """Only a database that was tampered with could bring this about."""
     import sqlite3  # noqa: PLC0415 - the tampering
 
-    first, second = [await office.due(name) for name in "ab"]
+    first, second = [await driver.due(name) for name in "ab"]
     with sqlite3.connect(tmp_path / "rpcsvc.db") as other:
         other.execute("DROP TRIGGER transfers_keep_what_they_are")
         other.execute("UPDATE transfers SET address = 'thief' WHERE transfer_id = ?", (second,))
-    await office.pay(first)
-    assert office.desk.asked == [[first]]
-    assert (await office.states())["b"] == TransferState.PLANNED
+    await driver.pay(first)
+    assert driver.fake.asked == [[first]]
+    assert (await driver.states())["b"] == TransferState.PLANNED
