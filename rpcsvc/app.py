@@ -1,7 +1,7 @@
 """The composition root: the one place where the parts of the service are put together.
 
-    running(settings)   everything but the network: store, engine, worker, operations
-    web_app(running)    its HTTP surfaces
+running(settings)   everything but the network: store, engine, worker, operations
+web_app(running)    its HTTP surfaces
 """
 
 from __future__ import annotations
