@@ -27,17 +27,15 @@ from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
 from rpcsvc.engines import EngineParts, engine_of
-from rpcsvc.http.discovery import DiscoveryHttp
+from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
-from rpcsvc.http.documents.catalogue import Sources, catalogue
 from rpcsvc.http.edge import Cors, Edge, Hosts
 from rpcsvc.http.gate import Gate, is_on_socket
 from rpcsvc.http.health import HealthRoutes
 from rpcsvc.http.messages import Refusals, require_framing
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
-from rpcsvc.http.operation_routes import OperationRoutes, by_integrator
-from rpcsvc.http.rpc_http import Methods, RpcHttp
+from rpcsvc.http.operation_routes import Methods, OperationRoutes, RpcHttp, by_integrator
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations

@@ -21,13 +21,13 @@ import structlog
 from aiohttp import web
 
 from rpcsvc.app import Running, running, web_app
-from rpcsvc.http.connections import (
+from rpcsvc.http.http_server import (
     AcceptFailures,
     Connections,
+    EdgeRunner,
     Listener,
     raise_descriptor_limit,
 )
-from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.settings import Settings, SettingsError, check_bind
 
 log = structlog.get_logger(__name__)

@@ -27,8 +27,8 @@ from rpcsvc.app import Running, running
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.machine import TRANSITIONS
 from rpcsvc.domain.order import AGENT_STATE_OF, OrderStatus
+from rpcsvc.http.discovery import Sources, catalogue
 from rpcsvc.http.documents import recording
-from rpcsvc.http.documents.catalogue import Sources, catalogue
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document

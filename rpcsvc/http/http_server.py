@@ -1,22 +1,274 @@
-"""aiohttp's server inside the edge, so that the edge also answers unreadable requests.
+"""aiohttp's server inside the edge, and the limits on its open TCP connections.
 
-What can't be read as a request is refused by aiohttp's connections themselves: no route is asked,
-and their answer is plain text that names the software. Here they ask the edge instead.
-tests/contract/test_unreadable_requests.py fails when a new aiohttp does not let them any more.
+Connections are counted where they are accepted, before TLS. Requests that aiohttp can't read are
+answered by the edge; tests/contract/test_unreadable_requests.py tells if a new aiohttp forbids it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import errno
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
+import structlog
 from aiohttp import web
 
 from rpcsvc.errors import InvalidRequest
-from rpcsvc.http.connections import Connections
 from rpcsvc.http.edge import Edge
+from rpcsvc.http.gate import client_key, is_trusted
+from rpcsvc.settings_sources import Network
+
+log = structlog.get_logger(__name__)
+
+# Descriptors that TCP clients never get: 128 for connections that are being ended, 128 for the
+# UNIX socket, the database and the nodes.
+RESERVED_DESCRIPTORS: Final = 256
+_MOST_DESCRIPTORS: Final = 65_536
+_FEWEST_CONNECTIONS: Final = 16
+# After so many refusals in a row, other work of the event loop has its turn.
+_REFUSALS_AT_ONCE: Final = 128
+HANDSHAKE_SECONDS: Final = 10.0
+# From accepting a connection to the end of the head of its first request.
+FIRST_HEAD_SECONDS: Final = 20.0
+# How long a client may leave bytes of a response unread.
+UNREAD_SECONDS: Final = 60.0
+SWEEP_SECONDS: Final = 2.0
+_LOG_SECONDS: Final = 60.0
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connection(Protocol):
+    """What has to be known of an accepted connection that speaks HTTP."""
+
+    def is_idle(self) -> bool:
+        """Whether no request is being read or answered; part of a head counts as idle."""
+        ...
+
+    def has_asked(self) -> bool:
+        """Whether the head of a request came."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """One accepted connection. ``unread_since`` is when its client stopped reading."""
+
+    socket: socket.socket
+    client: str | None
+    accepted_at: float
+    connection: Connection | None = None
+    transport: asyncio.Transport | None = None
+    unread_since: float | None = None
+    is_ending: bool = False
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files towards the hard one; returns what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+class Connections:
+    """The open TCP connections of a server.
+
+    At most ``most`` in all: when they are reached, the one that has been idle for longest makes
+    room. At most ``most_per_client`` of an address, or of an IPv6 /64; proxies, which speak for
+    many, are not limited by address. ``now`` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        most: int,
+        most_per_client: int,
+        descriptors: int,
+        proxies: Sequence[Network],
+        now: Callable[[], float],
+    ) -> None:
+        self._most = max(_FEWEST_CONNECTIONS, min(most, descriptors - RESERVED_DESCRIPTORS))
+        self._most_per_client = most_per_client
+        self._proxies = proxies
+        self._now = now
+        # By descriptor; the one that was used last is at the end.
+        self._open: dict[int, _Open] = {}
+        self._of_client: dict[str, int] = {}
+        self._ending = 0
+        self._refused = 0
+        self._logged_at = now()
+        if self._most < most:
+            log.warning("connections_limited", connections=self._most, descriptors=descriptors)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def listen(self, family: int, address: Any) -> Listener:
+        """A listening socket whose connections are counted here. Raises OSError."""
+        listener = Listener(self, family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        return listener
+
+    def admit(self, accepted: socket.socket, peer: str) -> socket.socket | None:
+        """The accepted connection, counted from now on; None when it was refused and closed."""
+        client = self._client(peer)
+        has_room = client is None or self._of_client.get(client, 0) < self._most_per_client
+        if not has_room or not self._make_room():
+            self._refused += 1
+            accepted.close()
+            return None
+        counted = _Counted(self, accepted)
+        self._open[counted.fileno()] = _Open(counted, client, self._now())
+        if client is not None:
+            self._of_client[client] = self._of_client.get(client, 0) + 1
+        return counted
+
+    def attach(self, connection: Connection, transport: asyncio.Transport) -> int | None:
+        """Name what speaks HTTP over a connection; None for one that is not counted here."""
+        descriptor: int = transport.get_extra_info("socket").fileno()
+        known = self._open.get(descriptor)
+        if known is None:
+            return None
+        known.connection, known.transport = connection, transport
+        return descriptor
+
+    def touch(self, descriptor: int) -> None:
+        """Note that a connection was used."""
+        known = self._open.pop(descriptor, None)
+        if known is not None:
+            self._open[descriptor] = known
+
+    def forget(self, descriptor: int) -> None:
+        """A connection was closed."""
+        known = self._open.pop(descriptor, None)
+        if known is None:
+            return
+        self._ending -= known.is_ending
+        if known.client is not None:
+            left = self._of_client.pop(known.client) - 1
+            if left:
+                self._of_client[known.client] = left
+
+    async def watch(self) -> None:
+        """End connections that send or read nothing, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """End connections that send or read nothing, and log how many were refused."""
+        now = self._now()
+        for known in list(self._open.values()):
+            if not known.is_ending and self._is_overdue(known, now):
+                self._end(known)
+        if self._refused and now - self._logged_at >= _LOG_SECONDS:
+            log.warning("connections_refused", count=self._refused, open=len(self._open))
+            self._refused, self._logged_at = 0, now
+
+    def _is_overdue(self, known: _Open, now: float) -> bool:
+        if known.connection is None or known.transport is None:
+            return now - known.accepted_at >= HANDSHAKE_SECONDS
+        if known.transport.get_write_buffer_size() == 0:
+            known.unread_since = None
+        elif known.unread_since is None:
+            known.unread_since = now
+        elif now - known.unread_since >= UNREAD_SECONDS:
+            return True
+        return now - known.accepted_at >= FIRST_HEAD_SECONDS and not known.connection.has_asked()
+
+    def _client(self, peer: str) -> str | None:
+        return None if is_trusted(peer, self._proxies) else client_key(peer)
+
+    def _make_room(self) -> bool:
+        """Whether one more connection may be open, if need be for one that is ended."""
+        if len(self._open) - self._ending < self._most:
+            return True
+        if self._ending >= _REFUSALS_AT_ONCE:
+            return False
+        for known in self._open.values():
+            if not known.is_ending and known.connection is not None and known.connection.is_idle():
+                self._end(known)
+                return True
+        return False
+
+    def _end(self, known: _Open) -> None:
+        known.is_ending = True
+        self._ending += 1
+        if known.transport is not None:
+            known.transport.abort()
+        else:  # in its TLS handshake: asyncio sees the end and closes it
+            known.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Listener(socket.socket):
+    """A listening socket that accepts only the connections that are admitted."""
+
+    def __init__(self, connections: Connections, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._connections = connections
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next admitted connection. Raises BlockingIOError when there is none."""
+        for _ in range(_REFUSALS_AT_ONCE):
+            accepted, address = super().accept()
+            admitted = self._connections.admit(accepted, address[0])
+            if admitted is not None:
+                return admitted, address
+        raise BlockingIOError
+
+
+class _Counted(socket.socket):
+    """An accepted connection that is counted until it is closed."""
+
+    def __init__(self, connections: Connections, accepted: socket.socket) -> None:
+        family, kind, protocol = accepted.family, accepted.type, accepted.proto
+        super().__init__(family, kind, protocol, fileno=accepted.detach())
+        self._connections = connections
+
+    def close(self) -> None:
+        """Close it, and count it no longer."""
+        if self.fileno() >= 0:
+            self._connections.forget(self.fileno())
+        super().close()
+
+
+class AcceptFailures:
+    """An exception handler of the event loop: failures to accept are logged once a minute.
+
+    asyncio reports each of them with a traceback, 128 in a row.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._failures = 0
+        self._logged_at = -_LOG_SECONDS
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take what asyncio could not hand to anyone."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context):
+            loop.default_exception_handler(context)
+            return
+        self._failures += 1
+        if self._now() - self._logged_at >= _LOG_SECONDS:
+            log.error("accept_failed", reason=error.strerror, count=self._failures)
+            self._failures, self._logged_at = 0, self._now()
+
 
 _LINE_BYTES: Final = 8190
 _HEADERS: Final = 128

@@ -1,29 +1,144 @@
-"""The HTTP routes of an operation table: the agent API (spec 4.1), and the BFF (spec 4.4)."""
+"""The operation tables over HTTP: REST paths of the agent API and the BFF, and POST /rpc.
+
+An input at a place where nothing reads it is refused: a dropped idempotency key makes two orders.
+Over TCP /rpc has the methods of the agent API; over the UNIX socket the admin methods as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import orjson
 from aiohttp import web
 
 from rpcsvc.domain.integrators import Integrators
-from rpcsvc.errors import ServiceError, Unauthorized
-from rpcsvc.http.gate import REQUEST_CONTEXT, Gate
+from rpcsvc.errors import (
+    InputError,
+    InternalError,
+    InvalidInput,
+    InvalidParams,
+    InvalidRequest,
+    ServiceError,
+    TlsRequired,
+    Unauthorized,
+)
+from rpcsvc.http.gate import (
+    REQUEST_CONTEXT,
+    SOCKET_CLIENT,
+    Gate,
+    RequestContext,
+    given_request_id,
+    is_private,
+    is_request_id,
+)
+from rpcsvc.http.jsonrpc import JsonRpcServer, RpcMethod, error_object, whole_error
 from rpcsvc.http.messages import (
+    JSON,
     OPERATION,
     Handler,
+    error_headers,
+    read_body,
     read_json_object,
     read_query,
+    require_json,
+    respond,
     respond_with,
     with_path,
 )
-from rpcsvc.http.stray_inputs import IDEMPOTENCY_KEY, require_key_header, require_no_query
 from rpcsvc.operations.dispatch import Dispatcher
+from rpcsvc.operations.envelope import Json
+from rpcsvc.operations.inputs import bare_key, read_key
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.service import Call
+from rpcsvc.operations.validation_messages import LONGEST_NAME, MOST_PROBLEMS, combined
 from rpcsvc.orders.unfunded import Client
+
+IDEMPOTENCY_KEY: Final = "idempotency-key"
+_OTHER_HEADERS: Final = frozenset({"x-api-key", "x-request-id"})
+
+
+def require_no_query(request: web.Request) -> None:
+    """Raise an InputError or InputErrors for each name in the query of a POST."""
+    if "?" not in request.raw_path:
+        return
+    given = dict(request.query)
+    problems = [_in_query(name, given[name]) for name in list(given)[:MOST_PROBLEMS]]
+    if problems:
+        raise combined(problems)
+
+
+def require_no_query_of_rpc(request: web.Request) -> None:
+    """Raise InvalidRequest for a query at /rpc, where each call has its own params."""
+    if "?" in request.raw_path and request.query:
+        name = next(iter(request.query))[:LONGEST_NAME]
+        raise InvalidRequest(
+            f'The query has "{name}", and /rpc reads nothing there. Send what a call takes in its'
+            f" params, {IDEMPOTENCY_KEY} too."
+        )
+
+
+def require_key_header(request: web.Request) -> None:
+    """Raise InvalidInput for an idempotency key in another header than its own, or for two."""
+    for name in _key_headers(request.headers):
+        if name.lower() != IDEMPOTENCY_KEY:
+            raise InvalidInput(
+                f"{name[:LONGEST_NAME]} is not read. Send the key as the header {IDEMPOTENCY_KEY}.",
+                field=name[:LONGEST_NAME],
+                received=request.headers[name],
+                allowed=[IDEMPOTENCY_KEY],
+            )
+    if len(request.headers.getall(IDEMPOTENCY_KEY, ())) > 1:
+        raise InvalidInput(
+            f"The header {IDEMPOTENCY_KEY} occurs more than once. Send it once:"
+            " which of the two counts would be a guess.",
+            field=IDEMPOTENCY_KEY,
+        )
+
+
+def require_no_key_header(headers: Mapping[str, str]) -> None:
+    """Raise InvalidInput for an idempotency key in a header at /rpc, where it is a param.
+
+    In a batch it could not be told which call a header's key is for.
+    """
+    for name in _key_headers(headers):
+        raise InvalidInput(
+            f"The header {name[:LONGEST_NAME]} is not read at /rpc. Send the key as the param"
+            f" {IDEMPOTENCY_KEY} of the call that it is for.",
+            field=name[:LONGEST_NAME],
+            received=headers[name],
+        )
+
+
+def _key_headers(headers: Mapping[str, str]) -> list[str]:
+    """The names of headers that can only mean an idempotency key, however they are spelt."""
+    return [name for name in headers if _means_key(name)]
+
+
+def _means_key(name: str) -> bool:
+    small = name.lower()
+    return "idempot" in small and small.endswith("key")
+
+
+def _in_query(name: str, value: str) -> InputError:
+    shown = name[:LONGEST_NAME]
+    return InvalidInput(
+        f"{shown} is in the query, and a POST reads nothing there. {_place_of(name)}",
+        field=shown,
+        received=value,
+    )
+
+
+def _place_of(name: str) -> str:
+    if _means_key(name):
+        return f"The key goes into the header {IDEMPOTENCY_KEY} of calls that create an order."
+    if name.lower() in _OTHER_HEADERS:
+        return f"Send it as the header {name.lower()}."
+    return "Send it in the JSON body."
+
 
 # The call with what the headers of its request say of the caller. Raises ServiceError.
 Identify = Callable[[web.Request, Call], Call]
@@ -121,3 +236,196 @@ def by_integrator(integrators: Integrators) -> Identify:
         return call._replace(integrator=found, namespace=found.id, client=client)
 
     return identify
+
+
+# "JSON-RPC 2.0 Transport: HTTP" names all three.
+_MEDIA_TYPES: Final = frozenset({JSON, "application/json-rpc", "application/jsonrequest"})
+# The session that the CLI remembers (operations/service.py, Call).
+LOCAL_SESSION: Final = "x-agent-local-session"
+
+
+@dataclass(slots=True)
+class Caller:
+    """The HTTP request that a JSON-RPC message came in, while it is being answered."""
+
+    context: RequestContext
+    headers: Mapping[str, str]
+    namespace: str
+    budget_of: str | None
+    client: Client
+    new_request_id: Callable[[], str]
+    calls: int = 0
+    _fallback_id: str | None = None
+    _last_id: str | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request id of the whole exchange, for the response header."""
+        return self.context.request_id or self._last_id or self._fallback()
+
+    @property
+    def batch_request_id(self) -> str:
+        """The same of a batch, whose calls have request ids of their own."""
+        return self.context.request_id or self.new_request_id()
+
+    def request_id_for(self, hint: str | None) -> str:
+        """The header's request id, else the JSON-RPC id if it is fit for one, else a new one."""
+        given = self.context.request_id
+        if given is not None:
+            return given
+        self._last_id = hint if is_request_id(hint) else self._fallback()
+        return self._last_id
+
+    def _fallback(self) -> str:
+        if self._fallback_id is None:
+            self._fallback_id = self.new_request_id()
+        return self._fallback_id
+
+
+class Methods(NamedTuple):
+    """A table as JSON-RPC methods, what runs it, and how their names begin."""
+
+    dispatcher: Dispatcher
+    operations: Iterable[Operation]
+    prefix: str = ""
+
+
+class RpcHttp:
+    """The /rpc endpoint. ``admin`` methods are there over the UNIX socket only."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        public: Methods,
+        admin: Methods,
+        describe: Callable[[], Json],
+        *,
+        body_bytes: int,
+        max_batch: int,
+        max_depth: int,
+    ) -> None:
+        self._gate = gate
+        self._body_bytes = body_bytes
+        methods = {**self._methods(public), "rpc.discover": self._discovery(describe)}
+        make: Callable[[dict[str, RpcMethod[Caller]]], JsonRpcServer[Caller]] = partial(
+            JsonRpcServer,
+            max_batch=max_batch,
+            max_depth=max_depth,
+            describe_error=_described,
+            request_id=Caller.request_id_for,
+        )
+        self._public = make(methods)
+        self._on_socket = make({**methods, **self._methods(admin)})
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one POST."""
+        try:
+            context = self._gate.admit(request)
+        except TlsRequired as error:
+            return self._refuse(RequestContext("", given_request_id(request)), error)
+        try:
+            by_token = self._require_token(request, context)
+            client = self._budget_of(request, context, by_token=by_token)
+            self._gate.charge(context, "rpc", client)
+            require_no_query_of_rpc(request)
+            require_json(request, self._body_bytes, _MEDIA_TYPES)
+            body = await read_body(request, self._body_bytes)
+        except ServiceError as error:
+            return self._refuse(context, error)
+        namespace = "rpc" if by_token else "public"
+        who = Client("token", client) if by_token and client else context.client
+        caller = Caller(context, request.headers, namespace, client, who, self._gate.new_request_id)
+        server = self._on_socket if is_private(request) else self._public
+        answer = await server.answer(body, caller)
+        request_id = caller.batch_request_id if body.lstrip()[:1] == b"[" else caller.request_id
+        return respond(answer.body, request_id, status=answer.status, headers=context.headers)
+
+    def _require_token(self, request: web.Request, context: RequestContext) -> bool:
+        """As Gate.require_token. Raises RateLimited for too many wrong ones."""
+        try:
+            return self._gate.require_token(request, context)
+        except Unauthorized:
+            self._gate.note_wrong_token(context)
+            raise
+
+    def _refuse(self, context: RequestContext, error: ServiceError) -> web.Response:
+        """What is refused before its body is read: the HTTP status tells it, too."""
+        request_id = context.request_id or self._gate.new_request_id()
+        headers = {**context.headers, **error_headers(error)}
+        refusal = whole_error(error, request_id)
+        return respond(refusal, request_id, status=error.http_status, headers=headers)
+
+    def _budget_of(
+        self, request: web.Request, context: RequestContext, *, by_token: bool
+    ) -> str | None:
+        """Whose budget pays: a token's, the socket's, or (None) the client address's."""
+        if by_token:
+            return "token:" + request.headers["x-agent-rpc-token"]
+        return SOCKET_CLIENT if context.address == SOCKET_CLIENT else None
+
+    def _methods(self, table: Methods) -> dict[str, RpcMethod[Caller]]:
+        run = table.dispatcher
+        return {table.prefix + op.name: self._method(run, op) for op in table.operations}
+
+    def _method(self, dispatcher: Dispatcher, operation: Operation) -> RpcMethod[Caller]:
+        async def run(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
+            self._charge_again(caller)
+            call = Call(
+                caller.request_id_for(hint),
+                caller.namespace,
+                client=caller.client,
+                local_session=caller.headers.get(LOCAL_SESSION),
+            )
+            try:
+                if operation.idempotent:
+                    call = call._replace(idempotency_key=_take_key(caller, params))
+            except InvalidInput as error:
+                reply = dispatcher.refuse(operation.name, error, call, params)
+            else:
+                reply = await dispatcher.run(operation, params, call)
+            if isinstance(reply.error, InternalError):
+                raise reply.error
+            caller.context.headers.update(error_headers(reply.error))
+            if reply.replayed:
+                caller.context.headers["idempotent-replayed"] = "true"
+            return orjson.Fragment(reply.body)
+
+        return RpcMethod(run, runs_as_notification=not operation.creates)
+
+    def _discovery(self, describe: Callable[[], Json]) -> RpcMethod[Caller]:
+        """``rpc.discover`` of the OpenRPC specification: the description of the methods."""
+        written = cache(lambda: orjson.dumps(describe()))
+
+        async def call(caller: Caller, hint: str | None, params: dict[str, Any]) -> Any:
+            self._charge_again(caller)
+            caller.request_id_for(hint)
+            if params:
+                raise InvalidParams("rpc.discover takes no params. Send {}, or leave them out.")
+            return orjson.Fragment(written())
+
+        return RpcMethod(call, runs_as_notification=True)
+
+    def _charge_again(self, caller: Caller) -> None:
+        """The request has paid for its first call; each further one of a batch pays for itself."""
+        caller.calls += 1
+        if caller.calls > 1:
+            self._gate.charge(caller.context, "rpc", caller.budget_of)
+
+
+def _described(caller: Caller, error: ServiceError, request_id: str | None) -> Json:
+    """The error object of one call; what it says of coming back is said in the headers, too."""
+    caller.context.headers.update(error_headers(error))
+    return error_object(error, request_id)
+
+
+def _take_key(caller: Caller, params: dict[str, Any]) -> Any:
+    """The idempotency key of a call that takes one, out of its params, as a header would carry it.
+
+    Raises InvalidInput for null, which would make an order that no retry finds again, and for a
+    key in a header.
+    """
+    require_no_key_header(caller.headers)
+    if IDEMPOTENCY_KEY not in params:
+        return None
+    key = params.pop(IDEMPOTENCY_KEY)
+    return read_key(key, caller.namespace) if key is None else bare_key(key)

@@ -20,9 +20,8 @@ from aiohttp.test_utils import TestClient
 from yarl import URL
 
 from rpcsvc.app import Running, running, web_app
-from rpcsvc.http.discovery import DiscoveryHttp
+from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import links, recording
-from rpcsvc.http.documents.catalogue import Sources, catalogue
 from rpcsvc.http.documents.recording import EXAMPLE_KEY
 from rpcsvc.http.edge import Cors, Edge
 from rpcsvc.http.gate import Gate

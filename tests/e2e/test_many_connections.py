@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc import app, serving
-from rpcsvc.http import connections
+from rpcsvc.http import http_server
 from rpcsvc.settings import load_settings
 from tests.e2e.processes import PATIENCE_SECONDS, Server, free_port, until
 
@@ -61,7 +61,7 @@ async def test_idle_connections_leave_room_for_others(tmp_path: Path, few_descri
 
             async def are_bounded() -> bool:
                 held = len(await asyncio.to_thread(os.listdir, f"/proc/{server.pid}/fd"))
-                return held <= few_descriptors - connections.RESERVED_DESCRIPTORS // 2
+                return held <= few_descriptors - http_server.RESERVED_DESCRIPTORS // 2
 
             await until(are_bounded)
     finally:
@@ -72,8 +72,8 @@ async def test_idle_connections_leave_room_for_others(tmp_path: Path, few_descri
 async def test_client_that_reads_nothing_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.2)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(http_server, "UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "SWEEP_SECONDS", 0.05)
     port = free_port()
     flags = {"data_dir": str(tmp_path), "port": port, "rate_limit.enabled": False}
     settings = load_settings(config_file=None, environ={}, flags=flags).settings

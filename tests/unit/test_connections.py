@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from rpcsvc.http import connections as module
-from rpcsvc.http.connections import AcceptFailures, Connections
+from rpcsvc.http import http_server as module
+from rpcsvc.http.http_server import AcceptFailures, Connections
 from tests.logs import logs_of
 
 
@@ -103,7 +103,7 @@ def test_with_all_busy_the_next_is_refused_and_counted_in_the_log(stack: ExitSta
     world = World(stack)
     for _ in range(16):
         world.open(speaker=Speaker(idle=False))
-    with logs_of("rpcsvc.http.connections") as logs:
+    with logs_of("rpcsvc.http.http_server") as logs:
         assert [world.open() for _ in range(5)] == [None] * 5
         world.later(30)
         world.later(31)
@@ -162,7 +162,7 @@ async def test_failures_to_accept_are_logged_once_a_minute() -> None:
     handler = AcceptFailures(lambda: now)
     loop = Mock(spec=asyncio.AbstractEventLoop)
     failure = {"exception": OSError(errno.EMFILE, "Too many open files"), "socket": object()}
-    with logs_of("rpcsvc.http.connections") as logs:
+    with logs_of("rpcsvc.http.http_server") as logs:
         for _ in range(200):
             handler(loop, failure)
         now += 61

@@ -19,10 +19,9 @@ from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.order import AGENT_STATE_OF, AgentState, OnDeadline
 from rpcsvc.errors import ServiceError
-from rpcsvc.http.discovery import DocumentCache, is_current
+from rpcsvc.http.discovery import Document, DocumentCache, Renewal, Sources, catalogue, is_current
 from rpcsvc.http.documents import advice, agent, links, llms, wellknown
 from rpcsvc.http.documents import recording as recordings
-from rpcsvc.http.documents.catalogue import Document, Renewal, Sources, catalogue
 from rpcsvc.http.documents.signatures import SIGNED_LINES
 from rpcsvc.http.documents.text import escape_markdown, mail_domain, table
 from rpcsvc.http.site import Site, site_of
