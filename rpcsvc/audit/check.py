@@ -11,16 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rpcsvc.audit.evm_rules import (
-    ether_annotated,
-    ether_differences,
-    ether_notes,
-    evm_annotated,
-    evm_arrivals,
-    evm_differences,
-    evm_sightings,
-)
-from rpcsvc.audit.monero_rules import monero_annotated, monero_differences
 from rpcsvc.audit.order_rules import (
     ChainCoverage,
     order_differences,
@@ -41,6 +31,17 @@ from rpcsvc.audit.records import (
     Report,
     Sighting,
     Watched,
+)
+from rpcsvc.audit.wallet_rules import (
+    ether_annotated,
+    ether_differences,
+    ether_notes,
+    evm_annotated,
+    evm_arrivals,
+    evm_differences,
+    evm_sightings,
+    monero_annotated,
+    monero_differences,
 )
 from rpcsvc.domain.addresses import evm_checksum
 from rpcsvc.domain.order import LIVE_TRANSFERS, DepositState, TransferState

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpcsvc import strict_json
-from rpcsvc.settlement.upstream import dialects
+from rpcsvc.settlement.upstream import wiring
 from rpcsvc.settlement.upstream.calls import Dialect
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient, system_timing
 from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, UpstreamCall
@@ -74,7 +74,7 @@ class World:
         )
         self.random = 0.5
 
-    def client(self, dialect: Dialect = dialects.BFF, **options: Any) -> UpstreamClient:
+    def client(self, dialect: Dialect = wiring.BFF, **options: Any) -> UpstreamClient:
         return UpstreamClient(
             replace(self.options, **options),
             loads=strict_json.loads,
@@ -650,8 +650,8 @@ async def test_a_breaker_that_opens_while_a_call_waits_gives_its_slot_back(world
 @pytest.mark.parametrize(
     ("dialect", "refusal"),
     [
-        (dialects.BFF, bff_error("unauthorized", 401)),
-        (dialects.V1, does.answer({"error": "bad key"}, status=403)),
+        (wiring.BFF, bff_error("unauthorized", 401)),
+        (wiring.V1, does.answer({"error": "bad key"}, status=403)),
     ],
 )
 async def test_health_says_that_the_key_is_refused_until_it_is_not(

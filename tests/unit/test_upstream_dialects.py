@@ -18,13 +18,13 @@ from rpcsvc import errors, strict_json
 from rpcsvc.domain.addresses import MoneroNetwork, stagenet_subaddress
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.order import OrderStatus
-from rpcsvc.settlement.upstream import answers, failures, requests
+from rpcsvc.settlement.upstream import answers, exchange, failures
 from rpcsvc.settlement.upstream.answers import UNKNOWN, Networks, bridge_status, order_status
 from rpcsvc.settlement.upstream.calls import Dialect, Upstream
 from rpcsvc.settlement.upstream.client import Timing, UpstreamClient
-from rpcsvc.settlement.upstream.dialects import BFF, V1
 from rpcsvc.settlement.upstream.exchange import ClientOptions, UpstreamAnswer, base_url
 from rpcsvc.settlement.upstream.limits import Breaker, Budget
+from rpcsvc.settlement.upstream.wiring import BFF, V1
 from tests.contract import upstream_server as does
 
 EVM = "0x52908400098527886E0F7030069857D2E4169EE7"
@@ -40,7 +40,7 @@ TIME = "2026-01-02T03:04:05.678Z"
 TIME_MS = 1_767_323_045_678
 ORDER_ID = "ord_0123456789ABCDEFGHJKMNPQRS"
 
-X2U = requests.OrderBody(
+X2U = exchange.OrderBody(
     from_chain_id=0,
     to_chain_id=42161,
     from_token="XMR",
@@ -48,9 +48,9 @@ X2U = requests.OrderBody(
     from_amount=800_000_000_000,
     to_address=EVM,
     session_id="3f2b8c1e-7d64-4f0a-9c1b-2a5e8d7f6c90",
-    twap=requests.TwapRequest(disabled=False, chunk_usdc=250_000_000),
+    twap=exchange.TwapRequest(disabled=False, chunk_usdc=250_000_000),
 )
-U2X = requests.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
+U2X = exchange.OrderBody(42161, 0, TOKEN, "XMR", 150_000_000, to_address=MONERO)
 
 CHAINS = {
     "chains": [
@@ -598,7 +598,7 @@ QUOTE_BODY = {
     key: ORDER_BODY[key]
     for key in ("fromChainId", "toChainId", "fromToken", "toToken", "fromAmount")
 }
-TICKET_REQUEST = requests.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
+TICKET_REQUEST = exchange.TicketBody("Where is it?", "agent", order_id=ORDER_ID)
 TICKET_BODY = {
     "orderId": ORDER_ID,
     "sessionId": None,

@@ -43,9 +43,8 @@ from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.domain.money import MAX_UNITS, USDC, XMR
 from rpcsvc.domain.order import OrderStatus
 from rpcsvc.errors import InvalidDestination
-from rpcsvc.settlement.upstream.exchange import UpstreamAnswer
+from rpcsvc.settlement.upstream.exchange import OrderBody, QuoteBody, UpstreamAnswer
 from rpcsvc.settlement.upstream.failures import UpstreamBroken
-from rpcsvc.settlement.upstream.requests import OrderBody, QuoteBody
 
 _LONGEST_TEXT: Final = 512
 _MOST_ITEMS: Final = 1_000

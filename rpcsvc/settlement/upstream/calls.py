@@ -24,7 +24,7 @@ from rpcsvc.errors import (
     UnsupportedToken,
     VerificationFailed,
 )
-from rpcsvc.settlement.upstream import answers, requests
+from rpcsvc.settlement.upstream import answers, exchange
 from rpcsvc.settlement.upstream.answers import Networks
 from rpcsvc.settlement.upstream.client import Parse, UpstreamClient
 from rpcsvc.settlement.upstream.exchange import UpstreamAnswer, UpstreamCall
@@ -116,7 +116,7 @@ class Upstream:
         )
 
     async def quote(
-        self, request: requests.QuoteBody, urgency: Urgency = Urgency.ROUTINE
+        self, request: exchange.QuoteBody, urgency: Urgency = Urgency.ROUTINE
     ) -> answers.UpstreamQuote:
         """A price. POST, but it changes nothing."""
         call = self._call("quote", body=_quote_body(request))
@@ -124,7 +124,7 @@ class Upstream:
         return await self._read(call, lambda a: answers.quote(a, request), demand)
 
     async def create_order(
-        self, request: requests.OrderBody, *, key: str, resumed: bool = False
+        self, request: exchange.OrderBody, *, key: str, resumed: bool = False
     ) -> answers.UpstreamOrder:
         """A new order. ``key`` is passed on where the dialect honours it.
 
@@ -152,7 +152,7 @@ class Upstream:
         call = self._call("cancel_order", order_id, body={"sessionId": session_id})
         return await self._read(call, lambda a: answers.status(a, order_id, self._networks))
 
-    async def create_ticket(self, request: requests.TicketBody) -> answers.UpstreamTicket:
+    async def create_ticket(self, request: exchange.TicketBody) -> answers.UpstreamTicket:
         """A support ticket: sent once, because no key keeps it from being opened twice."""
         call = self._call("create_ticket", body=_ticket_body(request))
         return await self._client.create(
@@ -254,7 +254,7 @@ _NO_MORE_UNFUNDED: Final = (
 )
 
 
-def _quote_body(request: requests.QuoteBody) -> dict[str, Any]:
+def _quote_body(request: exchange.QuoteBody) -> dict[str, Any]:
     return {
         "fromChainId": request.from_chain_id,
         "toChainId": request.to_chain_id,
@@ -264,7 +264,7 @@ def _quote_body(request: requests.QuoteBody) -> dict[str, Any]:
     }
 
 
-def _order_body(request: requests.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
+def _order_body(request: exchange.OrderBody, *, cuts_usdc: bool) -> dict[str, Any]:
     body = {**_quote_body(request), "toAddress": request.to_address}
     if request.session_id is not None:
         body["sessionId"] = request.session_id
@@ -291,7 +291,7 @@ def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _ticket_body(request: requests.TicketBody) -> dict[str, Any]:
+def _ticket_body(request: exchange.TicketBody) -> dict[str, Any]:
     return {
         "orderId": request.order_id,
         "sessionId": request.session_id,

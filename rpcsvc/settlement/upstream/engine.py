@@ -34,7 +34,7 @@ from rpcsvc.orders.ports.upstream import (
 from rpcsvc.orders.ports.venue import BridgeRate, BridgeRates
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.orders.upstream.venue import USUAL_SECONDS
-from rpcsvc.settlement.upstream import answers, requests
+from rpcsvc.settlement.upstream import answers, exchange
 from rpcsvc.settlement.upstream.answers import UNKNOWN
 from rpcsvc.settlement.upstream.calls import Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient
@@ -95,7 +95,7 @@ class UpstreamEngine:
         if request.chain.name == PERPS:
             return Offer(1, 0, 1, USUAL_SECONDS)
         # An upstream need not read longer numbers; its limit is below this one.
-        body = requests.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
+        body = exchange.QuoteBody(*self._pair(request), min(request.amount.units, MAX_UNITS))
         try:
             urgency = Urgency.CREATION if request.to else Urgency.ROUTINE
             found = await self._upstream.quote(body, urgency)
@@ -126,7 +126,7 @@ class UpstreamEngine:
         return Created(made.order_id, made.deposit_address, 1, 1, made.expires_at, made.raw)
 
     async def _create_swap(self, request: UpstreamRequest, key: str, *, resumed: bool) -> Created:
-        body = requests.OrderBody(
+        body = exchange.OrderBody(
             *self._pair(request),
             request.amount.units,
             to_address=request.to,
@@ -174,7 +174,7 @@ class UpstreamEngine:
 
     async def pass_on(self, upstream_id: str, ticket: Ticket) -> None:
         """Open a ticket about an order there. Raises errors.ServiceError."""
-        body = requests.TicketBody(
+        body = exchange.TicketBody(
             message=ticket.message,
             category=ticket.category,
             order_id=upstream_id,
@@ -343,10 +343,10 @@ def _rate(direction: Direction, sent: int, received: int) -> int:
     return max(1, usdc * ONE_XMR // xmr)
 
 
-def _twap(plan: TwapPlan | None) -> requests.TwapRequest:
+def _twap(plan: TwapPlan | None) -> exchange.TwapRequest:
     if plan is None:
-        return requests.TwapRequest(disabled=True)
-    return requests.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
+        return exchange.TwapRequest(disabled=True)
+    return exchange.TwapRequest(chunk_usdc=plan.chunk_units, interval_ms=plan.interval_ms)
 
 
 def _twap_text(twap: answers.UpstreamTwap | None) -> str | None:

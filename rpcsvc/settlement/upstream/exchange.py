@@ -3,7 +3,8 @@
 Every call has its own connection: the upstream may be closing a kept one at that moment, and then
 nobody could tell whether the call had arrived. A few calls a minute can afford it. Redirects are
 not followed, nor are proxies or netrc files of the environment used, so that the API key goes to
-the configured address and nowhere else.
+the configured address and nowhere else. The bodies of requests are those of spec 2.4, amounts in
+atomic units.
 """
 
 from __future__ import annotations
@@ -358,3 +359,44 @@ def _retry_after_ms(headers: Mapping[str, str]) -> int | None:
         except (ValueError, TypeError, OverflowError):
             return None
     return min(max(0, seconds) * 1000, _LONGEST_PAUSE_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class QuoteBody:
+    """Quote request of spec 2.4. ``from_amount`` in atomic units; chain id 0 is Monero."""
+
+    from_chain_id: int
+    to_chain_id: int
+    from_token: str
+    to_token: str
+    from_amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class TwapRequest:
+    """twapConfig of spec 2.4, a chunk in USDC units; what is None is left out."""
+
+    disabled: bool | None = None
+    chunk_usdc: int | None = None
+    interval_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBody(QuoteBody):
+    """Order create request of spec 2.4, and the final refund address of another rpcsvc's BFF."""
+
+    to_address: str = field(repr=False)
+    session_id: str | None = field(default=None, repr=False)
+    twap: TwapRequest | None = None
+    refund_address: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TicketBody:
+    """Support ticket request of spec 2.4."""
+
+    message: str
+    category: str
+    order_id: str | None = None
+    session_id: str | None = field(default=None, repr=False)
+    wallet_address: str | None = field(default=None, repr=False)

@@ -1,10 +1,19 @@
-"""Builds an upstream engine from the settings: client, budgets, breaker, dialect."""
+"""Builds an upstream engine from the settings: client, budgets, breaker, and one of two dialects.
+
+The BFF of another rpcsvc has error codes and idempotency keys, and tells its network in the agent
+API's capabilities. The public API (``/v1/...``) has neither: a creation of unknown outcome is never
+sent again, and of its errors, which are free text, only what certainly names something that the
+caller can mend is passed on, in our own words. Sources: spec 4.4 (paths), spec 7 (errors).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
+
+from yarl import URL
 
 from rpcsvc import strict_json
 from rpcsvc.domain.addresses import MoneroNetwork
@@ -14,12 +23,12 @@ from rpcsvc.engines import EngineParts
 from rpcsvc.orders.backend import Backend, upstream_backend
 from rpcsvc.orders.ports.venue import VenueProfile
 from rpcsvc.settings import Settings, SettingsError, UpstreamSettings
-from rpcsvc.settlement.upstream import dialects
 from rpcsvc.settlement.upstream.answers import Networks
-from rpcsvc.settlement.upstream.calls import Dialect, Upstream
+from rpcsvc.settlement.upstream.calls import CALLER_CODES, Dialect, Upstream
 from rpcsvc.settlement.upstream.client import UpstreamClient, system_timing
 from rpcsvc.settlement.upstream.engine import UpstreamEngine
 from rpcsvc.settlement.upstream.exchange import ClientOptions, base_url
+from rpcsvc.settlement.upstream.failures import Refused, RemoteError
 from rpcsvc.settlement.upstream.limits import (
     CALLS_PER_MINUTE,
     CREATIONS_PER_MINUTE,
@@ -29,6 +38,141 @@ from rpcsvc.settlement.upstream.limits import (
 )
 from rpcsvc.settlement.upstream.offered import ChainWatch, NetworkCheck, OfferedChains
 
+_MOST_DETAILS: Final = 16
+_MOST_ALLOWED: Final = 50
+_LONGEST_DETAIL: Final = 128
+
+
+def _bff_error(value: Any) -> RemoteError | None:
+    """``{"error": {code, message, details?}}``, or None for anything else."""
+    error = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return None
+    code, message, details = error.get("code"), error.get("message"), error.get("details")
+    if not isinstance(code, str) or not code or not isinstance(message, str):
+        return None
+    return RemoteError(code, message, _plain_details(details))
+
+
+def _plain_details(details: Any) -> dict[str, Any]:
+    """The details that are short texts, whole numbers, or lists of such: limits, allowed values."""
+    if not isinstance(details, dict):
+        return {}
+    kept = {k: v for k, v in details.items() if len(k) <= 64 and (_is_plain(v) or _is_list(v))}
+    return dict(list(kept.items())[:_MOST_DETAILS])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_DETAIL and value.isprintable()
+    return isinstance(value, bool | int)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_ALLOWED and all(map(_is_plain, value))
+
+
+def _bff_code(refusal: Refused) -> str | None:
+    """The refusal's code, if it is one that a caller can mend."""
+    return refusal.code if refusal.code in CALLER_CODES else None
+
+
+def _bff_base_url(url: str) -> str:
+    """The site's root, of that or of its BFF."""
+    return url.rstrip("/").removesuffix("/bff/v1")
+
+
+BFF: Final = Dialect(
+    name="bff",
+    base_url=_bff_base_url,
+    paths={
+        "capabilities": "/api/v1/agent/capabilities",
+        "chains": "/bff/v1/chains",
+        "quote": "/bff/v1/quote",
+        "create_order": "/bff/v1/orders",
+        "order": "/bff/v1/orders/{id}",
+        "cancel_order": "/bff/v1/orders/{id}/cancel",
+        "create_ticket": "/bff/v1/support/tickets",
+        "bridge_rates": "/bff/v1/bridge/rates",
+        "bridge_deposit": "/bff/v1/bridge/deposit",
+        "bridge_withdraw": "/bff/v1/bridge/withdraw",
+        "bridge_order": "/bff/v1/bridge/order/{id}",
+    },
+    keys=True,
+    cuts_usdc=True,
+    refund_addresses=True,
+    read_error=_bff_error,
+    code_of=_bff_code,
+    messages_for_users=True,
+    times_ends=True,
+)
+_BELOW: Final = (
+    r"\b(?:below|under|less than|lower than|smaller than)\b.*\bmin|\btoo (?:small|low)\b"
+    r"|\bminimum (?:amount|swap|deposit|order)\b"
+)
+_ABOVE: Final = (
+    r"\b(?:above|over|more than|greater than|larger than|exceeds?)\b.*\bmax"
+    r"|\btoo (?:large|high|big)\b|\bmaximum (?:amount|swap|deposit|order)\b"
+)
+_NOT_SUPPORTED: Final = r"\b(?:unsupported|not supported|unknown)\b"
+_PHRASES: Final = tuple(
+    (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), code)
+    for pattern, code in (
+        (_BELOW, "amount_below_minimum"),
+        (_ABOVE, "amount_above_maximum"),
+        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:chain|network)", "unsupported_chain"),
+        (rf"(?=.*{_NOT_SUPPORTED}).*\b(?:token|asset|coin)\b", "unsupported_token"),
+        (r"\binvalid\b.*\b(?:to ?address|destination|recipient)", "invalid_destination"),
+    )
+)
+_NO_ORDER: Final = re.compile(r"\border\b.*\bnot found\b|\bno such order\b", re.ASCII | re.I)
+
+
+def _v1_error(value: Any) -> RemoteError | None:
+    """``{"error": "text"}``, or None for anything else."""
+    text = value.get("error") if isinstance(value, dict) else None
+    return RemoteError(None, text) if isinstance(text, str) and text else None
+
+
+def _v1_code(refusal: Refused) -> str | None:
+    """Our code for a refusal, when its text says one thing that a caller can mend, and no other."""
+    if refusal.status == 404:
+        return "order_not_found" if _NO_ORDER.search(refusal.message) else None
+    if refusal.status not in (400, 422):
+        return None
+    found = {code for phrase, code in _PHRASES if phrase.search(refusal.message)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _v1_base_url(url: str) -> str:
+    """``url``, with /v1 where it has no path."""
+    parsed = URL(url)
+    # with_path would drop a query, which the check of the options refuses.
+    is_bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment)
+    return str(parsed.with_path("/v1")) if is_bare else url
+
+
+V1: Final = Dialect(
+    name="v1",
+    base_url=_v1_base_url,
+    paths={
+        "chains": "/chains",
+        "quote": "/quote",
+        "create_order": "/order",
+        "order": "/order/{id}",
+        "bridge_rates": "/bridge/rates",
+        "bridge_deposit": "/bridge/deposit",
+        "bridge_withdraw": "/bridge/withdraw",
+        "bridge_order": "/bridge/order/{id}",
+    },
+    keys=False,
+    cuts_usdc=False,
+    refund_addresses=False,
+    read_error=_v1_error,
+    code_of=_v1_code,
+    messages_for_users=False,
+    times_ends=False,
+)
 # The default limits of another rpcsvc, less a fifth for others behind the same address.
 BFF_CALLS_PER_MINUTE = 240
 BFF_CREATIONS_PER_MINUTE = 24
@@ -108,7 +252,7 @@ async def upstream_engine(
 
 def dialect_of(settings: UpstreamSettings) -> Dialect:
     """The dialect that the upstream is called in."""
-    return dialects.BFF if settings.dialect == "bff" else dialects.V1
+    return BFF if settings.dialect == "bff" else V1
 
 
 def client_options(settings: UpstreamSettings) -> ClientOptions:
