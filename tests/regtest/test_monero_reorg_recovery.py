@@ -21,7 +21,7 @@ from tests.regtest.treasury import OPTIONS, XMR, Treasury
 
 pytestmark = pytest.mark.slow
 
-RESCUE = "rpcsvc.settlement.onchain.monero.reorg_recovery"
+RESCUE = "rpcsvc.settlement.onchain.monero.presence"
 UNITS = XMR // 20
 MORE = XMR + XMR // 2
 ACCOUNTS = 9  # how many of the tests below may use one up

@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.settlement.onchain.monero.ledger import Cursor, WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.startup_reconciliation import MoneroOutgoing, SpendWaits
+from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, SpendWaits
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import Destination
 from rpcsvc.store.backends.sqlite.database import Database

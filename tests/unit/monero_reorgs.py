@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.monero.monerod import (
     Submission,
     SubmissionResult,
 )
-from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import Output, SubaddressIndex
 from rpcsvc.store.monero import SqlMoneroLedger
 

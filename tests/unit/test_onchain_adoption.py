@@ -17,12 +17,12 @@ from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.ledger import PaymentOrder, PaymentState, Purpose
 from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
 from rpcsvc.settlement.onchain.evm.transactions import signed_fields
-from rpcsvc.settlement.onchain.monero.adoption import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Payment
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState
 from rpcsvc.settlement.onchain.monero.ledger import Purpose as XmrPurpose
 from rpcsvc.settlement.onchain.monero.monerod import NodeBytes
+from rpcsvc.settlement.onchain.monero.unrecorded import MoneroAdoption
 from rpcsvc.settlement.onchain.monero.wallet_types import (
     PaymentCheck,
     SubaddressIndex,

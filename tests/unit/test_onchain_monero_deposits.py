@@ -237,7 +237,7 @@ async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     chain.mine(empty=9)
     node, wallet = Node(chain), Wallet(chain)
     made = Rig(chain, node, wallet, ledger, scanner(node, wallet, ledger))
-    made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.deposit_proofs")
+    made.log = captured(monkeypatch, "rpcsvc.settlement.onchain.monero.deposits")
     await made.look()
     yield made
     await database.close()

@@ -16,8 +16,7 @@ from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState
 from rpcsvc.settlement.onchain.monero.monerod import NodeInfo, Spent, Submission
-from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
-from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd, MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet_types import PreparedPayment
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.backends.sqlite.database import Database

@@ -20,13 +20,13 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 from rpcsvc.settlement.onchain.monero.monerod import (
     Submission,
 )
-from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.monero import SqlMoneroLedger
 from tests.logs import captured
 from tests.unit.monero_reorgs import OPTIONS, Node, Rig, Wallet
 
-MODULE = "rpcsvc.settlement.onchain.monero.reorg_recovery"
+MODULE = "rpcsvc.settlement.onchain.monero.presence"
 
 
 @pytest.fixture

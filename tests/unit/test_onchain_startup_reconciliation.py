@@ -18,7 +18,7 @@ from rpcsvc.settlement.onchain.engine import OnchainEngine
 from rpcsvc.settlement.onchain.guard import PauseSwitch, PayoutGuard
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.monerod import Spent
-from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
+from rpcsvc.settlement.onchain.monero.unrecorded import (
     LOOK_TIMEOUT_MS,
     MoneroOutgoing,
     SpendWaits,

@@ -29,7 +29,7 @@ from rpcsvc.orders.ports.wallets import (
 from rpcsvc.settlement.onchain.adapter import AdapterWatch, ChainAdapter, each_of, together
 from rpcsvc.settlement.onchain.guard import PayoutGuard
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
-from rpcsvc.settlement.onchain.monero.startup_reconciliation import StartupReconciliation
+from rpcsvc.settlement.onchain.monero.unrecorded import StartupReconciliation
 
 log = structlog.get_logger(__name__)
 

@@ -30,10 +30,7 @@ from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJour
 from rpcsvc.settlement.onchain.monero.adapter import MoneroAdapter
 from rpcsvc.settlement.onchain.monero.ledger import MoneroLedger, MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
-from rpcsvc.settlement.onchain.monero.startup_reconciliation import (
-    MoneroOutgoing,
-    StartupReconciliation,
-)
+from rpcsvc.settlement.onchain.monero.unrecorded import MoneroOutgoing, StartupReconciliation
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 
 KEY_FILE: Final = "evm-mnemonic"

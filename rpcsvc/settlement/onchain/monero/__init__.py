@@ -6,8 +6,8 @@ wallet.py       what the wallet is asked; wallet_types.py: what it answers
 connection.py   whether both are there, in step, and the wallet of the first start
 ledger.py       records, options, and the port to the database
 
-deposits:       addresses.py, deposits.py, deposit_proofs.py
-payments:       payments.py, presence.py, reorg_recovery.py, adoption.py
+deposits:       addresses.py, deposits.py
+payments:       payments.py, presence.py
 outputs:        inventory.py
-at the start:   startup_reconciliation.py
+not recorded:   unrecorded.py (at the start, and adopting)
 """

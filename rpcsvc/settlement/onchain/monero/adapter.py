@@ -38,7 +38,7 @@ from rpcsvc.settlement.onchain.monero.ledger import (
 )
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeInfo
 from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
-from rpcsvc.settlement.onchain.monero.reorg_recovery import MoneroReorgRecovery
+from rpcsvc.settlement.onchain.monero.presence import MoneroReorgRecovery
 from rpcsvc.settlement.onchain.monero.wallet import MOST_DESTINATIONS, WalletClient
 
 log = structlog.get_logger(__name__)

@@ -1,0 +1,366 @@
+"""XMR wallet transactions on no record: found at the start, adopted by the operator.
+
+A restored database does not know what was paid since. The wallet is asked once for what it sent
+since the newest block on record; a transaction that is not on record pauses payouts. A wallet that
+was restored or killed does not list a transaction before it is mined: a spend in the node's pool of
+an output that the wallet believes unspent shows that one.
+
+A transaction is adopted as the payment of transfers if the wallet lists it as its own, the node has
+it, and its key shows that it paid each address exactly the transfer's units. Source: the daemon and
+wallet RPC documentation at getmonero.org.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from rpcsvc.clock import Clock, steady_ms
+from rpcsvc.errors import Unavailable
+from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
+from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
+from rpcsvc.settlement.onchain.guard import PauseSwitch
+from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
+from rpcsvc.settlement.onchain.monero.ledger import (
+    NETWORK,
+    MoneroLedger,
+    Payee,
+    Payment,
+    PaymentState,
+    Purpose,
+)
+from rpcsvc.settlement.onchain.monero.monerod import MonerodClient, NodeBytes, Spent
+from rpcsvc.settlement.onchain.monero.wallet import WalletClient, list_unspent
+from rpcsvc.settlement.onchain.monero.wallet_types import TransferKind, WalletCode, WalletTransfer
+from rpcsvc.settlement.onchain.unrecorded import (
+    Adopted,
+    NotAdopted,
+    OpenTransfer,
+    UnrecordedLedger,
+    bare_txid,
+    pause_for,
+    reason_of,
+    require_open,
+    require_unsigned,
+)
+
+log = structlog.get_logger(__name__)
+
+
+# A reorganisation may have brought what was sent after the copy into a block before it.
+_MARGIN: Final = 20
+_SENT: Final = (TransferKind.OUTGOING, TransferKind.PENDING)
+_WALLET: Final = "the Monero wallet"
+LOOK_TIMEOUT_MS: Final = 10 * 60_000
+
+
+class SpendWaits(Unavailable):
+    """Something in the pool spends outputs of the wallet, which does not know of it."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__("What left the XMR wallet is not known yet. Try again later.")
+        self.problem = (
+            f"the node's pool has what spends {outputs} outputs that {_WALLET} takes to be unspent:"
+            " nothing is signed with it before that is in a block, or dropped"
+        )
+
+
+class Outgoing(Protocol):
+    """A wallet that tells what it has sent and nobody knows of."""
+
+    async def unknown(self) -> list[str]:
+        """The ids of such transactions. Raises RpcFailure, SpendWaits and errors.Unavailable."""
+        ...
+
+
+class MoneroOutgoing:
+    """What the operator's Monero wallet has sent since the newest block on record."""
+
+    def __init__(
+        self,
+        node: MonerodClient,
+        wallet: WalletClient,
+        ledger: MoneroLedger,
+        unrecorded: UnrecordedLedger,
+    ) -> None:
+        self._node = node
+        self._wallet = wallet
+        self._ledger = ledger
+        self._unrecorded = unrecorded
+
+    async def unknown(self) -> list[str]:
+        """Empty before the service's first look at the chain: nothing can be owed by then.
+
+        Raises RpcFailure and SpendWaits; errors.Unavailable while the wallet is not the service's,
+        or has not scanned all that its node has.
+        """
+        since = await self._unrecorded.monero_cursor()
+        if since is None:
+            return []
+        await self._require_ready()
+        await self._require_no_spend()
+        await self._require_ready()  # what left the pool for a block since is listed now
+        sent = await self._wallet.transfers(max(since - _MARGIN, 0), _SENT)
+        return await self._unrecorded.not_on_record({item.txid for item in sent})
+
+    async def _require_no_spend(self) -> None:
+        listed, _ = await list_unspent(self._wallet)
+        seen = await self._node.key_images([item.key_image for item in listed if not item.spent])
+        waiting = [image for image, where in seen.items() if where is Spent.IN_POOL]
+        unknown = len(waiting) - len(await self._ledger.live_key_images(waiting))
+        if unknown:
+            raise SpendWaits(unknown)
+
+    async def _require_ready(self) -> None:
+        known = await self._ledger.wallet()
+        if known is None or await self._wallet.primary_address() != known.primary_address:
+            raise Unavailable("The wallet that is open is not the service's.")
+        await self._wallet.refresh()
+        scanned, top = await self._wallet.height(), (await self._node.info()).height
+        if scanned < top:
+            raise Unavailable(f"The wallet is at height {scanned}, the node at {top}.")
+
+
+class StartupReconciliation:
+    """Holds signatures until what left the wallet was compared with the records, once.
+
+    A wallet that can't answer can't sign either, so holding costs nothing. If it signs and still
+    fails to answer this, payouts go on after ``LOOK_TIMEOUT_MS`` and health says so; it is asked
+    again before each signature. ``steady`` is a monotonic clock in ms: the wall clock is often set
+    soon after a machine's start.
+    """
+
+    def __init__(
+        self,
+        outgoing: Outgoing,
+        unrecorded: UnrecordedLedger,
+        switch: PauseSwitch,
+        clock: Clock,
+        *,
+        steady: Callable[[], int] = steady_ms,
+    ) -> None:
+        self._outgoing = outgoing
+        self._unrecorded = unrecorded
+        self._switch = switch
+        self._clock = clock
+        self._steady = steady
+        self._is_done = False
+        self._problem: str | None = None
+        self._failing_since: int | None = None
+        self._one = asyncio.Lock()
+
+    async def require_done(self) -> None:
+        """Look, unless it is done. Raises errors.Unavailable when nothing may be signed yet."""
+        if self._is_done:
+            return
+        async with self._one:
+            if not self._is_done:
+                await self._look()
+
+    def health(self) -> Health:
+        """Not ok while something is not on record, or nothing could be looked at for long."""
+        return Health(self._problem is None, self._problem)
+
+    async def _look(self) -> None:
+        try:
+            unrecorded = await self._outgoing.unknown()
+        except RpcFailure as failure:
+            self._failed(failure)
+            return
+        except SpendWaits as found:
+            self._problem = found.problem
+            raise
+        self._failing_since = None
+        if unrecorded:
+            await self._stop(unrecorded)
+        self._is_done, self._problem = True, None
+
+    async def _stop(self, unrecorded: list[str]) -> None:
+        """Pause payouts and record these as acknowledged: a resume lets payouts go on."""
+        if pause_for(self._switch, _WALLET):
+            await self._unrecorded.acknowledge_transactions(
+                NETWORK, unrecorded, self._clock.now_ms()
+            )
+        self._problem = f"{reason_of(_WALLET)} ({unrecorded[0]}, {len(unrecorded)} in all)"
+        raise Unavailable(
+            "The Monero wallet has sent what is not on record. Nothing is signed with it before"
+            " the operator has looked."
+        )
+
+    def _failed(self, failure: RpcFailure) -> None:
+        """Raises errors.Unavailable, unless it has gone on for too long."""
+        now = self._steady()
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since < LOOK_TIMEOUT_MS:
+            raise Unavailable("What left the XMR wallet is not known yet. Try again later.")
+        if self._problem is None:
+            log.error("reconciliation_failed", reason=str(failure))
+        self._problem = (
+            f"what left the Monero wallet before the start can't be looked at ({failure}), and"
+            " payouts go on without it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A transaction, as wallet and node have it."""
+
+    sent: WalletTransfer
+    bytes: NodeBytes
+    key: str
+
+
+class MoneroAdoption:
+    """Looks at one wallet and its node, both open. Everything raises RpcFailure, ChainUnusable."""
+
+    def __init__(self, connection: MoneroConnection, ledger: MoneroLedger) -> None:
+        self._connection = connection
+        self._wallet = connection.wallet
+        self._ledger = ledger
+
+    async def adopt(
+        self,
+        wanted: OpenTransfer,
+        others: Sequence[OpenTransfer],
+        txid: str,
+        key: str | None,
+        record: Record,
+    ) -> Adopted:
+        """Put on record that the transaction pays ``wanted``, and those of ``others`` it pays too.
+
+        ``key`` is the transaction's; without one the wallet is asked. Raises NotAdopted.
+        """
+        txid = bare_txid(txid, "")
+        if (known := await self._known(wanted, txid)) is not None:
+            await record(PreparedTransfer(txid, known.raw, (wanted.transfer.transfer_id,)))
+            return Adopted(txid, (wanted,), known.height)
+        found = await self._find(txid, key)
+        received = await self._received(found, wanted.transfer.address)
+        if received != wanted.transfer.units:
+            raise NotAdopted(
+                f"{txid} pays {received} piconero to the address of {wanted.transfer.transfer_id},"
+                f" which is for {wanted.transfer.units}."
+            )
+        paid = [wanted, *await self._also_paid(found, wanted, others)]
+        payment = _payment(found, paid)
+        if taken := await self._ledger.live_key_images(payment.key_images):
+            raise NotAdopted(
+                f"{txid} spends what another payment on record spends ({len(taken)} key images)."
+            )
+
+        async def commit(rows: Rows) -> None:
+            await self._ledger.add_payment(payment, rows)
+
+        names = tuple(item.transfer.transfer_id for item in paid)
+        await record(PreparedTransfer(txid, payment.raw, names), commit)
+        return Adopted(txid, tuple(paid), found.bytes.height, found.sent.amount - payment.units)
+
+    async def _known(self, wanted: OpenTransfer, txid: str) -> Payment | None:
+        """This payment, if it is on record and the order does not know it yet. Raises NotAdopted
+        when the transfer has another one, or knows this one.
+        """
+        require_open(wanted.transfer)
+        known = await self._ledger.payment(wanted.transfer.transfer_id)
+        if known is None:
+            return None
+        if known.txid != txid:
+            raise NotAdopted(
+                f"{wanted.transfer.transfer_id} has a signed payment on record already,"
+                f" {known.txid}: a second one is not taken for it."
+            )
+        require_unsigned(wanted.transfer, txid)
+        return known
+
+    # --- what node and wallet say --------------------------------------------------------------
+
+    async def _find(self, txid: str, key: str | None) -> _Found:
+        await self._connection.check_node()
+        await self._connection.check_wallet()
+        await self._wallet.refresh()
+        listed = [item for item in await self._wallet.transfer(txid) if item.kind in _SENT]
+        if not listed:
+            raise NotAdopted(f"{txid} is not a payment that the XMR wallet knows as its own.")
+        found = await self._connection.node.transaction_bytes(txid)
+        if found is None:
+            raise NotAdopted(f"The Monero node has no transaction {txid}, in a block or waiting.")
+        if not found.raw:
+            raise NotAdopted(
+                f"The Monero node has pruned {txid}: ask one that keeps whole transactions"
+                " (onchain.monerod_url)."
+            )
+        return _Found(listed[0], found, key or await self._own_key(txid))
+
+    async def _own_key(self, txid: str) -> str:
+        try:
+            return await self._wallet.tx_key(txid)
+        except NodeError as error:
+            if error.code != WalletCode.NO_TX_KEY:
+                raise
+            raise NotAdopted(
+                f"The wallet does not have the key of {txid}, which proves whom it paid. Give it"
+                " with --tx-key, from the receipt of the payout or from where it was made."
+            ) from error
+
+    async def _received(self, found: _Found, address: str) -> int:
+        """Piconero that the transaction paid to an address, by its key."""
+        try:
+            check = await self._wallet.check_key(found.sent.txid, found.key, address)
+        except NodeError as error:
+            if error.code in (WalletCode.UNKNOWN, WalletCode.WRONG_TX_KEY):
+                raise NotAdopted(
+                    f"The key is not that of {found.sent.txid}: {error.text}"
+                ) from error
+            raise
+        return check.received
+
+    async def _also_paid(
+        self, found: _Found, wanted: OpenTransfer, others: Sequence[OpenTransfer]
+    ) -> list[OpenTransfer]:
+        """Open transfers that the transaction pays besides: the service pays several at once."""
+        left = found.sent.amount - wanted.transfer.units
+        addresses, also = {wanted.transfer.address}, []
+        for item in others:
+            transfer = item.transfer
+            if not 0 < transfer.units <= left or transfer.address in addresses:
+                continue
+            if await self._ledger.payment(transfer.transfer_id) is not None:
+                continue
+            if await self._received(found, transfer.address) == transfer.units:
+                left -= transfer.units
+                addresses.add(transfer.address)
+                also.append(item)
+        return also
+
+
+def _payment(found: _Found, paid: Sequence[OpenTransfer]) -> Payment:
+    """The record as the service makes one, at the step after publication."""
+    transfers = [item.transfer for item in paid]
+    at, txid = found.sent.timestamp * 1000, found.sent.txid
+    alone = len(transfers) == 1
+    return Payment(
+        payment_id=transfers[0].transfer_id if alone else f"batch-{txid}",
+        purpose=Purpose.TRANSFER,
+        address=transfers[0].address,
+        units=sum(item.units for item in transfers),
+        fee=found.sent.fee,
+        txid=txid,
+        raw=found.bytes.raw,
+        # Only what was never relayed is relayed by the wallet, and needs them.
+        metadata="",
+        tx_key=found.key,
+        key_images=tuple(sorted(found.bytes.key_images)),
+        prepared_at=at,
+        state=PaymentState.PUBLISHED,
+        relayed_at=at,
+        height=found.bytes.height,
+        batch=()
+        if alone
+        else tuple(Payee(item.transfer_id, item.address, item.units) for item in transfers),
+    )
