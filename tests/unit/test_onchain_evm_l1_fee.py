@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.evm.gas import (
     with_l1_margin,
     with_margin,
 )
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
@@ -30,7 +30,6 @@ from rpcsvc.settlement.onchain.evm.ledger import (
 )
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
-from rpcsvc.settlement.onchain.evm.transactions import unsigned
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

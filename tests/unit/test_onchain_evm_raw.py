@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
-from rpcsvc.settlement.onchain.evm.transactions import rlp, signed_fields
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, rlp, signed_fields
 from tests.unit.evm_chain import TOKEN, USER
 from tests.unit.evm_raw import GWEI, HOT, signed
 

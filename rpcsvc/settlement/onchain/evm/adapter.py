@@ -30,7 +30,6 @@ from rpcsvc.orders.ports.wallets import (
 )
 from rpcsvc.settlement.onchain.adapter import each_of, together
 from rpcsvc.settlement.onchain.evm.addresses import EvmAddressPool
-from rpcsvc.settlement.onchain.evm.checks import Blacklist
 from rpcsvc.settlement.onchain.evm.connection import (
     HOT_WALLET_INDEX,
     EvmConnection,
@@ -42,7 +41,7 @@ from rpcsvc.settlement.onchain.evm.gas import EvmOpening, HotBalances, OpeningLe
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import EvmDepositLedger, EvmPaymentLedger, EvmReceipt
 from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
+from rpcsvc.settlement.onchain.evm.payments import Blacklist, EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger

@@ -15,6 +15,7 @@ from rpcsvc.orders.ports.store import Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
+from rpcsvc.settlement.onchain.evm.keys import SignedFields, signed_fields
 from rpcsvc.settlement.onchain.evm.ledger import (
     Attempt,
     EvmPayment,
@@ -24,7 +25,6 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Purpose,
 )
 from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
-from rpcsvc.settlement.onchain.evm.transactions import SignedFields, signed_fields
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,

@@ -18,10 +18,9 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
-from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
+from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.ledger import LARGEST_STORED, EvmPayment, PaymentOrder, Purpose
 from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData
-from rpcsvc.settlement.onchain.evm.transactions import unsigned
 
 log = structlog.get_logger(__name__)
 
