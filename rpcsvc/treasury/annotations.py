@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.adapter import EvmNode
-from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import WalletRecord
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

@@ -21,8 +21,7 @@ from rpcsvc.settlement.onchain.evm.connection import (
 )
 from rpcsvc.settlement.onchain.evm.keys import HdKeys
 from rpcsvc.settlement.onchain.evm.ledger import EvmPayment, PaymentState
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Receipt
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces, EvmPayments
 from rpcsvc.settlement.onchain.evm.sweeps import EvmSweeps
 from rpcsvc.settlement.onchain.guard import PauseSwitch

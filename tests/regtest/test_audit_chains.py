@@ -22,8 +22,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient
 from rpcsvc.settlement.onchain.monero.ledger import MoneroOptions, Threshold
 from rpcsvc.settlement.onchain.monero.monerod import MonerodClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

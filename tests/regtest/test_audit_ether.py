@@ -12,7 +12,7 @@ from rpcsvc.ids import system_random
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node_types import Submission
+from rpcsvc.settlement.onchain.evm.node import Submission
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from tests.regtest.commands import command
 from tests.regtest.daemons import mined

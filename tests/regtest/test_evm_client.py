@@ -13,8 +13,15 @@ import pytest
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, NotSent, TimedOut, TooLarge
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import EvmSigner, HdKeys, SignedTransaction, TransactionPlan
-from rpcsvc.settlement.onchain.evm.node import EvmClient, _submission
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter, Reverted, Submission, Tag
+from rpcsvc.settlement.onchain.evm.node import (
+    EvmCall,
+    EvmClient,
+    LogFilter,
+    Reverted,
+    Submission,
+    Tag,
+    _submission,
+)
 from rpcsvc.settlement.onchain.evm.usdc import Authorization, Permit
 from tests.regtest.daemons import Anvil, AnvilControls, mined
 from tests.regtest.token import Token, deploy

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction
 from rpcsvc.settlement.onchain.evm.ledger import EvmAddress
-from rpcsvc.settlement.onchain.evm.node_types import Submission
+from rpcsvc.settlement.onchain.evm.node import Submission
 from tests.regtest.daemons import Anvil, mined
 from tests.regtest.evm_reader import (
     CONFIRMED,

@@ -16,7 +16,7 @@ from rpcsvc.orders.ports.wallets import Outcome, TransferRejected, Verdict
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node_types import Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import Submission, SubmissionResult
 from tests.recording import Recorder
 from tests.regtest.daemons import mined
 from tests.regtest.evm_payer import (

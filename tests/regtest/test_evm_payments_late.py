@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.domain.order import Transfer
 from rpcsvc.orders.ports.wallets import Outcome
-from rpcsvc.settlement.onchain.evm.node_types import FeeData, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import FeeData, Submission, SubmissionResult
 from tests.regtest.evm_payer import (
     GWEI,
     HOT,

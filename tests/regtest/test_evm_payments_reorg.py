@@ -17,7 +17,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import SignedTransaction, TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt, PaymentState
-from rpcsvc.settlement.onchain.evm.node_types import BlockRef, Receipt, Submission, Tag
+from rpcsvc.settlement.onchain.evm.node import BlockRef, Receipt, Submission, Tag
 from rpcsvc.settlement.onchain.evm.presence import require_unminable
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.store.database import Statement

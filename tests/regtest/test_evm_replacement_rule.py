@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import HOT_WALLET_INDEX, EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import Attempt
-from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Submission, SubmissionResult
+from rpcsvc.settlement.onchain.evm.node import EvmTransaction, Submission, SubmissionResult
 from tests.regtest.daemons import Anvil
 from tests.regtest.evm_payer import (
     ETHER,

@@ -19,11 +19,11 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan
 from rpcsvc.settlement.onchain.evm.ledger import PaymentState, Sweep, SweepMethod
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import (
+from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
     EvmCall,
+    EvmClient,
     SubmissionResult,
     Tag,
 )

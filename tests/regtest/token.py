@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall, LogFilter
+from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, LogFilter
 from tests.regtest.daemons import AnvilControls, mined
 
 SOURCE: Final = Path(__file__).parent / "contracts" / "FiatToken.vy"

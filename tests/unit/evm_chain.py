@@ -16,8 +16,7 @@ from rpcsvc.settlement.onchain.evm.deposits import EvmDepositScanner
 from rpcsvc.settlement.onchain.evm.ledger import (
     EvmAddress,
 )
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, LogFilter, Receipt, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, Log, LogFilter, Receipt, Tag
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from tests.sandbox import ManualClock
 

@@ -15,8 +15,7 @@ from rpcsvc.audit.evm_chain import ByHand, EvmReceipts, Mined, each
 from rpcsvc.audit.records import Annotated, Annotation, Difference, Ether, EvmFacts, Report
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, TimedOut
 from rpcsvc.settlement.onchain.evm.connection import EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Receipt
+from rpcsvc.settlement.onchain.evm.node import Block, EvmClient, EvmTransaction, Receipt
 from tests.unit.audit_world import ARBITRUM, HOT, OPERATOR, U2X, WEI, World
 
 NETWORK = EvmNetwork(ARBITRUM, 42161, OPERATOR, failed_after=10)

@@ -16,7 +16,7 @@ from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import signed_fields
 from rpcsvc.settlement.onchain.evm.ledger import PaymentOrder, PaymentState, Purpose
-from rpcsvc.settlement.onchain.evm.node_types import Block, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import Block, Log, Receipt
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import Payment
 from rpcsvc.settlement.onchain.monero.ledger import PaymentState as XmrState

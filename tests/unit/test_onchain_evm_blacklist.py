@@ -9,8 +9,7 @@ from typing import Any
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, NodeError, TimedOut
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmCall, EvmClient, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import KEPT_MS, WAIT_SECONDS, Blacklist
 from tests.logs import logs_of
 

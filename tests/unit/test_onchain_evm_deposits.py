@@ -10,7 +10,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.evm import deposits as evm_deposits
-from rpcsvc.settlement.onchain.evm.node_types import Block, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, Tag
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger

@@ -28,8 +28,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentOrder,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, FeeData, Reverted, Tag
 
 TypedTransaction = keys._load("eth_account.typed_transactions.typed_transaction").TypedTransaction
 

@@ -15,8 +15,7 @@ import pytest
 from rpcsvc.errors import Unavailable
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection, EvmNetwork
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import EvmTransaction, Tag
+from rpcsvc.settlement.onchain.evm.node import EvmClient, EvmTransaction, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmNonces
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.store.backends.sqlite.database import Database

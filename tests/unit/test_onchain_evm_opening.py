@@ -12,7 +12,7 @@ import pytest
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.records import Opening as Booked
 from rpcsvc.settlement.onchain.evm.gas import EvmOpening, Opening
-from rpcsvc.settlement.onchain.evm.node_types import Tag
+from rpcsvc.settlement.onchain.evm.node import Tag
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.evm_payments import SqlOpeningLedger
 from tests.rows import statement

@@ -31,7 +31,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.settlement.onchain.evm.node_types import FeeData
+from rpcsvc.settlement.onchain.evm.node import FeeData
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger

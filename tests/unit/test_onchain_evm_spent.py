@@ -17,14 +17,14 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.node import read_sent_in
-from rpcsvc.settlement.onchain.evm.node_types import (
+from rpcsvc.settlement.onchain.evm.node import (
     Block,
     BlockRef,
     EvmTransaction,
     Receipt,
     SentIn,
     Tag,
+    read_sent_in,
 )
 from rpcsvc.settlement.onchain.evm.presence import (
     EvmPresence,

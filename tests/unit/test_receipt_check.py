@@ -11,8 +11,7 @@ import pytest
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
 from rpcsvc.settlement.onchain.receipt_check import (

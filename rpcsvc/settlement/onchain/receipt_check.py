@@ -16,8 +16,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, parse_amount
 from rpcsvc.errors import ServiceError
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError
 from rpcsvc.settlement.onchain.evm import usdc
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import EvmClient, Log, Receipt
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.settlement.onchain.monero.wallet_types import PaymentCheck, WalletCode
 

@@ -2,7 +2,7 @@
 
 adapter.py       all networks together, and what the engine asks
 connection.py    a network's options, its node and token, conditions for the operator
-node.py          what a node is asked; node_types.py: what it answers
+node.py          what a node is asked, and what it answers
 usdc.py          calls, events and typed data of the token
 keys.py          mnemonic, derived accounts, signatures, bytes of transactions
 ledger.py        records, and the ports to the database

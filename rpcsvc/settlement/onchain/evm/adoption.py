@@ -24,7 +24,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.node_types import Block, Receipt
+from rpcsvc.settlement.onchain.evm.node import Block, Receipt
 from rpcsvc.settlement.onchain.unrecorded import (
     Adopted,
     NotAdopted,

@@ -18,8 +18,7 @@ from rpcsvc.settlement.onchain.adapter import ChainUnusable
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure, StallDetector
 from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.ledger import BlockPoint
-from rpcsvc.settlement.onchain.evm.node import EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, Reverted
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, EvmClient, Reverted
 
 log = structlog.get_logger(__name__)
 

@@ -27,8 +27,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmDeposit,
     EvmDepositLedger,
 )
-from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, EvmClient
-from rpcsvc.settlement.onchain.evm.node_types import Block, LogRange, Tag
+from rpcsvc.settlement.onchain.evm.node import WIDEST_LOG_RANGE, Block, EvmClient, LogRange, Tag
 from rpcsvc.settlement.onchain.evm.scan import EventReader, ForkFinder, Paid, PoolWatch
 
 log = structlog.get_logger(__name__)

@@ -20,7 +20,7 @@ from rpcsvc.settlement.onchain.evm import usdc
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.keys import TransactionPlan, unsigned
 from rpcsvc.settlement.onchain.evm.ledger import LARGEST_STORED, EvmPayment, PaymentOrder, Purpose
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmCall, FeeData
+from rpcsvc.settlement.onchain.evm.node import Block, EvmCall, FeeData
 
 log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     Purpose,
     Sweep,
 )
-from rpcsvc.settlement.onchain.evm.node_types import Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import Reverted, Tag
 from rpcsvc.settlement.onchain.evm.publisher import EvmPublisher, EvmUpkeep
 from rpcsvc.settlement.onchain.guard import PauseSwitch
 from rpcsvc.settlement.onchain.unrecorded import UnrecordedLedger, pause_for, reason_of

@@ -23,7 +23,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentState,
     Purpose,
 )
-from rpcsvc.settlement.onchain.evm.node_types import Block, EvmTransaction, Log, Receipt
+from rpcsvc.settlement.onchain.evm.node import Block, EvmTransaction, Log, Receipt
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 
 log = structlog.get_logger(__name__)

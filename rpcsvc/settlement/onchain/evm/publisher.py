@@ -27,7 +27,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     PaymentOrder,
     PaymentState,
 )
-from rpcsvc.settlement.onchain.evm.node_types import Block, Submission, Tag
+from rpcsvc.settlement.onchain.evm.node import Block, Submission, Tag
 from rpcsvc.settlement.onchain.evm.presence import EvmPresence
 
 log = structlog.get_logger(__name__)

@@ -32,7 +32,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     EvmDepositLedger,
     PoolSighting,
 )
-from rpcsvc.settlement.onchain.evm.node_types import (
+from rpcsvc.settlement.onchain.evm.node import (
     Block,
     Data,
     Hash,

@@ -30,7 +30,7 @@ from rpcsvc.settlement.onchain.evm.ledger import (
     SweepState,
     Unswept,
 )
-from rpcsvc.settlement.onchain.evm.node_types import BlockRef, EvmCall, Reverted, Tag
+from rpcsvc.settlement.onchain.evm.node import BlockRef, EvmCall, Reverted, Tag
 from rpcsvc.settlement.onchain.evm.payments import EvmPayments
 
 log = structlog.get_logger(__name__)
