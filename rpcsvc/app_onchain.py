@@ -27,11 +27,11 @@ from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.store.engines import UnservedOrders
 from rpcsvc.store.evm_payments import SqlOpeningLedger
-from rpcsvc.store.journal_replay import open_journal
-from rpcsvc.store.journaled import (
+from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
+    open_journal,
 )
 from rpcsvc.store.wallets import OnchainBooks, SqlUnrecordedLedger
 from rpcsvc.treasury.wallets import OnchainTreasury

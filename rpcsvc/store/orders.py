@@ -19,7 +19,6 @@ from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.store import Change, HistoryEntry, PendingEffect
 from rpcsvc.store.database import Row, Statement, Tables, insert, update, upsert
-from rpcsvc.store.idempotency import SqlIdempotencyKeys, response_statement
 from rpcsvc.store.order_rows import (
     CHANGING,
     DEPOSIT,
@@ -40,8 +39,16 @@ from rpcsvc.store.order_rows import (
     transfer_from,
     transfer_values,
 )
-from rpcsvc.store.relays import SqlRelays, relay_statement, report_statement
-from rpcsvc.store.tickets import SqlTickets, charge_statements, ticket_statement
+from rpcsvc.store.records import (
+    SqlIdempotencyKeys,
+    SqlRelays,
+    SqlTickets,
+    charge_statements,
+    relay_statement,
+    report_statement,
+    response_statement,
+    ticket_statement,
+)
 
 # How much of a session id orders.session_start holds, and of each end of an address
 # orders.deposit_address_ends.

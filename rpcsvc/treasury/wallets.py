@@ -28,7 +28,7 @@ from rpcsvc.settlement.onchain.readiness import (
     look_at_network,
 )
 from rpcsvc.settlement.onchain.unrecorded import UnattributedDeposit
-from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot
+from rpcsvc.store.backends.sqlite.database import empty_snapshot
 from rpcsvc.store.database import Tables
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.monero import SqlMoneroLedger

@@ -123,9 +123,8 @@ OPENING = {
         "rpcsvc/store/backends/sqlite/checkpoints.py",  # its log
     },
     "sqlite3.connect(": {
-        "rpcsvc/store/backends/sqlite/database.py",  # its migrations, and readers
+        "rpcsvc/store/backends/sqlite/database.py",  # its migrations, readers, and in memory
         "rpcsvc/store/backends/sqlite/maintenance.py",  # db check and db backup
-        "rpcsvc/store/backends/sqlite/snapshot.py",  # in memory
     },
 }
 

@@ -21,7 +21,7 @@ from rpcsvc.settlement.onchain.monero.payments import MoneroPayments
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient
 from rpcsvc.store.evm_deposits import SqlEvmDepositLedger
 from rpcsvc.store.evm_payments import SqlEvmPaymentLedger
-from rpcsvc.store.journaled import JournaledEvmPaymentLedger, JournaledMoneroLedger
+from rpcsvc.store.journal_replay import JournaledEvmPaymentLedger, JournaledMoneroLedger
 from rpcsvc.store.monero import SqlMoneroLedger
 
 Counts = Callable[[tuple[Any, ...]], bool]

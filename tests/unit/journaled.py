@@ -19,11 +19,12 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import JournalOptions, PaymentJournal
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.journal_replay import Replayed, open_journal
-from rpcsvc.store.journaled import (
+from rpcsvc.store.journal_replay import (
     JournaledEvmDepositLedger,
     JournaledEvmPaymentLedger,
     JournaledMoneroLedger,
+    Replayed,
+    open_journal,
 )
 from rpcsvc.store.orders import SqlOrderStore
 from tests.sandbox import ManualClock

@@ -32,9 +32,8 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
 from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import KEYS_DIR
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
-from rpcsvc.store.backends.sqlite.snapshot import snapshot
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.treasury.annotations import Annotations
 from rpcsvc.verify import unb64url

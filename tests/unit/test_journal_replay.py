@@ -19,7 +19,7 @@ from rpcsvc.settlement.onchain.journal.files import FOLDER
 from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.settlement.onchain.monero import ledger as monero
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
-from rpcsvc.store.backends.sqlite.journal_check import check_journal
+from rpcsvc.store.backends.sqlite.maintenance import check_journal
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.journal_replay import Replayed
 from rpcsvc.store.wallets import OnchainBooks

@@ -11,7 +11,7 @@ from rpcsvc.settlement.onchain.evm import scan as evm_pool
 from rpcsvc.settlement.onchain.evm.ledger import PoolSighting
 from rpcsvc.settlement.onchain.evm.scan import MOST_PER_ADDRESS, pending_payments, read_pending
 from rpcsvc.store.backends.sqlite.database import Database
-from rpcsvc.store.backends.sqlite.sql import compiled
+from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING
 from tests.rows import all_rows, statement

@@ -13,7 +13,7 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.ports.store import Rows
 from rpcsvc.store.database import StoreConflict
-from rpcsvc.store.journaled import mark_of
+from rpcsvc.store.journal_replay import mark_of
 from tests.unit.commits import due, on_record, record
 from tests.unit.journaled import HOT, Books, evm_payment, opened, xmr_payment
 from tests.unit.orders import key

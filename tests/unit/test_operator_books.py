@@ -11,8 +11,7 @@ import pytest
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.operator import Signed
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
-from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
+from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, empty_snapshot, snapshot
 from rpcsvc.store.database import BooksUnreadable
 from rpcsvc.store.operator_books import Owed, SqlOperatorBooks, Unswept, owed, reserved
 from tests.rows import statement

@@ -8,12 +8,12 @@ from contextlib import closing
 import pytest
 
 from rpcsvc.store.backends.sqlite.migrations import migrate
-from rpcsvc.store.backends.sqlite.sql import compiled
+from rpcsvc.store.backends.sqlite.reader import compiled
 from rpcsvc.store.engines import _THERE
 from rpcsvc.store.evm_deposits import _AWAITING, _IS_AWAITING, _SELECT_ADDRESS, _TO_WATCH
 from rpcsvc.store.evm_payments import _SELECT_SWEEP, _UNSWEPT
 from rpcsvc.store.orders import _SELECT_GIVEN, _SELECT_OVERDUE, _SELECT_SESSION
-from rpcsvc.store.relays import _SELECT_OPEN
+from rpcsvc.store.records import _SELECT_OPEN
 from rpcsvc.store.wallets import _UNATTRIBUTED
 
 PLANS = [

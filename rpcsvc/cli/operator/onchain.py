@@ -42,8 +42,13 @@ from rpcsvc.settlement.onchain.evm.keys import (
 )
 from rpcsvc.settlement.onchain.readiness import Check
 from rpcsvc.settlement.onchain.wiring import key_path
-from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, DataDirInUse, OwnerLock
-from rpcsvc.store.backends.sqlite.snapshot import empty_snapshot, snapshot
+from rpcsvc.store.backends.sqlite.database import (
+    DATABASE_NAME,
+    DataDirInUse,
+    OwnerLock,
+    empty_snapshot,
+    snapshot,
+)
 from rpcsvc.store.database import BooksUnreadable
 from rpcsvc.treasury.wallets import Recorded, look_at_all, recorded_wallets
 

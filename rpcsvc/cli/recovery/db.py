@@ -11,8 +11,12 @@ from typing import Any
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.recovery.restore import restore as restore_copy
 from rpcsvc.settlement.onchain.journal.files import FOLDER
-from rpcsvc.store.backends.sqlite.journal_check import check_journal
-from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_database, check_database
+from rpcsvc.store.backends.sqlite.maintenance import (
+    BackupFailed,
+    backup_database,
+    check_database,
+    check_journal,
+)
 
 Common = Callable[[argparse.ArgumentParser], None]
 

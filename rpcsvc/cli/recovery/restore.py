@@ -33,8 +33,7 @@ from rpcsvc.settlement.onchain.journal.files import (
 from rpcsvc.settlement.onchain.journal.writer import PaymentJournal
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database, DataDirInUse, OwnerLock
 from rpcsvc.store.backends.sqlite.maintenance import damage_of
-from rpcsvc.store.journal_replay import Replayed, open_journal
-from rpcsvc.store.journaled import forget_mark
+from rpcsvc.store.journal_replay import Replayed, forget_mark, open_journal
 
 _WITHOUT: Final = (
     "restored without a payment journal: go by docs/restore.md before rpcsvc payouts resume"

@@ -1,4 +1,4 @@
-"""The database file: owner lock, one writer with group commit, one reader.
+"""The database file: owner lock, one writer, one reader, read-only snapshots.
 
 ``write`` returns after the commit is on disk (WAL, ``synchronous=FULL``). Writes that wait at the
 same time share one transaction and so one fsync, on a connection with a thread of its own. Reads
@@ -12,8 +12,8 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,17 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.ports.health import Health
 from rpcsvc.orders.ports.store import StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
-from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, require_usable
-from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE, Reader, report, unavailable
-from rpcsvc.store.backends.sqlite.sql import Compiled, compiled, inserts
-from rpcsvc.store.database import Statement, StoreConflict
+from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, other_schema, require_usable
+from rpcsvc.store.backends.sqlite.reader import (
+    UNAVAILABLE,
+    Compiled,
+    Reader,
+    compiled,
+    inserts,
+    report,
+    unavailable,
+)
+from rpcsvc.store.database import BooksUnreadable, Statement, StoreConflict
 
 log = structlog.get_logger(__name__)
 
@@ -395,3 +402,46 @@ def _fail(waiting: Iterable[asyncio.Future[None]], error: Exception) -> None:
     for done in waiting:
         if not done.done():
             done.set_exception(error)
+
+
+class Snapshot(Reader):
+    """One read transaction under the interface that the stores and ledgers are made over.
+
+    While it is open the log of the running service can't begin anew: read, and let go.
+    """
+
+    async def write(self, statements: Sequence[Statement]) -> None:
+        """Refused. Raises errors.Unavailable."""
+        raise Unavailable(f"A snapshot is only read, and {len(statements)} statements came.")
+
+
+@contextmanager
+def snapshot(data_dir: Path) -> Iterator[Snapshot]:
+    """What is committed now, while the block lasts. Raises BooksUnreadable."""
+    path = data_dir / DATABASE_NAME
+    if not path.is_file():
+        raise BooksUnreadable(f"There is no database at {path}.")
+    try:
+        with closing(open_reader(path)) as reader:
+            _require_known_schema(path, reader)
+            yield Snapshot(reader)
+    except (sqlite3.Error, Unavailable) as error:
+        reason = error.__cause__ or error
+        raise BooksUnreadable(f"{path} can't be read: {reason}.") from error
+
+
+@contextmanager
+def empty_snapshot() -> Iterator[Snapshot]:
+    """A database in which nothing ever happened, for use before the first start."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection)
+        yield Snapshot(connection)
+
+
+def _require_known_schema(path: Path, reader: sqlite3.Connection) -> None:
+    other = other_schema(reader)
+    if other is not None:
+        raise BooksUnreadable(
+            f"{path} can't be read: {other}. Use the version that the service runs; a start of the"
+            " service brings an older database up to date."
+        )

@@ -1,16 +1,26 @@
-"""Checks and backups of a database file: ``rpcsvc db check`` and ``rpcsvc db backup``.
+"""``rpcsvc db check`` and ``rpcsvc db backup``, over a database and its payment journal.
 
-Both work on the database of a running service and change nothing in it.
+Both work on the files of a running service and change nothing in them.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from rpcsvc.clock import iso8601
+from rpcsvc.settlement.onchain.journal.entries import (
+    EvmEntry,
+    MoneroEntry,
+    VoidEntry,
+    from_body,
+    latest,
+)
+from rpcsvc.settlement.onchain.journal.files import Found, Line, Position, read_place
+from rpcsvc.settlement.onchain.journal.writer import Mark
 from rpcsvc.store.backends.sqlite.database import BUSY_TIMEOUT_MS, DATABASE_NAME, open_reader
 from rpcsvc.store.backends.sqlite.migrations import other_schema, refusal
 
@@ -205,3 +215,79 @@ def _schema_problems(reader: sqlite3.Connection) -> Iterator[str]:
 def _book_problems(reader: sqlite3.Connection) -> Iterator[str]:
     for problem, query in _BOOKS:
         yield from (f"{problem}: {row[0]}" for row in reader.execute(query))
+
+
+_RECORDED = (
+    "SELECT 1 FROM monero_payments WHERE txid = ?1 UNION ALL"
+    " SELECT 1 FROM evm_attempts WHERE txid = ?1"
+)
+
+
+def check_journal(data_dir: Path, folder: Path, places: Sequence[Path]) -> tuple[list[str], str]:
+    """What is wrong with the journal, and how it is, in words. The service may be running."""
+    # The database first: what is written meanwhile makes the journal longer, never shorter.
+    with closing(open_reader(data_dir / DATABASE_NAME)) as reader:
+        row = reader.execute("SELECT journal, line, sum FROM payment_journal").fetchone()
+        mark = Mark(row[0], Position(row[1], row[2])) if row else None
+        found = read_place(folder)
+        problems = [*_journal_problems(found, mark), *_unrecorded(found.lines, mark, reader)]
+    for place in places:
+        copy = read_place(place)
+        if copy.problem is not None or copy.name != found.name:
+            problems.append(f"{place} does not hold the journal: {copy.problem or 'another one'}")
+        elif copy.end.line < (mark.at.line if mark else 0):
+            problems.append(f"{place} ends at line {copy.end.line} of {found.end.line}")
+    return problems, _journal_state(found, mark)
+
+
+def _journal_problems(found: Found, mark: Mark | None) -> Iterator[str]:
+    if found.problem is not None:
+        yield f"the payment journal is damaged: {found.problem}"
+    if mark is None:
+        return
+    if found.end.line < mark.at.line:
+        yield (
+            f"the payment journal ends at line {found.end.line}; the database knows"
+            f" {mark.at.line} lines"
+        )
+    elif found.name != mark.journal or all(line.at != mark.at for line in found.lines):
+        yield f"the payment journal is not the database's, which is {mark.journal}"
+
+
+def _unrecorded(
+    lines: Sequence[Line], mark: Mark | None, reader: sqlite3.Connection
+) -> Iterator[str]:
+    """Payments up to the mark that the database does not have: it was put together from two.
+
+    What a replay leaves out on purpose is none of them.
+    """
+    upto = mark.at.line if mark is not None else 0
+    known = [(line.at.line, from_body(line.body)) for line in lines if line.at.line <= upto]
+    entries = {number: entry for number, entry in known if entry is not None}
+    void = {(e.payment_id, e.txid) for e in entries.values() if isinstance(e, VoidEntry)}
+    kept = {id(entry) for entry in latest(list(entries.values()), void)}
+    for number, entry in entries.items():
+        if id(entry) not in kept or not isinstance(entry, MoneroEntry | EvmEntry):
+            continue
+        txid = _txid(entry)
+        is_void = (entry.payment.payment_id, txid) in void
+        if not is_void and reader.execute(_RECORDED, (txid,)).fetchone() is None:
+            yield f"line {number} of the payment journal is not in the database: {txid}"
+
+
+def _txid(entry: MoneroEntry | EvmEntry) -> str:
+    if isinstance(entry, MoneroEntry):
+        return entry.payment.txid
+    return entry.payment.attempts[0].txid
+
+
+def _journal_state(found: Found, mark: Mark | None) -> str:
+    if not found.lines:
+        return "payment journal: none"
+    times = [line.body["at"] for line in found.lines if "at" in line.body]
+    behind = found.end.line - (mark.at.line if mark else 0)
+    torn = f", {found.torn} bytes of an unfinished line" if found.torn else ""
+    return (
+        f"payment journal: {found.end.line} lines in {found.files} files, the last payment at"
+        f" {iso8601(times[-1])}; the database is {max(behind, 0)} lines behind{torn}"
+    )

@@ -1,0 +1,215 @@
+"""Rows beside the orders: idempotency keys, claims on upstream orders, and support tickets."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import orjson
+
+from rpcsvc.domain.order import Report
+from rpcsvc.orders.ports.store import RelayRecord, RelayState, StoredResponse, Ticket, TicketCharge
+from rpcsvc.store.database import Row, Statement, Tables, fields_of, insert, update, upsert
+
+_RESPONSE: Final = "namespace, idempotency_key, operation, params, body, created_at"
+_SELECT_RESPONSE: Final = (
+    f"SELECT {_RESPONSE} FROM idempotency_keys"
+    " WHERE namespace = :namespace AND idempotency_key = :key"
+)
+_INSERT_RESPONSE: Final = (
+    f"INSERT INTO idempotency_keys ({_RESPONSE}, order_seq)"
+    " VALUES (:namespace, :key, :operation, :params, :body, :created_at,"
+    " (SELECT seq FROM orders WHERE order_id = :order_id))"
+)
+_OLDEST_KEY: Final = "SELECT created_at FROM idempotency_keys ORDER BY seq LIMIT 1"
+# Keys are numbered as they come, so the old ones are those up to the first young one.
+_OLD_KEYS: Final = (
+    "SELECT count(*) AS keys, max(seq) AS last FROM idempotency_keys WHERE seq < coalesce("
+    "(SELECT seq FROM idempotency_keys WHERE created_at >= :before ORDER BY seq LIMIT 1),"
+    " (SELECT max(seq) + 1 FROM idempotency_keys))"
+)
+# Twice what falls due between two times of forgetting, so that what is left over gets less.
+_FORGOTTEN_AT_ONCE_MS: Final = 2 * 3_600_000
+
+
+class SqlIdempotencyKeys:
+    """The part of the OrderStore port that is about idempotency keys."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def response(self, namespace: str, key: str) -> StoredResponse | None:
+        """The stored answer under an idempotency key."""
+        row = await self._db.fetch_one(_SELECT_RESPONSE, namespace=namespace, key=key)
+        if row is None:
+            return None
+        return StoredResponse(
+            namespace=row["namespace"],
+            key=row["idempotency_key"],
+            operation=row["operation"],
+            params=orjson.loads(row["params"]),
+            body=row["body"],
+            created_at=row["created_at"],
+        )
+
+    async def forget_responses(self, before: int) -> int:
+        """Drop idempotency keys made before that time, and within two hours of the oldest.
+
+        Returns how many. This is called once an hour: what falls due is gone in time, but a clock
+        that was set weeks ahead costs no key that a retry may still come with.
+        """
+        oldest = await self._db.fetch_one(_OLDEST_KEY)
+        if oldest is None:
+            return 0
+        before = min(before, oldest["created_at"] + _FORGOTTEN_AT_ONCE_MS)
+        old = await self._db.fetch_one(_OLD_KEYS, before=before)
+        if old is None or not old["keys"]:
+            return 0
+        sql = "DELETE FROM idempotency_keys WHERE seq <= :last"
+        await self._db.write([Statement(sql, {"last": old["last"]})])
+        return int(old["keys"])
+
+
+def response_statement(response: StoredResponse, order_id: str | None) -> Statement:
+    """Keep an answer, with the order that it is about, if it made one."""
+    return Statement(
+        _INSERT_RESPONSE,
+        {
+            "namespace": response.namespace,
+            "key": response.key,
+            "operation": response.operation,
+            "params": orjson.dumps(response.params).decode(),
+            "body": response.body,
+            "created_at": response.created_at,
+            "order_id": order_id,
+        },
+    )
+
+
+_RELAY_COLUMNS: Final = tuple(
+    "idempotency_key" if field.name == "key" else field.name for field in fields(RelayRecord)
+)
+# A claim that became an order stays so. The operator's note is no column of this: a call that was
+# under way when he closed its claim leaves the note as it is (operator_books.py).
+_UPSERT_RELAY: Final = (
+    f"{upsert('relays', _RELAY_COLUMNS, ('order_id',))} WHERE relays.state <> 'created'"
+)
+_SELECT_RELAY: Final = f"SELECT {', '.join(_RELAY_COLUMNS)} FROM relays"
+_SELECT_OPEN: Final = (
+    "SELECT order_id FROM orders WHERE upstream_id IS NOT NULL AND deadline_at IS NOT NULL"
+    " ORDER BY seq"
+)
+_REPORT: Final = tuple(field.name for field in fields(Report))
+# Until the upstream has been asked for the first time there is no report.
+_SELECT_REPORT: Final = (
+    f"SELECT {', '.join(_REPORT)} FROM relays WHERE order_id = :order_id AND evidence IS NOT NULL"
+)
+_UPDATE_REPORT: Final = update("relays", (*_REPORT, "evidence"), "order_id = :order_id")
+
+
+class SqlRelays:
+    """The part of the OrderStore port that is about orders at an upstream."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def relay_of_key(self, namespace: str, key: str) -> RelayRecord | None:
+        """The latest claim on an upstream order that an idempotency key stands for."""
+        sql = (
+            f"{_SELECT_RELAY} WHERE namespace = :namespace AND idempotency_key = :key"
+            " ORDER BY seq DESC LIMIT 1"
+        )
+        row = await self._db.fetch_one(sql, namespace=namespace, key=key)
+        return _relay_from(row) if row else None
+
+    async def relays_in(self, state: RelayState) -> list[RelayRecord]:
+        """All claims in a state, oldest first."""
+        rows = await self._db.fetch(
+            f"{_SELECT_RELAY} WHERE state = :state ORDER BY seq", state=state.value
+        )
+        return [_relay_from(row) for row in rows]
+
+    async def relays_since(self, at: int) -> list[int]:
+        """When each claim was made that is younger than ``at``."""
+        rows = await self._db.fetch("SELECT created_at FROM relays ORDER BY seq DESC LIMIT 1000")
+        return [row["created_at"] for row in rows if row["created_at"] > at]
+
+    async def open_relayed(self) -> list[str]:
+        """Ids of the orders that an upstream settles and that are not over, oldest first."""
+        return [row["order_id"] for row in await self._db.fetch(_SELECT_OPEN)]
+
+    async def _report(self, order_id: str) -> Report | None:
+        row = await self._db.fetch_one(_SELECT_REPORT, order_id=order_id)
+        return None if row is None else Report(**row)
+
+
+def relay_statement(record: RelayRecord) -> Statement:
+    """Keep a claim as it stands now."""
+    values: dict[str, Any] = asdict(record)
+    values["idempotency_key"] = values.pop("key")
+    values["state"] = record.state.value
+    values["params"] = None if record.params is None else orjson.dumps(record.params).decode()
+    return Statement(_UPSERT_RELAY, values)
+
+
+def report_statement(order_id: str, report: Report, evidence: bytes) -> Statement:
+    """Keep what the upstream said of an order, with the answer that this was read from."""
+    return Statement(_UPDATE_REPORT, {**asdict(report), "evidence": evidence, "order_id": order_id})
+
+
+def _relay_from(row: Row) -> RelayRecord:
+    values = fields_of(row)
+    values["key"] = values.pop("idempotency_key")
+    values["state"] = RelayState(values["state"])
+    if values["params"] is not None:
+        values["params"] = orjson.loads(values["params"])
+    return RelayRecord(**values)
+
+
+_INSERT_TICKET: Final = insert("tickets", [field.name for field in fields(Ticket)])
+_COUNT_TICKET: Final = (
+    "INSERT INTO ticket_counts (day, client, tickets, bytes) VALUES (:day, :client, 1, :size)"
+    " ON CONFLICT (day, client) DO UPDATE SET tickets = ticket_counts.tickets + 1,"
+    " bytes = ticket_counts.bytes + excluded.bytes"
+)
+_FORGET_TICKET_COUNTS: Final = "DELETE FROM ticket_counts WHERE day < :day"
+# Rows are numbered as they come: only the oldest thousand are looked at.
+_OLD_TICKETS: Final = (
+    "SELECT seq FROM (SELECT seq, created_at FROM tickets ORDER BY seq LIMIT 1000) AS oldest"
+    " WHERE created_at < :before"
+)
+
+
+class SqlTickets:
+    """The part of the OrderStore port that is about tickets."""
+
+    def __init__(self, database: Tables) -> None:
+        self._db = database
+
+    async def tickets_taken(self, day: int) -> dict[str, tuple[int, int]]:
+        """Tickets and bytes that each client was charged on a day of UTC."""
+        sql = "SELECT client, tickets, bytes FROM ticket_counts WHERE day = :day"
+        rows = await self._db.fetch(sql, day=day)
+        return {row["client"]: (row["tickets"], row["bytes"]) for row in rows}
+
+    async def forget_tickets(self, before: int) -> int:
+        """Drop tickets made before that time, the oldest first and so many at once.
+
+        Returns how many.
+        """
+        found = [row["seq"] for row in await self._db.fetch(_OLD_TICKETS, before=before)]
+        if found:
+            sql = "DELETE FROM tickets WHERE seq IN :found"
+            await self._db.write([Statement(sql, {"found": found})])
+        return len(found)
+
+
+def ticket_statement(ticket: Ticket) -> Statement:
+    """Keep a ticket."""
+    return Statement(_INSERT_TICKET, asdict(ticket))
+
+
+def charge_statements(charge: TicketCharge) -> list[Statement]:
+    """Count a ticket, and forget the days before."""
+    values = charge._asdict()
+    return [Statement(_FORGET_TICKET_COUNTS, values), Statement(_COUNT_TICKET, values)]
