@@ -55,8 +55,7 @@ from rpcsvc.orders.scheduler.retention import Kept, Retention
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.settings import Settings, SettingsError
-from rpcsvc.signing.key_ring import KeyRing
-from rpcsvc.signing.keys import KEYS_DIR
+from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
 from rpcsvc.store.engines import claim_of_another

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from rpcsvc import __version__
 from rpcsvc.cli.agent import demo
-from rpcsvc.cli.agent.call import print_failure
+from rpcsvc.cli.agent.call import BrokenState, print_failure
 from rpcsvc.cli.agent.operations import add_operations
-from rpcsvc.cli.agent.receipt import add_receipt
-from rpcsvc.cli.agent.state import BrokenState
-from rpcsvc.cli.agent.verify import add_verify
+from rpcsvc.cli.agent.verify import add_receipt, add_verify
 from rpcsvc.cli.client import BadUrl, Unreachable, find_endpoint
 from rpcsvc.cli.context import (
     FAILED,
@@ -34,8 +34,11 @@ from rpcsvc.cli.context import (
     BadCommandLine,
     Context,
     Local,
+    Once,
     Serve,
     UsageError,
+    add_common,
+    add_target,
     in_process,
     opening,
 )
@@ -47,9 +50,7 @@ from rpcsvc.cli.operator.onchain import add_onchain
 from rpcsvc.cli.operator.payouts import add_payouts, add_refund
 from rpcsvc.cli.operator.records import add_records, add_tickets
 from rpcsvc.cli.operator.treasury import add_treasury
-from rpcsvc.cli.options import Once, add_common, add_target
 from rpcsvc.cli.recovery.db import add_db
-from rpcsvc.cli.unknown import unknown_choice, unknown_words
 from rpcsvc.errors import Unavailable
 from rpcsvc.health_probe import UntrustedSocket
 from rpcsvc.logs import configure_logging
@@ -58,6 +59,37 @@ from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing
 from rpcsvc.signing.keys import SigningKeyError
 from rpcsvc.store.backends.sqlite.database import DatabaseUnusable, DataDirInUse
 from rpcsvc.store.backends.sqlite.migrations import UnknownSchema
+
+_OPTION: Final = re.compile(r"--[a-z][a-z-]*")
+_KEY: Final = "--idempotency-key"
+
+
+def unknown_words(words: Sequence[str], usage: str) -> str:
+    """A usage error about ``words`` that a command left over; ``usage`` shows what it takes."""
+    known = list(dict.fromkeys(_OPTION.findall(usage)))
+    hints = [_hint(word.partition("=")[0], known) for word in words if word.startswith("--")]
+    return " ".join([f"unrecognized arguments: {' '.join(words)}.", *filter(None, hints)])
+
+
+def unknown_choice(word: str, known: Sequence[str], program: str) -> str:
+    """A usage error about a ``word`` in whose place one of ``known`` is needed."""
+    near = difflib.get_close_matches(word, known, n=3)
+    hint = f" Did you mean {_one_of(near)}?" if near else ""
+    return f"there is no {word!r}.{hint} {program} --help lists all"
+
+
+def _hint(option: str, known: list[str]) -> str:
+    if option == _KEY:
+        return f"Only calls that create an order take {_KEY}."
+    # A short form says which one is meant; a likeness only guesses.
+    begun = [name for name in known if name.startswith(option)]
+    near = begun or difflib.get_close_matches(option, known, n=1)
+    return f"Did you mean {_one_of(near)}?" if near else ""
+
+
+def _one_of(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str], *, serve: Serve, local: Local) -> int:

@@ -9,8 +9,7 @@ import structlog
 from nacl.bindings import crypto_sign
 
 from rpcsvc.clock import Clock, iso8601_second
-from rpcsvc.signing.key_ring import KeyRing
-from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.signing.keys import KeyRing, SigningKeyError
 from rpcsvc.verify import (
     ALGORITHM,
     UNREAD,

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.cli.agent.call import read_params
-from rpcsvc.cli.agent.state import KEPT_SERVICES, CliState, load_state, save_state
+from rpcsvc.cli.agent.call import KEPT_SERVICES, CliState, load_state, read_params, save_state
 from rpcsvc.cli.client import endpoint_of
 from rpcsvc.cli.main import build_parser, run
 from rpcsvc.errors import Unavailable

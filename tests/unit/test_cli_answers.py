@@ -16,7 +16,7 @@ import pytest
 
 from rpcsvc.cli import client
 from rpcsvc.cli.agent import call
-from rpcsvc.cli.agent.state import CliState, load_state
+from rpcsvc.cli.agent.call import CliState, load_state
 from rpcsvc.cli.client import call_rpc, endpoint_of
 from rpcsvc.cli.main import run
 from rpcsvc.errors import RateLimited

@@ -30,8 +30,7 @@ from rpcsvc.settlement.onchain.monero.wallet_types import (
     WalletTransfer,
 )
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted
-from rpcsvc.signing.key_ring import KeyRing
-from rpcsvc.signing.keys import KEYS_DIR
+from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, snapshot
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from rpcsvc.store.operator_books import SqlOperatorBooks

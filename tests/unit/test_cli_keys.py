@@ -18,7 +18,7 @@ from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.settings import Settings
-from rpcsvc.signing.key_ring import KeyRing
+from rpcsvc.signing.keys import KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import OrderTerms, session_sha256
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from rpcsvc.cli.context import Once
 from rpcsvc.cli.main import build_parser, run
-from rpcsvc.cli.options import Once
 
 BAD = "\udcff"  # what Python makes of the byte 0xff in an argument
 TREE = build_parser()

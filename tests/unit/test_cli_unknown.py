@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpcsvc.cli.main import build_parser
-from rpcsvc.cli.unknown import unknown_words
+from rpcsvc.cli.main import build_parser, unknown_words
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -22,8 +22,7 @@ from joserfc.errors import BadSignatureError
 from joserfc.jwk import KeySet, OKPKey
 
 from rpcsvc import verify
-from rpcsvc.signing.key_ring import HANDOVER_SECONDS, KeyRing
-from rpcsvc.signing.keys import SigningKeyError
+from rpcsvc.signing.keys import HANDOVER_SECONDS, KeyRing, SigningKeyError
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.verify import Exchange, Expected, OrderTerms, verify_attestation, verify_response
 

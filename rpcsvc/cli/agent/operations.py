@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from rpcsvc.cli.agent.call import FIELD, run_operation
-from rpcsvc.cli.context import Json
-from rpcsvc.cli.options import Once, Text, add_common, add_target
+from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
 from rpcsvc.operations.operation import Operation, option_of
 from rpcsvc.operations.table import OPERATIONS
 

@@ -18,7 +18,7 @@ from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfi
 from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
-from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table
+from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings

@@ -16,9 +16,9 @@ from rpcsvc.cli.context import OK, Context, Json, UsageError
 from rpcsvc.clock import SystemClock
 from rpcsvc.ids import system_random
 from rpcsvc.logs import configure_logging
-from rpcsvc.signing.key_ring import KeyRing
 from rpcsvc.signing.keys import (
     KEYS_DIR,
+    KeyRing,
     SigningKeyError,
 )
 

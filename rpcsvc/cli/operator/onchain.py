@@ -15,10 +15,8 @@ from typing import Any, Final
 
 from aiohttp import ClientSession
 
-from rpcsvc.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.cli.operator.output import onchain_settings, print_json
-from rpcsvc.cli.operator.service import is_running
-from rpcsvc.cli.options import Once, Text
+from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError
+from rpcsvc.cli.operator.service import is_running, onchain_settings, print_json
 from rpcsvc.cli.recovery.reread import reread_deposits
 from rpcsvc.cli.recovery.skip import skip_addresses
 from rpcsvc.clock import SystemClock

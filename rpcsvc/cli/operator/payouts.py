@@ -11,10 +11,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rpcsvc.cli.context import OK, Context, Json, UsageError
-from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table, refuse
-from rpcsvc.cli.operator.service import ask, ask_service, is_running
-from rpcsvc.cli.options import Text
+from rpcsvc.cli.context import OK, Context, Json, Text, UsageError
+from rpcsvc.cli.operator.service import (
+    ask,
+    ask_service,
+    is_running,
+    onchain_settings,
+    print_json,
+    print_table,
+    refuse,
+)
 from rpcsvc.cli.recovery.adopt import adopt
 from rpcsvc.cli.recovery.close import close
 from rpcsvc.operations.admin import STATES

@@ -9,10 +9,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final
 
-from rpcsvc.cli.context import Context
-from rpcsvc.cli.operator.output import print_json
-from rpcsvc.cli.operator.service import ask
-from rpcsvc.cli.options import Text
+from rpcsvc.cli.context import Context, Text
+from rpcsvc.cli.operator.service import ask, print_json
 from rpcsvc.domain.integrators import key_hash
 from rpcsvc.ids import system_random
 

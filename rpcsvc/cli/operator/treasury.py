@@ -7,10 +7,15 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from rpcsvc.cli.context import FAILED, OK, Context, Json
-from rpcsvc.cli.operator.output import onchain_settings, print_json, print_table, refuse
-from rpcsvc.cli.operator.service import ask_service, is_running
-from rpcsvc.cli.options import Text
+from rpcsvc.cli.context import FAILED, OK, Context, Json, Text
+from rpcsvc.cli.operator.service import (
+    ask_service,
+    is_running,
+    onchain_settings,
+    print_json,
+    print_table,
+    refuse,
+)
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.orders.ports.operator import Noted

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 
 from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.events import order_of

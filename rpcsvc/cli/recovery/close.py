@@ -17,7 +17,7 @@ import orjson
 
 from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
-from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.adopt import find_transfer
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.clock import SystemClock
@@ -35,8 +35,7 @@ from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO
 from rpcsvc.settlement.onchain.monero.ledger import Payment, PaymentState
 from rpcsvc.settlement.onchain.monero.presence import MoneroPayoutEnd
 from rpcsvc.settlement.onchain.unrecorded import NotAdopted, OpenTransfer, bare_txid
-from rpcsvc.signing.key_ring import KeyRing
-from rpcsvc.signing.keys import KEYS_DIR
+from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.database import Statement

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from rpcsvc.cli.context import OK, Context, UsageError
-from rpcsvc.cli.operator.output import onchain_settings
+from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain import wiring
