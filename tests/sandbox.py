@@ -13,10 +13,9 @@ import pytest
 
 from rpcsvc import app_sandbox
 from rpcsvc.app import Running, running
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.orders.backend import stocked
 from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.orders.unfunded import SOCKET, Client

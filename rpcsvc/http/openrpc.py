@@ -22,8 +22,8 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.examples import on_network
 from rpcsvc.operations.operation import Example, Operation
+from rpcsvc.operations.table import on_network
 
 OPENRPC: Final = "1.3.2"
 DISCOVER: Final = "rpc.discover"

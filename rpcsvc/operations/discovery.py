@@ -13,8 +13,8 @@ from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
 from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.params import NoParams
-from rpcsvc.operations.quoting import DEPOSIT_POLICY
 from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
 
 

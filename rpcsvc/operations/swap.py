@@ -1,13 +1,20 @@
-"""The operations swap.plan, quote, create, execute, status and cancel."""
+"""The operations swap.plan, quote, create, execute, status and cancel, and those of the sandbox.
+
+``DEPOSIT_POLICY`` is what every quote states about wrong deposits (design part 3).
+"""
 
 from __future__ import annotations
 
 import hmac
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
+import orjson
+
+from rpcsvc.clock import iso8601
 from rpcsvc.domain.chains import Chain
-from rpcsvc.domain.money import Money, require_storable
+from rpcsvc.domain.money import USDC, Money, format_units, parse_any_amount, require_storable
 from rpcsvc.domain.order import AgentState, Order, OrderStatus
 from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable, VerificationFailed
@@ -20,13 +27,102 @@ from rpcsvc.operations.inputs import (
     require_verified,
 )
 from rpcsvc.operations.ordering import Placed, place
-from rpcsvc.operations.params import CancelParams, PlanParams, QuoteParams, StatusParams, SwapParams
+from rpcsvc.operations.params import (
+    CancelParams,
+    FaultParams,
+    FundParams,
+    PlanParams,
+    QuoteParams,
+    StatusParams,
+    SwapParams,
+)
 from rpcsvc.operations.projection import status_answer
-from rpcsvc.operations.quoting import quote_view
-from rpcsvc.operations.service import Call, Service, Stored, session_source, with_session
+from rpcsvc.operations.service import (
+    Call,
+    SandboxService,
+    Service,
+    Stored,
+    session_source,
+    with_session,
+)
 from rpcsvc.operations.validation_messages import HINTS, combined, missing
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.venue import OrderRequest, QuoteRequest
+from rpcsvc.orders.ports.sandbox import NEEDED, FaultKind
+from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
+
+DEPOSIT_POLICY = [
+    {
+        "case": "exact",
+        "action": "Paid out at the quoted rate once it is confirmed, when first seen until"
+        " priceLockedUntil.",
+    },
+    {"case": "over", "action": "All of it is swapped, up to the maximum."},
+    {"case": "above_maximum", "action": "All of it is refunded."},
+    {
+        "case": "under",
+        "action": "More may follow until expiresAt. Then a sum of at least the minimum is"
+        " swapped, a smaller one refunded; what is worth no more than the fee of sending it back"
+        " is held and shown.",
+    },
+    {"case": "several", "action": "Deposits are summed, each at the rate of its own time."},
+    {
+        "case": "after_price_lock",
+        "action": "First seen after priceLockedUntil and before expiresAt: swapped at the rate of"
+        " that moment if it brings at least minReceived in proportion, otherwise treated as late."
+        " The lock ends early when the rate moves too far; what was seen by then keeps its rate.",
+    },
+    {
+        "case": "late",
+        "action": "Re-priced when first seen after expiresAt; swapped if the result is within"
+        " minReceived in proportion, otherwise refunded.",
+    },
+    {
+        "case": "after_terminal",
+        "action": "Recorded, shown on the order, and refunded when worth more than the fee.",
+    },
+    {
+        "case": "refund",
+        "action": "Goes to the refundAddress that the order was made with, and nowhere else."
+        " Without one a USDC refund goes to the sender, and an XMR refund waits until the holder of"
+        " the session names an address (actionRequired: refund_address).",
+    },
+    {"case": "reorganised_away", "action": "The order steps back to awaiting_deposit."},
+]
+
+
+# The same in every quote: written once.
+_DEPOSIT_POLICY = orjson.Fragment(orjson.dumps(DEPOSIT_POLICY))
+
+
+def quote_view(service: Service, quote: Quote) -> dict[str, Any]:
+    """``data.quote``: amounts as decimal strings, fees in the payout's asset."""
+    payout = quote.payout_asset
+    spread = quote.price.spread(quote.direction, quote.deposit.units)
+    return {
+        "direction": quote.direction.value,
+        "chain": quote.chain.name,
+        "chainId": quote.chain.chain_id,
+        "depositAsset": quote.deposit_asset.symbol,
+        "depositAmount": format_units(quote.deposit.units, quote.deposit_asset),
+        "payoutAsset": payout.symbol,
+        "expectedOutput": format_units(quote.expected_output, payout),
+        "minReceived": format_units(quote.min_received, payout),
+        "rate": format_units(quote.rate.usdc_per_xmr, USDC),
+        "rateAsOf": iso8601(quote.rate.as_of),
+        "fees": {
+            "asset": payout.symbol,
+            "spread": format_units(spread, payout),
+            "network": format_units(quote.price.payout_fee, payout),
+            "refundNetwork": format_units(quote.fees.refund, quote.deposit_asset),
+            "refundAsset": quote.deposit_asset.symbol,
+        },
+        "estimatedTimeSeconds": quote.seconds,
+        "depositWindowSeconds": service.policy.deposit_window // 1000,
+        "priceLockedUntil": None
+        if quote.price_locked_until is None
+        else iso8601(quote.price_locked_until),
+        "depositPolicy": _DEPOSIT_POLICY,
+    }
 
 
 async def plan(service: Service, params: PlanParams, _call: Call) -> Answer:
@@ -253,3 +349,38 @@ async def cancel_order(service: Service, order_id: str, session_id: str) -> Orde
     if order.status is OrderStatus.EXPIRED:
         return order
     return await service.venue.cancel(order)
+
+
+async def fund(service: SandboxService, params: FundParams, _call: Call) -> Answer:
+    """Send a simulated deposit; by default what is still due."""
+    order = await find_any_order(service, params.order_id)
+    asset = order.terms.deposit_asset
+    units = None if params.amount is None else parse_any_amount(params.amount, asset).units
+    tx = await service.controls.fund(order, units)
+    service.wake()
+    data = {
+        "transaction": {
+            "txid": tx.txid,
+            "network": tx.network,
+            "to": tx.recipient,
+            "amount": format_units(tx.units, asset),
+            "asset": asset.symbol,
+        }
+    }
+    poll = look_again(order, "Watch the order until it is completed or has failed.")
+    return Answer(AgentState.READY, data, [poll])
+
+
+async def fault(service: SandboxService, params: FaultParams, _call: Call) -> Answer:
+    """Provoke a fault, move the clock, or change the rate."""
+    kind = FaultKind(params.fault)
+    if params.order_id is not None:
+        read_order_id(params.order_id)
+    if NEEDED.get(kind) == "orderId":
+        if params.order_id is None:
+            raise missing("orderId")
+        await service.controls.fault_on_order(kind, await find_any_order(service, params.order_id))
+    else:
+        await service.controls.fault(kind, seconds=params.seconds, rate=params.rate)
+    service.wake()
+    return Answer(AgentState.READY, {"fault": kind.value, "now": iso8601(service.clock.now_ms())})

@@ -10,7 +10,7 @@ from openapi_spec_validator import validate
 
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import BFF_ROOT, site_of
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
+from rpcsvc.operations.table import BFF_OPERATIONS
 from tests.contract.bff import ORDER, TABLES, call
 from tests.contract.described import Json, check_response, filled
 from tests.contract.serving import EVM, Served

@@ -16,8 +16,8 @@ from rpcsvc.domain.order import OrderStatus
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations import bff_models, models
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.params import Params
+from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from tests.contract.bff import ORDER, ORDER_BACK, TABLES, TO_XMR, call, check, post
 from tests.contract.serving import EVM, Served, serving

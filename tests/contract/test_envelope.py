@@ -13,10 +13,9 @@ import pytest
 
 from rpcsvc.domain.order import AGENT_STATE_OF
 from rpcsvc.errors import InputError, InputErrors, ServiceError
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.envelope import code_of
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.error_codes import all_errors
 from tests.contract.serving import EVM, MONERO, SWAP, Served, split_path
 

@@ -12,8 +12,7 @@ import pytest
 
 from rpcsvc.domain.addresses import MoneroNetwork, parse_monero_address, subaddress_on
 from rpcsvc.http.documents import links
-from rpcsvc.operations.examples import MONERO, on_network
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import MONERO, OPERATIONS, on_network
 from tests.contract.serving import Served, serving
 from tests.contract.sidecar import beside
 

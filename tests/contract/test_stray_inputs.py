@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract import bff
 from tests.contract.serving import JSON, SWAP, Served
 

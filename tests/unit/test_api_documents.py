@@ -20,9 +20,8 @@ from rpcsvc.http.documents.advice import error_classes
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.openrpc import openrpc_document
 from rpcsvc.http.site import BFF_ROOT, Site, site_of
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.discovery import schemas_of
-from rpcsvc.operations.table import OPERATIONS
+from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from rpcsvc.settings import RateLimitSettings
 from tests.sandbox import EVM, MONERO, sandbox
 

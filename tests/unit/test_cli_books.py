@@ -11,9 +11,9 @@ import pytest
 
 from rpcsvc.cli.main import build_parser
 from rpcsvc.domain.integrators import Integrator
-from rpcsvc.operations.bff_table import BFF_OPERATIONS
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.service import Call
+from rpcsvc.operations.table import BFF_OPERATIONS
 from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
 from tests.operator_cli import Cli, served
 from tests.rows import all_rows

@@ -27,8 +27,8 @@ from rpcsvc.http.documents.text import escape_markdown, mail_domain, table
 from rpcsvc.http.site import Site, site_of
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.dispatch import LocalService
-from rpcsvc.operations.quoting import DEPOSIT_POLICY
 from rpcsvc.operations.service import Service, ViewContext
+from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
 from rpcsvc.orders.ports.sandbox import FaultKind
 from rpcsvc.orders.ports.venue import VenueProfile

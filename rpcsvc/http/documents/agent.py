@@ -20,8 +20,8 @@ from rpcsvc.http.gate import WINDOW_SECONDS
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.examples import on_network
 from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.table import on_network
 
 
 def quickstart(site: Site, generated_at: int, key: str) -> Json:

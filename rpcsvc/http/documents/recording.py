@@ -19,7 +19,7 @@ from rpcsvc.domain.order import AgentState
 from rpcsvc.http.documents import links
 from rpcsvc.http.documents.text import code, json_text
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
-from rpcsvc.operations import examples
+from rpcsvc.operations import table
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.operation import option_of
@@ -123,7 +123,7 @@ async def record(service: LocalService, clock: StageClock) -> Recording:
     stage = _Stage(service, clock)
     swap = _swap_params()
     await _prepare(stage, swap)
-    ordered = {**swap, "refundAddress": examples.MONERO}
+    ordered = {**swap, "refundAddress": table.MONERO}
     await _succeed(stage, ordered)
     await _meet_errors(stage, swap, ordered)
     await _expire(stage, swap)
@@ -187,7 +187,7 @@ async def _refund(stage: _Stage, swap: Json) -> None:
         "message": "Please send the refund to this address.",
         "orderId": order_id,
         "sessionId": data["sessionId"],
-        "walletAddress": examples.MONERO,
+        "walletAddress": table.MONERO,
     }
     await stage.play("refund-address", "support.create", give)
     await stage.follow("refund", order_id, AgentState.REFUNDING.value)
@@ -203,7 +203,7 @@ async def _cancel(stage: _Stage, swap: Json) -> None:
 def on_network(recording: Recording, network: str) -> Recording:
     """The recording with the addresses that callers gave as they are on another network."""
     return {
-        name: Exchange(**examples.on_network(asdict(exchange), network))
+        name: Exchange(**table.on_network(asdict(exchange), network))
         for name, exchange in recording.items()
     }
 
