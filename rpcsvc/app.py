@@ -47,10 +47,9 @@ from rpcsvc.operations.table import AGENT_OPERATIONS, BFF_OPERATIONS, SANDBOX_OP
 from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.backend import Backend
 from rpcsvc.orders.idempotency import Idempotency
-from rpcsvc.orders.policy import Core, Policy
+from rpcsvc.orders.policy import Core, Kept, Policy, Retention
 from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.retries import retry_transfer
-from rpcsvc.orders.scheduler.retention import Kept, Retention
+from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.settings import Settings, SettingsError

@@ -132,7 +132,7 @@ class OrderSettings(Group):
     ``unfunded_*`` bound what orders reserve before their deposits come (orders/unfunded.py): shares
     are percentages of what the wallet holds beside funded orders; ``address_orders_a_day`` bounds
     what an address may leave behind. ``unpaid_*``: how many days the answers of orders that ended
-    unpaid are kept, and how many bytes of them (orders/scheduler/retention.py).
+    unpaid are kept, and how many bytes of them (orders/policy.py).
     """
 
     deposit_window_seconds: Seconds = HOUR

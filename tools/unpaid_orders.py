@@ -18,7 +18,7 @@ from rpcsvc.logs import configure_logging
 from rpcsvc.operations.envelope import Reply
 from rpcsvc.operations.service import Call
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.scheduler.retention import STEP
+from rpcsvc.orders.policy import STEP
 from rpcsvc.settings import load_settings
 from tests.rows import one_row
 

@@ -22,7 +22,7 @@ from rpcsvc.http.messages import OPERATION, error_headers, respond
 from rpcsvc.http.site import API_ROOT, BFF_ROOT
 from rpcsvc.operations.envelope import Answer, failure, finish, head
 from rpcsvc.operations.service import NO_SESSION, Service, with_session
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database

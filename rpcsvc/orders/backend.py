@@ -17,12 +17,11 @@ from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
 from rpcsvc.orders.ports.operator import Treasury
-from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.sandbox import SandboxControls
 from rpcsvc.orders.ports.upstream import UpstreamPort
-from rpcsvc.orders.ports.venue import Venue, VenueProfile
+from rpcsvc.orders.ports.venue import RateSource, Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, Wallets
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook, Reservations
 from rpcsvc.orders.scheduler.deadlines import Deadlines, PriceLocks
 from rpcsvc.orders.scheduler.effects import EffectRunner

@@ -19,12 +19,10 @@ from rpcsvc.domain.events import DepositConfirmed, DepositRemoved, DepositSeen, 
 from rpcsvc.domain.machine import DECIDED_BY_DEPOSITS
 from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import RateSource
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.store import Health, OrderStore
+from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.ports.wallets import DepositSighting, Wallets
-from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import OrderProcessor, Quarantine
 
 log = structlog.get_logger(__name__)
 

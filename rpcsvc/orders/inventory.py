@@ -15,8 +15,7 @@ from rpcsvc.domain.money import USDC, XMR, Asset, Money, format_units
 from rpcsvc.domain.order import Order
 from rpcsvc.domain.pricing import Direction, convert_floor, payout_asset
 from rpcsvc.errors import AmountAboveMaximum, RateLimited, Unavailable
-from rpcsvc.orders.ports.rates import Rate
-from rpcsvc.orders.ports.venue import network_of
+from rpcsvc.orders.ports.venue import Rate, network_of
 from rpcsvc.orders.ports.wallets import Holdings
 from rpcsvc.orders.reservations import UPSTREAM, Reservations
 from rpcsvc.orders.unfunded import (

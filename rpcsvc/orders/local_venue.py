@@ -30,9 +30,7 @@ from rpcsvc.orders.deposits import ScanProgress
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import Inventory, payable_deposit
 from rpcsvc.orders.policy import Core, TermsMaker
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import Rate, RateSource
-from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import (
     BridgeRate,
     BridgeRates,
@@ -43,6 +41,8 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     Quote,
     QuoteRequest,
+    Rate,
+    RateSource,
     VenueProfile,
     network_of,
 )

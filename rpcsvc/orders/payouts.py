@@ -42,8 +42,7 @@ from rpcsvc.orders.ports.wallets import (
     Verdict,
     Wallets,
 )
-from rpcsvc.orders.processor import KeyedLocks, OrderProcessor
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import KeyedLocks, OrderProcessor, Quarantine
 
 log = structlog.get_logger(__name__)
 

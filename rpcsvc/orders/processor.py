@@ -1,14 +1,24 @@
 """Commit, then act: one event of an order at a time.
 
 ``OrderProcessor.apply`` reads the order, asks the pure machine what the event makes of it, commits
-order, history and effects in one transaction, and only then hands the effects over.
+order, history and effects in one transaction, and only then hands the effects over. ``Quarantine``
+keeps an order whose events can't be recorded from stopping all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -17,10 +27,11 @@ from rpcsvc.clock import Clock
 from rpcsvc.domain.events import Effect, Event, ImpossibleTransition, TransferPrepared, order_of
 from rpcsvc.domain.machine import transition
 from rpcsvc.domain.order import AWAITS_DEPOSIT, DepositKey, Order
-from rpcsvc.errors import OrderNotFound, Unavailable
+from rpcsvc.errors import OrderNotFound, ServiceError, Unavailable
 from rpcsvc.orders.ports.store import (
     Change,
     Commit,
+    Health,
     HistoryEntry,
     OrderStore,
     PendingEffect,
@@ -262,3 +273,56 @@ class KeyedLocks:
             self._users[key] -= 1
             if self._users[key] == 0:
                 del self._users[key], self._locks[key]
+
+
+class Quarantine:
+    """Orders of which a step broke, each until that step is done after all.
+
+    A constraint of the store or a hole in a rule is a bug, and the order's record may differ from
+    the chain: nothing more is signed for it, what is signed is carried to its end, and health names
+    it. A store that is down stops everything instead.
+    """
+
+    def __init__(self) -> None:
+        self._broken: dict[str, set[Hashable]] = {}
+
+    @contextmanager
+    def isolate(self, order_id: str, step: Hashable) -> Iterator[None]:
+        """Run the block for one order; what breaks in it quarantines that order.
+
+        ``step`` names what is tried: another step that succeeds does not mend it. Raises only
+        errors.ServiceError: the store can't serve anybody.
+        """
+        try:
+            yield
+        except ServiceError:
+            raise
+        except Exception:
+            log.exception("order_quarantined", order_id=order_id)
+            self._broken.setdefault(order_id, set()).add(step)
+        else:
+            self._mended(order_id, step)
+
+    def __contains__(self, order_id: str) -> bool:
+        return order_id in self._broken
+
+    def is_broken(self, order_id: str, step: Hashable) -> bool:
+        """Whether this very step of the order failed when it was last tried."""
+        return step in self._broken.get(order_id, ())
+
+    def failing(self, step: Hashable) -> list[str]:
+        """The orders of which this step failed when it was last tried."""
+        return [order_id for order_id, steps in self._broken.items() if step in steps]
+
+    def _mended(self, order_id: str, step: Hashable) -> None:
+        steps = self._broken.get(order_id, set())
+        steps.discard(step)
+        if not steps:
+            self._broken.pop(order_id, None)
+
+    def health(self) -> Health:
+        """Not ok while an order is quarantined."""
+        if not self._broken:
+            return Health(True)
+        count = len(self._broken)
+        return Health(False, f"{count} orders can't be moved on; the log says order_quarantined.")

@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.domain.money import USDC, parse_amount
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.rates import Rate, RateSource
+from rpcsvc.orders.ports.venue import Rate, RateSource
 from rpcsvc.rates.tickers import RateUnreadable, ticker
 from rpcsvc.settings import SettingsError
 from rpcsvc.settings_onchain import RatesSettings

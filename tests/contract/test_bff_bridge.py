@@ -11,7 +11,7 @@ import pytest
 from rpcsvc.domain.bridge import BridgeStatus
 from rpcsvc.domain.money import USDC, parse_amount
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.venue import Rate
 from tests.contract.bff import call, check, post
 from tests.contract.serving import EVM, MONERO, Served
 from tests.e2e.audit import audit

@@ -10,7 +10,7 @@ import pytest
 
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import site_of
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from tests.contract.described import check_response
 from tests.contract.serving import Served, serving
 

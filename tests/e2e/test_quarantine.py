@@ -24,7 +24,7 @@ _CLAIM = """
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing a traceback at every tick would take longer than all else."""
-    captured(monkeypatch, "rpcsvc.orders.quarantine")
+    captured(monkeypatch, "rpcsvc.orders.processor")
 
 
 async def _claim_deposit_of(box: Sandbox, address: str, other: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rpcsvc.orders.retries import retry_transfer
+from rpcsvc.orders.scheduler.effects import retry_transfer
 from tests.sandbox import EVM, HOUR_MS, MONERO, Placed, Sandbox, sandbox
 
 OTHER_MONERO = (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpcsvc.orders.scheduler import retention
+from rpcsvc.orders import policy
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME
 from rpcsvc.store.backends.sqlite.maintenance import check_database
 from tests.rows import all_rows
@@ -138,7 +138,7 @@ async def test_answers_are_kept_until_their_time(box: Sandbox) -> None:
 async def test_above_the_size_the_oldest_unpaid_orders_are_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "UNPAID_BYTES", 1024 * 1024 // 3)
+    monkeypatch.setattr(policy, "UNPAID_BYTES", 1024 * 1024 // 3)
     async with sandbox(tmp_path, flags={"orders.unpaid_bytes": 1024 * 1024}) as box:
         orders = [await make(box, "u2x", key=f"{KEY}{number}") for number in range(6)]
         for order in orders[:-1]:
@@ -151,7 +151,7 @@ async def test_above_the_size_the_oldest_unpaid_orders_are_pruned(
 
 
 async def test_pruning_goes_in_small_steps(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "STEP", 2)
+    monkeypatch.setattr(policy, "STEP", 2)
     orders = [await make(box, "x2u") for _ in range(5)]
     for order in orders:
         await cancel(box, order)
@@ -185,4 +185,4 @@ async def test_a_deposit_right_before_the_deletion_keeps_the_answers(
 
 async def test_an_unpaid_order_holds_no_more_than_is_budgeted(tmp_path: Path) -> None:
     before, after = await measured(100, tmp_path)
-    assert 3_000 < before - after <= retention.UNPAID_BYTES
+    assert 3_000 < before - after <= policy.UNPAID_BYTES

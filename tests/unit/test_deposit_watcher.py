@@ -12,9 +12,9 @@ from rpcsvc.domain.events import DepositConfirmed, DepositSeen, ImpossibleTransi
 from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositState, Order
 from rpcsvc.orders.deposits import TURN, DepositWatcher, events_of
-from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import DepositSighting, Observation
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.orders import HOUR, NOW, key, terms
 

@@ -18,7 +18,7 @@ from rpcsvc.domain.order import DepositKey, Order, Transfer
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import MAX_AT_ONCE, EffectRunner
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms

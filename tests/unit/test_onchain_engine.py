@@ -14,7 +14,7 @@ import pytest
 from rpcsvc.domain.money import USDC, XMR
 from rpcsvc.domain.order import Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     Holdings,
     Outcome,

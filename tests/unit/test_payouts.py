@@ -13,7 +13,7 @@ from rpcsvc.domain.machine import open_order, transition
 from rpcsvc.domain.order import DepositKey, Order
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import Quarantine
 from tests.sandbox import ManualClock
 from tests.unit.orders import NOW, key, terms
 

@@ -22,8 +22,7 @@ from rpcsvc.errors import Unavailable
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.ports.store import StatusView
 from rpcsvc.orders.ports.wallets import Outcome, PreparedTransfer, Record, Verdict
-from rpcsvc.orders.processor import OrderProcessor
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import OrderProcessor, Quarantine
 from rpcsvc.store.backends.sqlite.database import Database
 from rpcsvc.store.orders import SqlOrderStore
 from tests.unit.orders import NOW, terms

@@ -22,8 +22,7 @@ from rpcsvc.domain.order import OrderStatus, Report, Terms
 from rpcsvc.domain.pricing import Direction
 from rpcsvc.errors import IdempotencyConflict, OrderNotFound, Unavailable
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Change, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import Change, Health, RelayRecord, RelayState
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,

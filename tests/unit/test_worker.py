@@ -15,7 +15,7 @@ from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import OnDeadline, Order
 from rpcsvc.errors import Unavailable
 from rpcsvc.orders.deposits import ScanProgress
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler import deadlines as deadlines_module
 from rpcsvc.orders.scheduler import worker as worker_module
 from rpcsvc.orders.scheduler.deadlines import Deadlines

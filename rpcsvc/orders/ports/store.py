@@ -16,6 +16,14 @@ from rpcsvc.domain.pricing import Direction
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """Whether something works; ``detail`` says what is wrong when it does not."""
+
+    ok: bool
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One line of an order's append-only history. ``version`` is the order's after the event."""
 

@@ -8,8 +8,7 @@ from rpcsvc.domain.chains import Chain
 from rpcsvc.domain.money import Money
 from rpcsvc.domain.order import OrderStatus, Report, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.venue import BridgeRates
 
 

@@ -1,4 +1,4 @@
-"""The venue port: who prices orders, opens them and answers for them.
+"""The venue port: who prices orders, opens them and answers for them; and the rate source.
 
 LocalVenue (orders/local_venue.py) runs on wallets, UpstreamVenue (orders/upstream/venue.py) on
 another service. An engine that has neither implements ``Venue`` itself. Amounts are atomic units,
@@ -21,11 +21,27 @@ from rpcsvc.domain.order import PERPS, Order, Terms, TwapPlan
 from rpcsvc.domain.pricing import Direction, Price, payout_asset
 from rpcsvc.errors import UnsupportedChain
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import Rate
-from rpcsvc.orders.ports.store import RelayRecord, Ticket
+from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.wallets import Fees, NetworkNames
 from rpcsvc.orders.unfunded import SOCKET, Client
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A price: USDC units (10^-6) per whole XMR, as of a time, from a named source."""
+
+    usdc_per_xmr: int
+    as_of: int
+    source: str
+
+
+class RateSource(Protocol):
+    """Gives the current rate. Raises errors.Unavailable when there is no fresh one."""
+
+    def rate(self) -> Rate:
+        """The current rate."""
+        ...
+
 
 MONERO_NETWORK: Final = "monero"
 

@@ -12,8 +12,7 @@ from typing import Protocol
 
 from rpcsvc.domain.money import Asset
 from rpcsvc.domain.order import DepositKey, DepositState, Transfer
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Commit
+from rpcsvc.orders.ports.store import Commit, Health
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,15 @@ from rpcsvc.domain.events import (
     FillingStopped,
     ImpossibleTransition,
     PriceLateDeposit,
+    RefundRetried,
     Repriced,
+    order_of,
 )
 from rpcsvc.domain.order import Order, Transfer, TransferKind
-from rpcsvc.errors import Unavailable
+from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.payouts import Payouts
-from rpcsvc.orders.ports.rates import RateSource
 from rpcsvc.orders.ports.store import OrderStore, PendingEffect
+from rpcsvc.orders.ports.venue import RateSource
 from rpcsvc.orders.processor import OrderProcessor
 
 log = structlog.get_logger(__name__)
@@ -311,3 +313,20 @@ class WalletQueue:
         """Have nothing wait any more."""
         for waiting in self._turn:
             waiting.clear()
+
+
+async def retry_transfer(
+    transfer_id: str, hurry: Callable[[str], bool], processor: OrderProcessor
+) -> bool:
+    """Whether the transfer, or its order's refund to the agreed address, goes on now.
+
+    It moves to the front of its schedule; nothing is signed by it.
+    """
+    if hurry(transfer_id):
+        return True
+    try:
+        await processor.apply(order_of(transfer_id), RefundRetried())
+    except (ImpossibleTransition, ServiceError) as reason:
+        log.info("refund_not_retried", transfer_id=transfer_id[:80], reason=str(reason))
+        return False
+    return True

@@ -13,8 +13,8 @@ import structlog
 
 from rpcsvc.clock import steady_ms
 from rpcsvc.errors import ServiceError
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.quarantine import Quarantine
+from rpcsvc.orders.ports.store import Health
+from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.scheduler.effects import EffectRunner
 
 log = structlog.get_logger(__name__)

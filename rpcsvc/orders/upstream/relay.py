@@ -19,8 +19,7 @@ import structlog
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.errors import ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim, require_same
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Change, OrderStore, RelayRecord, RelayState
+from rpcsvc.orders.ports.store import Change, Health, OrderStore, RelayRecord, RelayState
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,

@@ -16,9 +16,7 @@ from rpcsvc.errors import InvalidInput, ServiceError, Unavailable
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.inventory import ClientLimits
 from rpcsvc.orders.policy import Core, OrderIds, TermsMaker
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import Rate
-from rpcsvc.orders.ports.store import RelayRecord, Ticket
+from rpcsvc.orders.ports.store import Health, RelayRecord, Ticket
 from rpcsvc.orders.ports.upstream import Created, Offer, UpstreamPort, UpstreamRequest
 from rpcsvc.orders.ports.venue import (
     BridgeRates,
@@ -28,6 +26,7 @@ from rpcsvc.orders.ports.venue import (
     OrderRequest,
     Quote,
     QuoteRequest,
+    Rate,
     VenueProfile,
     network_of,
 )

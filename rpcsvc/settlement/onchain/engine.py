@@ -15,7 +15,7 @@ import structlog
 from rpcsvc.domain.money import Asset, format_units
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import InvalidDestination, Unavailable
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,

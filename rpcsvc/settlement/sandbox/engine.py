@@ -21,8 +21,8 @@ from rpcsvc.domain.money import MAX_UNITS, USDC, XMR, Asset
 from rpcsvc.domain.order import PERPS, DepositKey, DepositState, Transfer, TransferKind
 from rpcsvc.errors import InvalidDestination, Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.rates import Rate
+from rpcsvc.orders.ports.store import Health
+from rpcsvc.orders.ports.venue import Rate
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Fees,

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import structlog
 
 from rpcsvc.clock import steady_ms
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.settlement.upstream.exchange import (
     ClientOptions,
     Exchange,

@@ -21,8 +21,7 @@ from rpcsvc.errors import (
     UnsupportedChain,
     UnsupportedToken,
 )
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Ticket
+from rpcsvc.orders.ports.store import Health, Ticket
 from rpcsvc.orders.ports.upstream import (
     Created,
     CreationUnknown,

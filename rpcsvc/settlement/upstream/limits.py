@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import Final
 
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.settlement.upstream.failures import BreakerOpen, BudgetSpent
 
 NowMs = Callable[[], int]

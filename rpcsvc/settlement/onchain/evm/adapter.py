@@ -18,7 +18,7 @@ from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.money import USDC, Asset, format_units, mul_div_ceil
 from rpcsvc.domain.order import DepositKey, Transfer
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.health import Health
+from rpcsvc.orders.ports.store import Health
 from rpcsvc.orders.ports.wallets import (
     DepositSighting,
     Holdings,

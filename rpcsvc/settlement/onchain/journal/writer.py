@@ -19,8 +19,7 @@ import structlog
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.settlement.onchain.journal.entries import Entry, VoidEntry, to_body
 from rpcsvc.settlement.onchain.journal.files import (
     RESUME,

@@ -21,8 +21,7 @@ import structlog
 
 from rpcsvc.clock import Clock, steady_ms
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import Rows
+from rpcsvc.orders.ports.store import Health, Rows
 from rpcsvc.orders.ports.wallets import PreparedTransfer, Record
 from rpcsvc.settlement.onchain.daemon_rpc import NodeError, RpcFailure
 from rpcsvc.settlement.onchain.guard import PauseSwitch

@@ -21,8 +21,7 @@ import aiosqlite
 import structlog
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.orders.ports.health import Health
-from rpcsvc.orders.ports.store import StaleWrite
+from rpcsvc.orders.ports.store import Health, StaleWrite
 from rpcsvc.store.backends.sqlite.checkpoints import Checkpointer
 from rpcsvc.store.backends.sqlite.migrations import NEWEST, migrate, other_schema, require_usable
 from rpcsvc.store.backends.sqlite.reader import (
