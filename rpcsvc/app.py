@@ -40,11 +40,16 @@ from rpcsvc.http.site import API_ROOT, BFF_ROOT, Site, site_of
 from rpcsvc.ids import RandomBytes, system_random
 from rpcsvc.operations.admin import Admin, admin_operations, treasury_operations
 from rpcsvc.operations.dispatch import Dispatcher, LocalService, agent_dispatcher, flat_dispatcher
-from rpcsvc.operations.operation import Operation
-from rpcsvc.operations.projection import project, view_key
-from rpcsvc.operations.service import Service, ViewContext, attester, with_sandbox
+from rpcsvc.operations.ordering import project, view_key
+from rpcsvc.operations.service import (
+    Operation,
+    Service,
+    TicketBudget,
+    ViewContext,
+    attester,
+    with_sandbox,
+)
 from rpcsvc.operations.table import AGENT_OPERATIONS, BFF_OPERATIONS, SANDBOX_OPERATIONS
-from rpcsvc.operations.ticket_budget import TicketBudget
 from rpcsvc.orders.backend import Backend
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Core, Kept, Policy, Retention

@@ -19,7 +19,7 @@ from rpcsvc.app import Running, web_app
 from rpcsvc.cli.main import run
 from rpcsvc.http.http_server import EdgeRunner
 from rpcsvc.operations.dispatch import LocalService
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.settings import Settings
 from tests.sandbox import Sandbox, sandbox
 

@@ -22,7 +22,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import RPC_PATH, Site
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Example, Operation
+from rpcsvc.operations.service import Example, Operation
 from rpcsvc.operations.table import on_network
 
 OPENRPC: Final = "1.3.2"

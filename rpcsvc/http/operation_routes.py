@@ -51,10 +51,8 @@ from rpcsvc.http.messages import (
 )
 from rpcsvc.operations.dispatch import Dispatcher
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.inputs import bare_key, read_key
-from rpcsvc.operations.operation import Operation
-from rpcsvc.operations.service import Call
-from rpcsvc.operations.validation_messages import LONGEST_NAME, MOST_PROBLEMS, combined
+from rpcsvc.operations.inputs import LONGEST_NAME, MOST_PROBLEMS, bare_key, combined, read_key
+from rpcsvc.operations.service import Call, Operation
 from rpcsvc.orders.unfunded import Client
 
 IDEMPOTENCY_KEY: Final = "idempotency-key"

@@ -21,7 +21,7 @@ from rpcsvc.http.site import Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.models import Result
-from rpcsvc.operations.operation import Example, Operation
+from rpcsvc.operations.service import Example, Operation
 
 _ROOT: Final = "#/components/schemas/"
 ORDER_ID: Final = "orderId"

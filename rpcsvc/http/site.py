@@ -12,8 +12,7 @@ from rpcsvc import __version__
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import Chain
 from rpcsvc.operations.narrowing import Networks
-from rpcsvc.operations.operation import Operation
-from rpcsvc.operations.service import Service
+from rpcsvc.operations.service import Operation, Service
 from rpcsvc.settings import BrandSettings, LimitSettings, RateLimitSettings, Settings
 from rpcsvc.verify import signature_headers
 

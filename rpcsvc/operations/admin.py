@@ -58,9 +58,8 @@ from rpcsvc.operations.admin_models import (
     TransferView,
     TreasuryView,
 )
-from rpcsvc.operations.operation import Effect, Operation
 from rpcsvc.operations.params import NoParams, Params, SupportParams
-from rpcsvc.operations.service import Call, Flat, Service
+from rpcsvc.operations.service import Call, Effect, Flat, Operation, Service
 from rpcsvc.orders.ports.operator import BookedTransfer, OperatorBooks, Signed, Treasury
 
 PENDING: Final = tuple(state for state in TransferState if state not in FINAL_TRANSFERS)

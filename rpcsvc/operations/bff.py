@@ -47,6 +47,7 @@ from rpcsvc.operations.bff_models import (
 )
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import (
+    combined,
     read_destination,
     read_refund_address,
     read_session,
@@ -57,7 +58,6 @@ from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import Call, Flat, Service, Stored
 from rpcsvc.operations.support import create_ticket
 from rpcsvc.operations.swap import cancel_order, find_order
-from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import draft_order_view
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest

@@ -11,9 +11,8 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.operations.envelope import Answer, Json, action
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
 from rpcsvc.operations.narrowing import Networks
-from rpcsvc.operations.operation import Operation
 from rpcsvc.operations.params import NoParams
-from rpcsvc.operations.service import Call, Service
+from rpcsvc.operations.service import Call, Operation, Service
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.orders.ports.venue import DirectionLimits, Market
 

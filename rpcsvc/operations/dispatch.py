@@ -25,11 +25,12 @@ from rpcsvc.operations.envelope import (
     head,
 )
 from rpcsvc.operations.inputs import bare_key, is_session_id, parse_call
-from rpcsvc.operations.operation import Effect, Operation
 from rpcsvc.operations.service import (
     NO_SESSION,
     Call,
+    Effect,
     Flat,
+    Operation,
     Service,
     Stored,
     ViewContext,

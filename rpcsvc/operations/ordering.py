@@ -1,20 +1,40 @@
-"""Places an order: the venue opens it, and it is committed with its answer.
+"""Places an order, committed with its answer, and renders the status answer of each change.
 
-Orders of every surface go through ``place``, so one key makes one order.
+Orders of every surface go through ``place``, so one key makes one order. Polls are far more
+frequent than changes: ``view_key`` names the code and settings that rendered an answer; one under
+another key is ignored.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
+from rpcsvc import __version__
+from rpcsvc.domain.addresses import ZERO_ADDRESS
 from rpcsvc.domain.machine import open_order
-from rpcsvc.domain.order import Order
-from rpcsvc.operations.envelope import Answer
-from rpcsvc.operations.projection import as_view, status_answer
-from rpcsvc.operations.service import Service, Stored
+from rpcsvc.domain.order import (
+    AGENT_STATE_OF,
+    AWAITS_DEPOSIT,
+    Deposit,
+    DepositKey,
+    DepositState,
+    Order,
+    OrderStatus,
+    Terms,
+    Timeouts,
+    TwapPlan,
+)
+from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.domain.refunds import plan_refunds
+from rpcsvc.domain.twap import is_filling
+from rpcsvc.operations.envelope import Answer, head
+from rpcsvc.operations.service import NO_SESSION, Service, Stored, ViewContext, with_session
+from rpcsvc.operations.views import status_actions, status_data
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.store import StoredResponse
+from rpcsvc.orders.ports.store import StatusView, StoredResponse
 from rpcsvc.orders.ports.venue import NewOrder, OrderRequest, Quote
 
 
@@ -73,3 +93,72 @@ def _response(claim: Claim | None, body: bytes, now: int) -> StoredResponse | No
     if claim is None:
         return None
     return StoredResponse(claim.namespace, claim.key, claim.operation, claim.params, body, now)
+
+
+def status_answer(views: ViewContext, order: Order, now: int) -> Answer:
+    """The answer of swap.status for an order as it stands at ``now``."""
+    data = with_session(views, status_data(views, order, now), NO_SESSION)
+    return Answer(AGENT_STATE_OF[order.status], data, status_actions(views, order, now))
+
+
+def project(views: ViewContext, order: Order) -> StatusView | None:
+    """The status answer as bytes, and until when it holds.
+
+    None for a bridge order, and while chunks are swapped: the time that they still take changes.
+    """
+    if order.terms.is_bridge or is_filling(order):
+        return None
+    return as_view(order, status_answer(views, order, order.status_at))
+
+
+def as_view(order: Order, answer: Answer) -> StatusView:
+    """An answer of ``status_answer`` as it is stored."""
+    body = head("swap.status", answer)
+    # What the agent is told to do changes with time only while money is awaited.
+    awaits = order.status in AWAITS_DEPOSIT
+    return StatusView(body, order.terms.expires_at if awaits else None)
+
+
+def view_key(views: ViewContext, chains: list[str]) -> str:
+    """Names the code and settings that render views: the hash of what they make of samples."""
+    samples = [
+        head("swap.status", status_answer(views, _sample(direction, chain, status), 0))
+        for chain in chains
+        for direction in Direction
+        for status in OrderStatus
+    ]
+    return hashlib.sha256(b"\n".join([__version__.encode(), *samples])).hexdigest()[:16]
+
+
+def _sample(direction: Direction, chain: str, status: OrderStatus) -> Order:
+    order = open_order(_sample_terms(direction, chain))
+    if status is OrderStatus.AWAITING_DEPOSIT:
+        return order
+    deposit = Deposit(DepositKey("n", "t", 0), 10, ZERO_ADDRESS, 1, DepositState.CONFIRMED)
+    order, _ = plan_refunds(replace(order, status=status, deposits=(deposit,)))
+    return order
+
+
+def _sample_terms(direction: Direction, chain: str) -> Terms:
+    return Terms(
+        order_id="ord_" + "0" * 26,
+        session_id="",
+        direction=direction,
+        chain=chain,
+        chain_id=1,
+        deposit_network="n",
+        payout_network="n",
+        deposit_address=ZERO_ADDRESS,
+        to_address=ZERO_ADDRESS,
+        deposit_amount=100,
+        expected_output=100,
+        min_received=90,
+        min_deposit=1,
+        max_deposit=1000,
+        price=Price(1, 0, 0, 9900),
+        refund_fee=1,
+        created_at=0,
+        expires_at=1000,
+        timeouts=Timeouts(1, 1, 1, 1, 1),
+        twap=TwapPlan(1, 1),
+    )

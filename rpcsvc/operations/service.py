@@ -1,4 +1,4 @@
-"""What handlers work with, and what they return.
+"""What a table declares of an operation, what handlers work with, and what they return.
 
 ``Service`` is the running service, ``Call`` one call. Handlers branch on no engine: they ask the
 venue. ``attester`` vouches for the terms of orders (docs/signing.md).
@@ -6,27 +6,137 @@ venue. ``attester`` vouches for the terms of orders (docs/signing.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from enum import StrEnum
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from rpcsvc.clock import Clock, iso8601
+from pydantic import BaseModel
+
+from rpcsvc.clock import Clock, day_of, iso8601, ms_to_next_day
 from rpcsvc.domain.addresses import MoneroNetwork
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrator
 from rpcsvc.domain.order import Terms
+from rpcsvc.errors import Unavailable
 from rpcsvc.ids import RandomBytes
-from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Operation
-from rpcsvc.operations.ticket_budget import TicketBudget
+from rpcsvc.operations.envelope import Answer, Json
+from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
 from rpcsvc.orders.ports.sandbox import SandboxControls
-from rpcsvc.orders.ports.store import OrderStore
+from rpcsvc.orders.ports.store import OrderStore, Ticket, TicketCharge
 from rpcsvc.orders.ports.venue import Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, OrderTerms, session_sha256
+
+Handler: TypeAlias = "Callable[[Any, Any, Call], Awaitable[Answer | Flat | Stored]]"
+
+
+class Effect(StrEnum):
+    """What an operation does to the world."""
+
+    READ = "read"
+    WRITE = "write"
+    MOVES_MONEY = "moves_money"
+
+
+def option_of(wire_name: str) -> str:
+    """The CLI's option for an input: ``--refund-address`` for ``refundAddress``."""
+    return "--" + re.sub(r"([A-Z])", r"-\1", wire_name).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Params that work as they stand.
+
+    ``"$orderId"`` stands for an order made just before, ``"$sessionId"`` for its session, and
+    ``"$usdc"`` for the USDC contract of a chain.
+    """
+
+    name: str
+    params: Json
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation. ``path`` is under the root of its surface, empty when HTTP does not offer it.
+
+    The agent API, the BFF and the admin methods are tables of it. Dispatcher, routes, command line
+    and documents are loops over them.
+    ``errors`` are the codes that it can answer besides those of its transport.
+    ``creates``: the answer tells what was made, so it does not run as a notification.
+    """
+
+    name: str
+    summary: str
+    params: type[Params]
+    result: type[BaseModel]
+    handler: Handler
+    effect: Effect
+    method: str = "POST"
+    path: str = ""
+    examples: tuple[Example, ...] = ()
+    errors: tuple[str, ...] = ()
+    idempotent: bool = False
+    creates: bool = False
+    sandbox_only: bool = False
+
+    @property
+    def command(self) -> str:
+        """The CLI command (spec 1): ``agent:swap:plan``; sandbox commands have no prefix."""
+        name = self.name.replace(".", ":")
+        return name if self.sandbox_only else f"agent:{name}"
+
+
+# What a ticket takes beside its texts: numbers, ids, its row and its client's count.
+_ROW_BYTES: Final = 200
+
+
+class TicketBudget:
+    """At most ``per_client`` tickets of a client and ``size`` bytes in all per day of UTC.
+
+    The size bounds what a day adds to the database. ``taken`` are the charges of the day so far, by
+    client: they are stored with the tickets, so they hold over a restart.
+    """
+
+    def __init__(self, per_client: int, size: int, now: int, taken: Mapping[str, tuple[int, int]]):
+        self._per_client = per_client
+        self._size = size
+        self._day = day_of(now)
+        self._of_client = Counter({client: tickets for client, (tickets, _) in taken.items()})
+        self._taken = sum(size for _, size in taken.values())
+
+    def charge(self, client: str, ticket: Ticket) -> TicketCharge:
+        """Take a ticket of a client, named as it is stored. Raises Unavailable."""
+        now, size = ticket.created_at, _size(ticket)
+        if day_of(now) != self._day:
+            self._day = day_of(now)
+            self._of_client.clear()
+            self._taken = 0
+        if self._of_client[client] >= self._per_client:
+            raise _refusal(f"More than {self._per_client} tickets a day.", now)
+        if self._taken + size > self._size:
+            raise _refusal("No more tickets can be taken today.", now)
+        self._of_client[client] += 1
+        self._taken += size
+        return TicketCharge(self._day, client, size)
+
+
+def _size(ticket: Ticket) -> int:
+    texts = (ticket.message, ticket.category, ticket.wallet_address or "")
+    return _ROW_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def _refusal(message: str, now: int) -> Unavailable:
+    return Unavailable(
+        f"{message} Write again tomorrow, or to the contact that the service publishes.",
+        retry_after=-(-ms_to_next_day(now) // 1_000),
+    )
+
 
 # The terms of an order as a signed text that can be passed on; None where signing is off.
 Attest = Callable[[Terms], str]

@@ -13,11 +13,10 @@ from rpcsvc.domain.order import REFUND_ADDRESS, AgentState, Order
 from rpcsvc.domain.refunds import has_refused
 from rpcsvc.errors import InputError, InvalidDestination, InvalidInput
 from rpcsvc.operations.envelope import Answer, Json, action
-from rpcsvc.operations.inputs import read_order_id, read_refund_address, read_session
+from rpcsvc.operations.inputs import combined, read_order_id, read_refund_address, read_session
 from rpcsvc.operations.params import SupportParams
 from rpcsvc.operations.service import NO_SESSION, Call, Service, session_source, with_session
 from rpcsvc.operations.swap import look_again
-from rpcsvc.operations.validation_messages import combined
 from rpcsvc.operations.views import awaits_upstream_refund, may_be_refunded_upstream
 from rpcsvc.orders.ports.store import Change, Ticket
 from rpcsvc.orders.unfunded import SOCKET

@@ -20,13 +20,16 @@ from rpcsvc.domain.pricing import Direction, deposit_asset, payout_asset
 from rpcsvc.errors import InputError, InvalidInput, OrderNotFound, Unavailable, VerificationFailed
 from rpcsvc.operations.envelope import Answer, Json, action, head, missing_state
 from rpcsvc.operations.inputs import (
+    HINTS,
     Intent,
+    combined,
+    missing,
     read_intent,
     read_order_id,
     read_session,
     require_verified,
 )
-from rpcsvc.operations.ordering import Placed, place
+from rpcsvc.operations.ordering import Placed, place, status_answer
 from rpcsvc.operations.params import (
     CancelParams,
     FaultParams,
@@ -36,7 +39,6 @@ from rpcsvc.operations.params import (
     StatusParams,
     SwapParams,
 )
-from rpcsvc.operations.projection import status_answer
 from rpcsvc.operations.service import (
     Call,
     SandboxService,
@@ -45,7 +47,6 @@ from rpcsvc.operations.service import (
     session_source,
     with_session,
 )
-from rpcsvc.operations.validation_messages import HINTS, combined, missing
 from rpcsvc.orders.idempotency import Claim
 from rpcsvc.orders.ports.sandbox import NEEDED, FaultKind
 from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest

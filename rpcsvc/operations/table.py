@@ -12,7 +12,7 @@ from rpcsvc.domain.addresses import MoneroNetwork, subaddress_on
 from rpcsvc.domain.chains import MONERO_CHAIN_ID
 from rpcsvc.operations import bff, bff_models, bridge, discovery, models, params, support, swap
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Effect, Example, Operation
+from rpcsvc.operations.service import Effect, Example, Operation
 
 T = TypeVar("T")
 

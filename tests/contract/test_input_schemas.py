@@ -20,8 +20,7 @@ from rpcsvc.http.site import BFF_ROOT, site_of
 from rpcsvc.operations.discovery import IDEMPOTENCY_KEY_SCHEMA
 from rpcsvc.operations.dispatch import flat_dispatcher
 from rpcsvc.operations.inputs import bare_key, read_key
-from rpcsvc.operations.operation import Operation
-from rpcsvc.operations.service import Call
+from rpcsvc.operations.service import Call, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS, OPERATIONS
 from tests.contract.good_addresses import with_formats
 from tests.sandbox import EVM, MONERO, Sandbox, sandbox

@@ -14,7 +14,7 @@ import pytest
 
 from rpcsvc import errors
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.store.backends.sqlite.database import Database
 from tests.contract.error_codes import all_errors

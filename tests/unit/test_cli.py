@@ -25,7 +25,7 @@ from rpcsvc.cli.main import build_parser, run
 from rpcsvc.errors import Unavailable
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA
 from rpcsvc.operations.dispatch import LocalService
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 from rpcsvc.settlement.onchain.evm.keys import OnchainExtraMissing

@@ -13,7 +13,7 @@ import pytest
 from rpcsvc.app import Running
 from rpcsvc.ids import system_random
 from rpcsvc.operations.admin import treasury_operations
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.settings import load_settings
 from rpcsvc.settlement.onchain.evm.keys import HdKeys, create_mnemonic, read_mnemonic
 from rpcsvc.settlement.onchain.guard import PauseSwitch

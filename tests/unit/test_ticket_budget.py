@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rpcsvc.errors import Unavailable
-from rpcsvc.operations.ticket_budget import TicketBudget
+from rpcsvc.operations.service import TicketBudget
 from rpcsvc.orders.ports.store import Change, Ticket, TicketCharge
 from rpcsvc.orders.unfunded import ADDRESS as ADDRESS_KIND
 from rpcsvc.orders.unfunded import Client

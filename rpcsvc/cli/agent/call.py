@@ -40,7 +40,7 @@ from rpcsvc.ids import request_id, system_random
 from rpcsvc.logs import configure_logging
 from rpcsvc.operations.envelope import failure
 from rpcsvc.operations.inputs import is_session_id
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import OPERATIONS
 from rpcsvc.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from rpcsvc.cli.agent.call import FIELD, run_operation
 from rpcsvc.cli.context import Json, Once, Text, add_common, add_target
-from rpcsvc.operations.operation import Operation, option_of
+from rpcsvc.operations.service import Operation, option_of
 from rpcsvc.operations.table import OPERATIONS
 
 _DIGITS: Final = re.compile(r"-?[0-9]{1,18}")

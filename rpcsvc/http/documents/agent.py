@@ -20,7 +20,7 @@ from rpcsvc.http.gate import WINDOW_SECONDS
 from rpcsvc.http.site import API_ROOT, BFF_ROOT, RPC_PATH, Site
 from rpcsvc.operations.discovery import ENVELOPE_SCHEMA, schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 from rpcsvc.operations.table import on_network
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rpcsvc.http.site import API_ROOT, Site
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 
 HOME = "/"
 LOGO = "/logo.svg"

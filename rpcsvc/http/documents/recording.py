@@ -22,7 +22,7 @@ from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations import table
 from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import option_of
+from rpcsvc.operations.service import option_of
 from rpcsvc.operations.table import OPERATIONS
 
 FILE = "recording.json"

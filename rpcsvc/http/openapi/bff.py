@@ -27,7 +27,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import BFF_ROOT, Site
 from rpcsvc.operations import bff_models
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Effect, Operation
+from rpcsvc.operations.service import Effect, Operation
 from rpcsvc.operations.table import BFF_OPERATIONS
 
 INTEGRATOR_KEY: Final = "integratorKey"

@@ -30,7 +30,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import API_ROOT, Site
 from rpcsvc.operations.discovery import schemas_of
 from rpcsvc.operations.envelope import Json
-from rpcsvc.operations.operation import Effect, Example, Operation
+from rpcsvc.operations.service import Effect, Example, Operation
 from rpcsvc.operations.table import on_network
 
 _EFFECTS: Final = {

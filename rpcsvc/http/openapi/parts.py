@@ -18,7 +18,7 @@ from rpcsvc.http.schemas import ref
 from rpcsvc.http.site import Site
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.inputs import LEAST_PUBLIC_KEY, key_pattern
-from rpcsvc.operations.operation import Operation
+from rpcsvc.operations.service import Operation
 
 ErrorClass = type[ServiceError]
 JSON: Final = "application/json"

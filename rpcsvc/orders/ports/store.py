@@ -79,7 +79,7 @@ class TicketCharge(NamedTuple):
 
 
 class StatusView(NamedTuple):
-    """An order's status answer, written when the order last changed (operations/projection.py).
+    """An order's status answer, written when the order last changed (operations/ordering.py).
 
     ``body`` is the envelope without its request id; it holds until ``valid_until`` (ms), if set.
     """
