@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import structlog
 from aiohttp import web
 
 from rpcsvc import ids
-from rpcsvc.chains_file import read_chains
-from rpcsvc.client_secret import client_secret
 from rpcsvc.clock import Clock, SystemClock, day_of
 from rpcsvc.domain.chains import ChainRegistry
 from rpcsvc.domain.integrators import Integrators
 from rpcsvc.domain.order import Timeouts
 from rpcsvc.domain.pricing import ONE_USDC
+from rpcsvc.durable_files import replace_file
 from rpcsvc.engines import EngineParts, engine_of
 from rpcsvc.http.discovery import DiscoveryHttp, Sources, catalogue
 from rpcsvc.http.documents import recording
@@ -58,6 +58,7 @@ from rpcsvc.orders.scheduler.effects import retry_transfer
 from rpcsvc.orders.scheduler.worker import Worker
 from rpcsvc.orders.unfunded import UnfundedLimits
 from rpcsvc.settings import Settings, SettingsError
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.signing.keys import KEYS_DIR, KeyRing
 from rpcsvc.signing.response_signer import ResponseSigner
 from rpcsvc.store.backends.sqlite.database import Database, OwnerLock
@@ -68,6 +69,8 @@ from rpcsvc.store.orders import SqlOrderStore
 log = structlog.get_logger(__name__)
 
 _DAY_MS = 86_400_000
+_HASH_FILE: Final = "client-hash.key"
+_HASH_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +257,20 @@ async def local_service(settings: Settings) -> AsyncIterator[LocalService]:
         await up.worker.recover()
         yield LocalService(up.dispatcher, up.service.venue, up.worker)
         await up.worker.stop()
+
+
+def client_secret(data_dir: Path, random: RandomBytes) -> bytes:
+    """The key that client addresses of unfunded orders are hashed with, made when there is none.
+
+    It is in ``data_dir`` and not in the database, so that a copy of that tells no addresses.
+    Without the old one clients are counted anew, which costs nothing else. Raises OSError.
+    """
+    path = data_dir / _HASH_FILE
+    if path.exists() and len(found := path.read_bytes()) == _HASH_BYTES:
+        return found
+    fresh = random(_HASH_BYTES)
+    replace_file(path, fresh)
+    return fresh
 
 
 def web_app(up: Running) -> Edge:

@@ -29,7 +29,7 @@ from rpcsvc.errors import (
 )
 from rpcsvc.operations.params import ORDER_ID_PATTERN, UUID_PATTERN, Params, whole
 from rpcsvc.operations.service import Call, Service
-from rpcsvc.orders.ports.sandbox import FaultKind
+from rpcsvc.orders.ports.venue import FaultKind
 
 P = TypeVar("P", bound=Params)
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from rpcsvc.domain.pricing import deposit_asset, payout_asset
 from rpcsvc.operations import narrowing
 from rpcsvc.operations.envelope import Json
 from rpcsvc.operations.narrowing import Networks
-from rpcsvc.orders.ports.sandbox import NEEDED, RATE_PATTERN, FaultKind
+from rpcsvc.orders.ports.venue import NEEDED, RATE_PATTERN, FaultKind
 
 # Version 4, which is random: a session id is half of its owner's secret (RFC 9562, section 5.4).
 UUID_PATTERN = (

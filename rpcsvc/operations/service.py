@@ -26,9 +26,8 @@ from rpcsvc.operations.envelope import Answer, Json
 from rpcsvc.operations.params import Params
 from rpcsvc.orders.idempotency import Idempotency
 from rpcsvc.orders.policy import Policy
-from rpcsvc.orders.ports.sandbox import SandboxControls
 from rpcsvc.orders.ports.store import OrderStore, Ticket, TicketCharge
-from rpcsvc.orders.ports.venue import Venue, VenueProfile
+from rpcsvc.orders.ports.venue import SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.unfunded import SOCKET, Client
 from rpcsvc.verify import BY_ADDRESS, BY_SESSION, OrderTerms, session_sha256

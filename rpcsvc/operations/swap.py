@@ -48,8 +48,7 @@ from rpcsvc.operations.service import (
     with_session,
 )
 from rpcsvc.orders.idempotency import Claim
-from rpcsvc.orders.ports.sandbox import NEEDED, FaultKind
-from rpcsvc.orders.ports.venue import OrderRequest, Quote, QuoteRequest
+from rpcsvc.orders.ports.venue import NEEDED, FaultKind, OrderRequest, Quote, QuoteRequest
 
 DEPOSIT_POLICY = [
     {

@@ -17,9 +17,8 @@ from rpcsvc.orders.local_venue import LocalVenue
 from rpcsvc.orders.payouts import Payouts
 from rpcsvc.orders.policy import Core
 from rpcsvc.orders.ports.operator import Treasury
-from rpcsvc.orders.ports.sandbox import SandboxControls
 from rpcsvc.orders.ports.upstream import UpstreamPort
-from rpcsvc.orders.ports.venue import RateSource, Venue, VenueProfile
+from rpcsvc.orders.ports.venue import RateSource, SandboxControls, Venue, VenueProfile
 from rpcsvc.orders.ports.wallets import Holdings, Wallets
 from rpcsvc.orders.processor import Quarantine
 from rpcsvc.orders.reservations import UNCOUNTED, ReservationBook, Reservations

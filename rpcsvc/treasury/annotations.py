@@ -12,13 +12,13 @@ from typing import Final
 from rpcsvc.audit.books import read_books
 from rpcsvc.audit.hints import may_pay
 from rpcsvc.audit.records import Books, TransferEntry
-from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import Clock
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.domain.order import LIVE_TRANSFERS, TransferState
 from rpcsvc.errors import InvalidInput, Unavailable
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.settlement.onchain.evm import usdc

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rpcsvc.chains_file import read_chains
 from rpcsvc.clock import Clock, iso8601
 from rpcsvc.domain.money import USDC, XMR, Asset, format_units
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.monero.connection import MoneroConnection
 from rpcsvc.settlement.onchain.monero.ledger import NETWORK as MONERO

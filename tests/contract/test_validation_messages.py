@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from rpcsvc.http.openapi.document import openapi_document
 from rpcsvc.http.site import site_of
-from rpcsvc.orders.ports.sandbox import FaultKind
+from rpcsvc.orders.ports.venue import FaultKind
 from tests.contract import bff
 from tests.contract.bff import ORDER, ORDER_BACK, TO_USDC
 from tests.contract.serving import EVM, MONERO, SWAP, Served

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rpcsvc.operations.table import OPERATIONS
-from rpcsvc.orders.ports.sandbox import FaultKind
+from rpcsvc.orders.ports.venue import FaultKind
 from tests.e2e.processes import Server
 
 ROOT = Path(__file__).parent.parent.parent

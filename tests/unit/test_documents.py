@@ -30,8 +30,7 @@ from rpcsvc.operations.dispatch import LocalService
 from rpcsvc.operations.service import Service, ViewContext
 from rpcsvc.operations.swap import DEPOSIT_POLICY
 from rpcsvc.operations.table import AGENT_OPERATIONS, OPERATIONS
-from rpcsvc.orders.ports.sandbox import FaultKind
-from rpcsvc.orders.ports.venue import VenueProfile
+from rpcsvc.orders.ports.venue import FaultKind, VenueProfile
 from rpcsvc.orders.ports.wallets import NetworkNames
 from rpcsvc.settings import load_settings
 from tests.sandbox import ManualClock

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.settings import SettingsError
-from rpcsvc.settings_onchain import OnchainSettings
+from rpcsvc.settings_onchain import OnchainSettings, chains_toml
 from rpcsvc.settlement.onchain.wiring import (
     evm_nodes,
     evm_options,

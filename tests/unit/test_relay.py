@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 
 import rpcsvc.orders.upstream.relay as relay_module
-from rpcsvc.chains_file import chains_toml
 from rpcsvc.domain.chains import load_chains
 from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.money import XMR, Money
@@ -33,6 +32,7 @@ from rpcsvc.orders.ports.upstream import (
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.orders.upstream.follower import LONGEST_PAUSE_MS, Follower
 from rpcsvc.orders.upstream.relay import Relay
+from rpcsvc.settings_onchain import chains_toml
 from rpcsvc.store.backends.sqlite.database import DATABASE_NAME, Database
 from rpcsvc.store.backends.sqlite.reader import UNAVAILABLE
 from rpcsvc.store.operator_books import SqlOperatorBooks

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rpcsvc import verify
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, Once, Text, UsageError
 from rpcsvc.domain.money import USDC, XMR, format_units, parse_amount
 from rpcsvc.errors import InvalidJson, ServiceError
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import Endpoint, RpcFailure
 from rpcsvc.settlement.onchain.evm.node import EvmClient
 from rpcsvc.settlement.onchain.monero.wallet import WalletClient

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.client import Unreachable
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.logs import configure_logging
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.store.database import BooksUnreadable
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import OK, Context
 from rpcsvc.engines import engine_of
 from rpcsvc.settings import (
     check_bind,
     render_config,
 )
+from rpcsvc.settings_onchain import read_chains
 
 Common = Callable[[argparse.ArgumentParser], None]
 

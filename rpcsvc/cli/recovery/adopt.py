@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from contextlib import AsyncExitStack
 
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
@@ -18,6 +17,7 @@ from rpcsvc.domain.events import order_of
 from rpcsvc.domain.money import format_units
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.adoption import EvmAdoption
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection

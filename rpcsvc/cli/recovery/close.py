@@ -15,7 +15,6 @@ from typing import Final
 
 import orjson
 
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import FAILED, OK, Context, UsageError
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.adopt import find_transfer
@@ -27,6 +26,7 @@ from rpcsvc.domain.order import TransferState
 from rpcsvc.ids import system_random
 from rpcsvc.orders.processor import OrderProcessor
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.presence import require_unminable

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from rpcsvc.chains_file import read_chains
 from rpcsvc.cli.context import OK, Context, UsageError
 from rpcsvc.cli.operator.service import onchain_settings
 from rpcsvc.cli.recovery.owner import with_database
 from rpcsvc.settings import Settings
+from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain import wiring
 from rpcsvc.settlement.onchain.evm.connection import EvmConnection
 from rpcsvc.settlement.onchain.evm.scan import NotReread, reread

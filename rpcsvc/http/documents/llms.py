@@ -17,7 +17,7 @@ from rpcsvc.http.documents.signatures import signature_check
 from rpcsvc.http.documents.text import escape_markdown, link, page, table
 from rpcsvc.http.site import API_ROOT, RPC_PATH, Site
 from rpcsvc.operations.swap import DEPOSIT_POLICY
-from rpcsvc.orders.ports.sandbox import NEEDED, FaultKind
+from rpcsvc.orders.ports.venue import NEEDED, FaultKind
 
 _LISTED_ABOVE = (links.LLMS, links.QUICKSTART, links.LLMS_FULL, links.OPENAPI, links.OPENRPC)
 

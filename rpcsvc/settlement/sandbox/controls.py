@@ -15,7 +15,7 @@ from rpcsvc.domain.money import USDC, format_units, parse_amount
 from rpcsvc.domain.order import Order
 from rpcsvc.errors import AmountAboveMaximum, InvalidInput, MissingInput
 from rpcsvc.ids import RandomBytes
-from rpcsvc.orders.ports.sandbox import FaultKind, SimulatedDeposit
+from rpcsvc.orders.ports.venue import FaultKind, SimulatedDeposit
 from rpcsvc.settlement.sandbox.chain import Fault, SandboxLedger, Setting, Tx, TxKind, TxState
 from rpcsvc.settlement.sandbox.engine import SandboxEngine, asset_of
 
