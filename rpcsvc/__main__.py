@@ -25,7 +25,7 @@ def main() -> None:
     words = sys.argv[1:]
     status = probe(words[1:], os.environ) if words[:1] == ["health"] else None
     if status is None:
-        from rpcsvc.entry import run_command  # noqa: PLC0415 - it imports nearly everything
+        from rpcsvc.serving import run_command  # noqa: PLC0415 - it imports nearly everything
 
         status = run_command(words, os.environ)
     sys.exit(status)

@@ -1,6 +1,7 @@
-"""Serving: the process from its start to SIGTERM, and what it listens on.
+"""Serving: the process from its start to SIGTERM, and the command line around it.
 
-serve(settings)   a running service (app.py), listening, until SIGTERM or SIGINT
+serve(settings)               a running service (app.py), listening, until SIGTERM or SIGINT
+run_command(words, environ)   all of the program but the probe
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,8 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from rpcsvc.app import Running, running, web_app
+from rpcsvc.app import Running, local_service, running, web_app
+from rpcsvc.cli.main import run
 from rpcsvc.http.http_server import (
     AcceptFailures,
     Connections,
@@ -155,3 +157,8 @@ async def _listen_on_socket(runner: web.AppRunner, path: Path) -> None:
         await web.UnixSite(runner, str(path)).start()
     finally:
         os.umask(before)
+
+
+def run_command(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Carry out one command line; its exit status."""
+    return run(words, environ, serve=serve, local=local_service)
