@@ -42,9 +42,7 @@ from rpcsvc.cli.context import (
     in_process,
     opening,
 )
-from rpcsvc.cli.operator.audit import add_audit
-from rpcsvc.cli.operator.config import add_config
-from rpcsvc.cli.operator.health import add_health
+from rpcsvc.cli.operator.checks import add_audit, add_config, add_health
 from rpcsvc.cli.operator.keys import add_keys
 from rpcsvc.cli.operator.onchain import add_onchain
 from rpcsvc.cli.operator.payouts import add_payouts, add_refund

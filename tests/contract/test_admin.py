@@ -115,8 +115,7 @@ async def test_wrong_params_of_admin_are_named(served: Served, method: str, para
 OPENING = {
     "Database.open(": {
         "rpcsvc/app.py",  # the service
-        "rpcsvc/cli/recovery/owner.py",  # while it is stopped, under its lock
-        "rpcsvc/cli/recovery/restore.py",
+        "rpcsvc/cli/recovery/db.py",  # while it is stopped, under its lock
     },
     "aiosqlite.connect(": {
         "rpcsvc/store/backends/sqlite/database.py",  # the writer

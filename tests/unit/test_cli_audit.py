@@ -9,7 +9,7 @@ import pytest
 
 from rpcsvc.audit.records import Annotated, Difference, Report, Unfit
 from rpcsvc.cli.main import run
-from rpcsvc.cli.operator import audit as cli_audit
+from rpcsvc.cli.operator import checks as cli_audit
 from rpcsvc.settings import Settings
 from rpcsvc.store.database import BooksUnreadable
 

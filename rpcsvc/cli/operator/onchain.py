@@ -17,8 +17,7 @@ from aiohttp import ClientSession
 
 from rpcsvc.cli.context import FAILED, OK, Context, Once, Text, UsageError
 from rpcsvc.cli.operator.service import is_running, onchain_settings, print_json
-from rpcsvc.cli.recovery.reread import reread_deposits
-from rpcsvc.cli.recovery.skip import skip_addresses
+from rpcsvc.cli.recovery.deposits import reread_deposits, skip_addresses
 from rpcsvc.clock import SystemClock
 from rpcsvc.domain.money import USDC, XMR, format_units
 from rpcsvc.errors import Unavailable

@@ -21,8 +21,7 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
-from rpcsvc.cli.recovery.adopt import adopt
-from rpcsvc.cli.recovery.close import close
+from rpcsvc.cli.recovery.transfers import adopt, close
 from rpcsvc.operations.admin import STATES
 from rpcsvc.operations.admin_models import MOST_LISTED
 from rpcsvc.settings import Settings

@@ -16,7 +16,7 @@ from rpcsvc.cli.operator.service import (
     print_table,
     refuse,
 )
-from rpcsvc.cli.recovery.owner import with_database
+from rpcsvc.cli.recovery.db import with_database
 from rpcsvc.clock import SystemClock
 from rpcsvc.orders.ports.operator import Noted
 from rpcsvc.settings import Settings

@@ -1,13 +1,13 @@
-"""``rpcsvc audit``: recomputes every order and wallet from the chains.
+"""``rpcsvc config check``, ``health`` and ``audit``: they ask and compare, and change nothing.
 
-It reads one state of the database, changes nothing and may run beside a service. Exit status: 0
-all agrees, 1 it does not, 3 a node can't be asked.
+``config check`` refuses what a start would refuse of the settings; it asks no node or wallet.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,17 +15,80 @@ from typing import Any, Final
 
 from rpcsvc.audit.auditor import open_auditor
 from rpcsvc.audit.records import Annotated, ChainMoved, Difference, Report, Unfit
-from rpcsvc.cli.client import Unreachable
+from rpcsvc.cli.client import Unreachable, endpoint_of, read_response
 from rpcsvc.cli.context import FAILED, OK, Context, Json, UsageError
 from rpcsvc.cli.operator.service import onchain_settings, print_json, print_table
 from rpcsvc.domain.money import USDC, XMR, format_units
+from rpcsvc.engines import engine_of
+from rpcsvc.health_probe import PATHS, ask, printable
 from rpcsvc.logs import configure_logging
-from rpcsvc.settings import Settings
+from rpcsvc.settings import (
+    Settings,
+    check_bind,
+    render_config,
+)
 from rpcsvc.settings_onchain import read_chains
 from rpcsvc.settlement.onchain.daemon_rpc import RpcFailure
 from rpcsvc.store.database import BooksUnreadable
 
 Common = Callable[[argparse.ArgumentParser], None]
+
+
+def add_config(commands: Any, common: Common) -> None:
+    """Hang the command into the tree; ``common`` adds the shared options."""
+    parser = commands.add_parser("config", help="look at the configuration")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    text = "print every setting and where it came from, and check them as a start does"
+    check = actions.add_parser("check", help=text, description=text)
+    common(check)
+    check.set_defaults(command=check_config)
+
+
+def check_config(context: Context) -> int:
+    """The command. Raises SettingsError once everything is printed."""
+    loaded = context.loaded()
+    sys.stdout.write(render_config(loaded).rstrip("\n") + "\n")
+    settings = loaded.settings
+    check_bind(settings)
+    engine_of(settings.engine).check(settings, read_chains(settings.chains_file))
+    return OK
+
+
+def add_health(commands: Any, add_common: Any, add_target: Any) -> None:
+    """Hang the command into the parser."""
+    parser = commands.add_parser(
+        "health",
+        help="ask a running service how it is",
+        description="Exit status: 0 well, 1 not, 3 no service answers.",
+    )
+    add_common(parser)
+    add_target(parser)
+    parser.add_argument(
+        "--check", choices=tuple(PATHS), default="health", help="which question (health)"
+    )
+    parser.set_defaults(command=_health)
+
+
+def _health(context: Context) -> int:
+    """Print the answer. Raises Unreachable and BadUrl."""
+    url = context.url()
+    if url is None:
+        return ask(context.settings().data_dir, PATHS[context.options.check])
+    endpoint = endpoint_of(url)
+    connection = endpoint.connection()
+    try:
+        path = endpoint.path.removesuffix("/rpc") + PATHS[context.options.check]
+        token = context.given_token()
+        connection.request("GET", path, headers={"x-agent-rpc-token": token} if token else {})
+        status, body = read_response(connection)
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(f"No service answers at {endpoint.name}: {error}.") from error
+    finally:
+        connection.close()
+    sys.stdout.write(printable(body.decode("utf-8", "replace")) + "\n")
+    return OK if status == 200 else FAILED
+
+
 _ASSETS: Final = {asset.symbol: asset for asset in (XMR, USDC)}
 
 
