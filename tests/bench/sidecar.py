@@ -124,6 +124,7 @@ def service(data_dir: Path, log: Path, at: Server, *, calls_per_minute: int) -> 
         "RPCSVC_UPSTREAM__MONERO_NETWORK": "stagenet",
         "RPCSVC_UPSTREAM__CALLS_PER_MINUTE": str(calls_per_minute),
         "RPCSVC_UPSTREAM__CREATIONS_PER_MINUTE": str(calls_per_minute),
+        "RPCSVC_UPSTREAM__RESERVABLE_USD": "1000000000",
     }
     return seeding.service("sidecar", data_dir, log, signs=False, more=settings)
 
