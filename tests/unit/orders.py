@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from rpcsvc.domain import events as ev
+from rpcsvc.domain.machine import open_order
 from rpcsvc.domain.order import (
     DepositKey,
     Order,
@@ -15,6 +17,7 @@ from rpcsvc.domain.order import (
     TwapPlan,
 )
 from rpcsvc.domain.pricing import Direction, Price
+from rpcsvc.orders.ports.store import Change, HistoryEntry, StatusView, StoredResponse
 
 NOW = 1_000_000
 HOUR = 3_600_000
@@ -93,3 +96,20 @@ def random_event(draw: Draw, order: Order, now: int, fresh: int) -> ev.Event:
     if order.deadline_at is not None and now >= order.deadline_at:
         choices.append(ev.DeadlinePassed())
     return choices[draw(st.integers(0, len(choices) - 1))]
+
+
+VIEW = StatusView(b'{"view":1}', NOW + 1000)
+
+
+def fresh(number: int = 1) -> Order:
+    agreed = replace(terms(), order_id=f"ord_{number}", deposit_address=f"address {number}")
+    return open_order(agreed)
+
+
+def created(order: Order, response: StoredResponse | None = None) -> Change:
+    entry = HistoryEntry(1, NOW, "OrderCreated", order.status.value, {})
+    return Change(order=order, view=VIEW, is_new=True, history=entry, response=response)
+
+
+def response(key: str) -> StoredResponse:
+    return StoredResponse("public", key, "swap.create", {"amount": "1"}, b'{"ok":true}', NOW)

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
 import pytest
 
-from rpcsvc.domain.machine import open_order
-from rpcsvc.domain.order import Order
 from rpcsvc.orders.ports.store import (
     Change,
-    HistoryEntry,
-    StatusView,
-    StoredResponse,
     Ticket,
 )
 from rpcsvc.store.backends.sqlite.database import (
@@ -32,28 +26,12 @@ from rpcsvc.store.backends.sqlite.maintenance import BackupFailed, backup_databa
 from rpcsvc.store.database import StoreConflict
 from rpcsvc.store.orders import SqlOrderStore
 from tests.rows import all_rows, statement
-from tests.unit.orders import NOW, terms
-
-VIEW = StatusView(b'{"view":1}', NOW + 1000)
+from tests.unit.orders import NOW, created, fresh
 
 
 @pytest.fixture
 def store(database: Database) -> SqlOrderStore:
     return SqlOrderStore(database, lambda: "key")
-
-
-def fresh(number: int = 1) -> Order:
-    agreed = replace(terms(), order_id=f"ord_{number}", deposit_address=f"address {number}")
-    return open_order(agreed)
-
-
-def created(order: Order, response: StoredResponse | None = None) -> Change:
-    entry = HistoryEntry(1, NOW, "OrderCreated", order.status.value, {})
-    return Change(order=order, view=VIEW, is_new=True, history=entry, response=response)
-
-
-def response(key: str) -> StoredResponse:
-    return StoredResponse("public", key, "swap.create", {"amount": "1"}, b'{"ok":true}', NOW)
 
 
 async def test_what_sqlite_can_not_hold_is_refused_and_the_next_write_goes_on(

@@ -9,43 +9,25 @@ import pytest
 
 from rpcsvc.domain import events as ev
 from rpcsvc.domain.events import AdvanceTransfer, PriceLateDeposit
-from rpcsvc.domain.machine import open_order, transition
-from rpcsvc.domain.order import DepositKey, OnDeadline, Order
+from rpcsvc.domain.machine import transition
+from rpcsvc.domain.order import DepositKey, OnDeadline
 from rpcsvc.orders.ports.store import (
     Change,
     HistoryEntry,
     PendingEffect,
     StaleWrite,
-    StatusView,
-    StoredResponse,
 )
 from rpcsvc.store.database import Statement, StoreConflict, Tables
 from rpcsvc.store.operator_books import SqlOperatorBooks
 from rpcsvc.store.orders import SqlOrderStore
 from rpcsvc.store.wallets import SqlUnrecordedLedger
 from tests.rows import statement
-from tests.unit.orders import NOW, terms
-
-VIEW = StatusView(b'{"view":1}', NOW + 1000)
+from tests.unit.orders import NOW, VIEW, created, fresh, response
 
 
 @pytest.fixture
 def store(database: Tables) -> SqlOrderStore:
     return SqlOrderStore(database, lambda: "key")
-
-
-def fresh(number: int = 1) -> Order:
-    agreed = replace(terms(), order_id=f"ord_{number}", deposit_address=f"address {number}")
-    return open_order(agreed)
-
-
-def created(order: Order, response: StoredResponse | None = None) -> Change:
-    entry = HistoryEntry(1, NOW, "OrderCreated", order.status.value, {})
-    return Change(order=order, view=VIEW, is_new=True, history=entry, response=response)
-
-
-def response(key: str) -> StoredResponse:
-    return StoredResponse("public", key, "swap.create", {"amount": "1"}, b'{"ok":true}', NOW)
 
 
 async def test_an_order_comes_back_as_it_was_committed(
