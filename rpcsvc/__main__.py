@@ -9,10 +9,10 @@ from rpcsvc.health_probe import probe
 
 
 def _open_standard_streams() -> None:
-    """Put the null device in the place of each that was closed, for Python then has None there.
+    """Open the null device for each standard stream that the caller has closed.
 
-    What is said is lost, as the caller wanted; what is asked for is done. And no other file gets
-    a number under which something is written that is not meant for it.
+    Python has None there, which breaks every print; and the next file to be opened would get the
+    descriptor of the stream, and what is printed to it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

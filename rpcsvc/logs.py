@@ -17,6 +17,8 @@ from typing import Any, TextIO, cast
 
 import orjson
 import structlog
+from aiohttp.http import HttpProcessingError
+from aiohttp.web import RequestPayloadError
 
 _SECRET_NAMES = re.compile(r"token|secret|password|authorization|api_key|idempotency", re.I)
 _ADDRESS = re.compile(
@@ -108,7 +110,4 @@ class _StructlogHandler(logging.Handler):
 
 def _is_of_a_bad_request(error: BaseException) -> bool:
     """Whether a client caused it: a request, or a body, that is not HTTP."""
-    from aiohttp.http import HttpProcessingError  # noqa: PLC0415 - commands log without HTTP
-    from aiohttp.web import RequestPayloadError  # noqa: PLC0415 - commands log without HTTP
-
     return isinstance(error, HttpProcessingError | RequestPayloadError)

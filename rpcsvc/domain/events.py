@@ -177,7 +177,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AdvanceTransfer:
-    """Bring a transfer to its end: prepare, publish, confirm, whatever is next."""
+    """Carry a transfer on from its state: prepare, publish or confirm it."""
 
     transfer_id: str
 

@@ -26,7 +26,7 @@ from rpcsvc.domain.order import OnDeadline, Order, OrderStatus, Terms
 
 _S = OrderStatus
 _ANY = frozenset(OrderStatus)
-# Once money is going back, it is not swapped. Whatever is before that may be long ago by the next
+# Once money is going back, it is not swapped. What comes before that may be long ago by the next
 # report: a reorganisation can have taken the deposit away, and the order have expired without it.
 _MAY_BECOME: dict[OrderStatus, frozenset[OrderStatus]] = {
     _S.AWAITING_DEPOSIT: _ANY,

@@ -1,4 +1,4 @@
-"""Runs an operation of any table: params in, one finished reply out, whatever happens.
+"""Runs an operation of any table: params in, one finished reply out, also for an exception.
 
 An ``Envelope`` gives the answers of a table their form. ``LocalService`` calls operations inside
 this process, for the CLI and the demo.

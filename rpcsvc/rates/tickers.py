@@ -1,7 +1,7 @@
 """Public tickers of XMR in US dollars: by name or given, and reading a price from their JSON.
 
 A JSON pointer (RFC 6901) leads to the price. The number is read digit by digit, never as a float.
-Size, time and form of an answer are bounded; whatever is wrong with it is a RateUnreadable.
+Size, time and form of an answer are bounded; a faulty one raises RateUnreadable.
 Sources: the exchanges' public API documentation.
 """
 

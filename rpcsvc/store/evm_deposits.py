@@ -49,7 +49,7 @@ _PUT_CURSOR: Final = upsert("evm_cursor", ("network", "number", "hash"), ("netwo
 _VOID_CURSORS: Final = (
     "DELETE FROM evm_cursor WHERE network = :network AND number > :fork AND number <> :to"
 )
-# Whatever is replaced less deep than "keep" leaves one block to begin from.
+# A replacement less deep than "keep" leaves one block to begin from.
 _FORGET_CURSORS: Final = (
     "DELETE FROM evm_cursor WHERE network = :network AND number <"
     " (SELECT max(number) FROM evm_cursor WHERE network = :network AND number <= :keep)"

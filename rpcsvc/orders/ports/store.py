@@ -196,7 +196,7 @@ class OrderStore(Protocol):
         ...
 
     async def is_deposit_address(self, address: str) -> bool:
-        """Whether the address was given to an order to pay to, on whatever network."""
+        """Whether the address was given to an order to pay to, on any network."""
         ...
 
     async def orders_of_session(self, session_id: str, limit: int) -> list[Order]:
